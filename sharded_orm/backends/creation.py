@@ -31,7 +31,7 @@ class CacheIsolation(Protocol):
         """
 
 
-# The function that returns the isolation. None if the app is not installed: nothing is cached then.
+# The function that returns the CacheIsolation. None if the app is not installed: nothing is cached then.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 

@@ -41,7 +41,7 @@ class ShardFeatures:
     #: The isolation level of a session by default, in SQL's words and lower case. None if ``OPTIONS``
     #: does not take an ``isolation_level`` in SQL's words.
     default_isolation_level: ClassVar[str | None] = None
-    #: Whether the default of a column can make the ids of a ``TimestampedIDField``.
+    #: Whether a column default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
     #: Whether the replica of a node can be promoted to primary.
     supports_promotion: ClassVar[bool] = False

@@ -31,10 +31,10 @@ _DEFAULT_IDLE_ALIASES = 1024
 
 
 class GroupAliasMixin(GroupTransactions):
-    """First base class of a group's connection object. The other is the engine of the group's nodes.
+    """First base class of a group's connection object. The second one is the nodes' backend class.
 
     The object itself never runs SQL. Its ``vendor``, ``features``, ``ops`` and system checks come from
-    the engine. If any of these needs a server, one node of the group is asked.
+    that backend. If any of these needs a server, one node of the group is asked.
     """
 
     # Whether ensure_connection() is running; connect() calls it otherwise. Django's test cases replace
@@ -177,10 +177,10 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        server: Any = self.server  # Only Django's features of MySQL ask for this.
+        server: Any = self.server  # Only Django's DatabaseFeatures for MySQL reads this property.
         return server.mysql_server_data
 
-    # ##### Constraints: those of the shards in the transaction #####
+    # ##### Constraints: checked on the shards in the transaction #####
 
     def disable_constraint_checking(self) -> bool:
         return False

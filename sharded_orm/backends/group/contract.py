@@ -93,7 +93,7 @@ class Members(Protocol):
         """Make ``wrapper`` the connection object of its alias in this thread."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Note that ``wrapper`` has connected, so that it is closed at its ``close_at``, if set."""
+        """Note that ``wrapper`` has connected, so that it can be closed when its ``close_at`` is over."""
 
     def record_use(self, wrapper: Any) -> None:
         """Note the first use of ``wrapper`` since obsolete connections were closed."""

@@ -52,7 +52,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         # The atomic blocks that were opened on this shard for the group's open blocks: one for each of
         # the first group_wrapper.levels, outermost first.
         self._mirrored: list[Atomic] = []
-        # Whether such a block is being entered or left. Django's Atomic then reads attributes such as
+        # Whether a block of _mirrored is being entered or left. Django's Atomic then reads attributes such as
         # in_atomic_block, which must not join the group's transaction once more.
         self._syncing = False
         self._touched: set[str] | None = None
@@ -323,7 +323,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # The outermost block has no savepoint. If it is dropped, the next one becomes the outermost.
+            # savepoint_ids has no entry for the outermost block, so that of another block is one index
+            # lower. If the outermost block is dropped, the next block becomes the outermost.
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:

@@ -25,10 +25,10 @@ def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
 
 
 class GroupConnection:
-    """The attribute ``connection`` of a group that counts as connected.
+    """What a group's connection object has as ``connection`` while it counts as connected.
 
-    It raises :exc:`GroupAliasError` for any attribute of a real connection, except what ends a
-    transaction or closes the connection, which does nothing.
+    The methods ``close``, ``commit`` and ``rollback`` do nothing. To read any other attribute raises
+    :exc:`GroupAliasError`.
     """
 
     def __init__(self, alias: str) -> None:

@@ -61,7 +61,7 @@ class ShardRegistry:
             self._evict(self.limit, keep=wrapper)
 
     def record_connect(self, wrapper: GroupMember) -> None:
-        """Note that ``wrapper`` has connected, so that it is closed at its ``close_at``, if set."""
+        """Note that ``wrapper`` has connected, so that it can be closed when its ``close_at`` is over."""
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
 

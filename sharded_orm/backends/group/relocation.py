@@ -104,7 +104,7 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
 
 
 def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether connections with either of these settings lead to the same database in the same way."""
+    """Whether both settings lead to the same database, with the same options for the connection."""
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED
     }
@@ -113,7 +113,8 @@ def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
 def must_stay(wrapper: GroupMember) -> bool:
     """Whether ``wrapper`` has something that must end on its present node.
 
-    That may be a transaction, functions of ``on_commit`` that wait for its end, or session state.
+    That may be a transaction, ``on_commit`` functions that wait for a transaction's end, or session
+    state.
     """
     return bool(
         wrapper._in_atomic_block
@@ -130,7 +131,10 @@ def must_stay(wrapper: GroupMember) -> bool:
 
 
 def disconnect(wrapper: GroupMember) -> None:
-    """Close the connection. If it has unread results, leave it open to its cursors and only forget it."""
+    """Close the connection of ``wrapper``, or only forget it if it has unread results.
+
+    A forgotten connection stays open until its cursors are done.
+    """
     # _syncing keeps is_idle() from joining a transaction of the group on the old node.
     syncing, wrapper._syncing = wrapper._syncing, True
     try:

@@ -162,5 +162,5 @@ class GroupCreation(BaseDatabaseCreation):
         )
 
     def test_db_signature(self) -> tuple[str, str, str, str]:
-        # No other alias shares its test databases.
+        # A signature that no other alias has: Django gives aliases with equal signatures one test database.
         return ("", "", "sharded_orm", self.connection.alias)

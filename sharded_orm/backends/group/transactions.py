@@ -182,7 +182,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         for wrapper in reversed(list(self.participants.values())):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
-            except Exception as exc:  # Each shard is rolled back; the first error is raised below.
+            except Exception as exc:  # Go on; the first error is raised below.
                 if first is not None:
                     logger.exception("rolling back %r after another shard", wrapper.alias)
                 first = first or exc
@@ -193,7 +193,7 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _commit(self) -> None:
         if self.needs_rollback:
-            # Happens only with autocommit switched off by hand: Atomic rolls back instead. Raises.
+            # Raises an error. Only happens with autocommit switched off by hand: Atomic would roll back.
             self.validate_no_broken_transaction()
         committed: list[str] = []
         participants = list(self.participants.values())

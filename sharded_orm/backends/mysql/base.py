@@ -228,7 +228,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return types
 
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
-        """Return the rows of a query without an entry in the query log (``assertNumQueries``)."""
+        """Return the rows of a query that must not be in the query log, as tests count its entries."""
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor, self.wrap_database_errors:
                 cursor.cursor.execute(sql, params)

@@ -38,16 +38,16 @@ class SessionMode(IntEnum):
     """How long a virtual connection keeps a leased session before other aliases may use it."""
 
     FREE = 0
-    """In autocommit: for one statement."""
+    """In autocommit, the session is kept for one statement."""
     TRANSACTION = 1
-    """With autocommit off: from the first statement of a transaction to the transaction's end."""
+    """With autocommit off, the session is kept from a transaction's first statement to its end."""
     HELD = 2
-    """In autocommit, for several statements: while foreign key checks are off, while executemany
-    runs, or until release()."""
+    """In autocommit, the session is kept while foreign key checks are off, while executemany runs, or
+    until release()."""
     PINNED = 3
-    """Until close(), because a statement left state in the session."""
+    """The session is kept until close(), because a statement left state in it."""
     LOST = 4
-    """The held session is gone, and with it the transaction or other state that it had."""
+    """The kept session is gone, with the transaction or other state that it had."""
     CLOSED = 5
 
 
@@ -83,14 +83,14 @@ class VirtualConnection(DriverFace):
     ) -> None:
         self.pool = pool
         self.cursor_factory = cursor_factory
-        #: Makes the cursors on which Django's statements run.
+        #: Function that makes the cursors on which Django runs its statements.
         self.default_cursor = cursor_factory(pool.cursorclass)
         self.schema = schema
         self.alias = alias
         self.use = b"" if schema is None else b"USE `%s`" % schema.replace("`", "``").encode()
         #: The session that is leased now; None if there is none.
         self.session: NodeSession | None = None
-        #: The session of the last statement.
+        #: The session that ran the last statement of this connection; None before the first.
         self.last_session: NodeSession | None = None
         #: The session of the last insert of this connection that generated an id.
         self.insert_session: NodeSession | None = None
@@ -105,10 +105,10 @@ class VirtualConnection(DriverFace):
         self.is_held = False
         #: Whether the session is kept when the transaction ends, see hold_after_commit().
         self.held_after_commit = False
-        #: Called before a statement that may commit the transaction implicitly.
+        #: The function to call before a statement that may commit implicitly; None for no function.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
-        #: Cursors with results to read.
+        #: Weak references to the cursors that have unread results.
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
             self.session = pool.lease_new()
@@ -430,7 +430,7 @@ class VirtualConnection(DriverFace):
         else:
             self.pool.discard(session)
 
-    # --- Inside -----------------------------------------------------------------------
+    # --- Internal helpers -------------------------------------------------------------
 
     @property
     def _has_state(self) -> bool:

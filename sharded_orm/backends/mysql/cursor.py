@@ -187,7 +187,7 @@ class LeaseMixin(BaseCursor):
                 # there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            connection.begin_statement()  # raises
+            connection.begin_statement()  # Raises, as the session is lost.
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
         if mode is not _PINNED:
@@ -265,7 +265,10 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """Make this cursor look as after a statement without rows, for one that need not be sent."""
+        """Set the cursor's attributes as after a statement without rows, and return 0.
+
+        Used for a statement that need not be sent now.
+        """
         self.description = None
         self._rows = ()
         self.rownumber = 0

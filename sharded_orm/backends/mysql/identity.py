@@ -24,7 +24,7 @@ W = TypeVar("W", bound=SessionIdentity)
 _VARIABLES = b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
 _MYSQL = b"@@server_uuid"
 # Identity of a MariaDB server. It has more parts than server_uid, which is made of the network address
-# and the port: two containers may have the same.
+# and the port: two containers may have the same server_uid.
 _MARIADB = b"CONCAT_WS('/', %s@@hostname, @@port, @@server_id)"
 # Whether the account has PROCESS itself, and so sees the sessions of all accounts. PROCESS by a role
 # does not count here.

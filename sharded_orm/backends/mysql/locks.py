@@ -1,4 +1,4 @@
-"""Locks on schemas, made with ``GET_LOCK``. A session holds the lock; the server knows it by name."""
+"""Locks on schemas with ``GET_LOCK``. A session holds such a lock until the lock is released."""
 
 from __future__ import annotations
 

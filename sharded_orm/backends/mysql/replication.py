@@ -143,7 +143,7 @@ class ReplicationServer:
         (value,) = row.values()
         return value
 
-    # ##### Its state #####
+    # ##### Questions about the state of the server #####
 
     def status(self) -> ReplicationStatus:
         """Return the state of the server. Two round trips.

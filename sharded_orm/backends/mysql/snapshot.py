@@ -55,7 +55,7 @@ _LIST = (
 )
 # Position of the column of SHOW CREATE <kind> that has the statement. For other kinds it is 1.
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
-# Kinds that SHOW TABLES does not list.
+# Kinds that SHOW TABLES does not list: triggers and routines.
 _NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
 # The order in which to create the kinds: tables refer to functions, and views refer to both.
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")

@@ -170,7 +170,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        super().write_transaction()  # Refuses a copy of the connection.
+        super().write_transaction()  # For its check: raises an error on a copy of the connection.
         return _Immediate(self)
 
     def commit_outcome(self) -> CommitOutcome:

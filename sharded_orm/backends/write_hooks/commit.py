@@ -35,7 +35,7 @@ class CommitOutcome(Enum):
     OVER = auto()
     """The transaction has ended."""
     UNKNOWN = auto()
-    """COMMIT may still take effect."""
+    """The connection was lost in COMMIT, which may still take effect."""
 
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CommitHookMixin(_Wrapper):
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
 
-    # ##### The session, by each backend #####
+    # ##### Methods about the session, for backends to override #####
 
     def session_id(self) -> SessionID:
         """Return the identity of the session that runs the transaction.
@@ -107,7 +107,7 @@ class CommitHookMixin(_Wrapper):
         """Return the state of the transaction. Called after COMMIT or another statement has failed."""
         raise NotImplementedError
 
-    # ##### Ends of transactions that wrote #####
+    # ##### The end of a transaction that wrote #####
 
     def write_transaction(self) -> Atomic:
         """Return an atomic block to run one write in, while the connection is in autocommit.

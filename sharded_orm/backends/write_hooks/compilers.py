@@ -52,8 +52,8 @@ class WriteMixin(ReadMixin):
     """
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
-        # Overrides SQLCompiler.execute_sql, and those of SQLInsertCompiler and
-        # SQLUpdateCompiler, whose arguments are not the same.
+        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler. Their arguments
+        # differ, so any are passed on.
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
             # Check the keys before the observer sends its queries.
