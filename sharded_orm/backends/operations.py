@@ -28,7 +28,7 @@ class OperationsMixin(BaseDatabaseOperations):
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         """Raise each table's counter (AUTO_INCREMENT or the like) to the table's first id, if lower.
 
-        A higher counter stays: to lower it would hand out ids of deleted rows again. At most two
+        A higher counter stays: lowering it would hand out ids of deleted rows again. At most two
         queries per table.
 
         :param cursor: a cursor in the schema of the tables. The tables must exist.

@@ -199,11 +199,12 @@ class SessionPool(Generic[S]):
             self._close(session)
 
     def leave(self, occasion: int) -> None:
-        """Note that a user of the pool has moved to another node: :meth:`dispose`, once per move.
+        """Note that a connection object that used this pool has moved to another node.
 
-        Users that stay open new sessions. If no user stays, the node has no sessions left.
+        The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection
+        objects that stay open new sessions. If none stays, the old node has no sessions left.
 
-        :param occasion: number of the move, the same for all users that move together.
+        :param occasion: number of the move, the same for all connection objects that move together.
         """
         if occasion != self._last_occasion:
             self._last_occasion = occasion

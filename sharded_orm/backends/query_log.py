@@ -28,7 +28,7 @@ class ShardQueryLog(deque[Any]):
 
 
 class GroupQueryLog(deque[Any]):
-    """The ``queries_log`` of a group's connection object. To clear it clears the shards' logs as well.
+    """The ``queries_log`` of a group's connection object. Clearing it clears the shards' logs as well.
 
     Django clears only the logs of the aliases that it iterates over: a group's, but not its shards'.
     Only the logs of shards that have entries are visited.

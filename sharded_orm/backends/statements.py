@@ -6,7 +6,7 @@ import re
 from enum import Enum
 
 # Matches statements that change nothing but the schema. If the schema is as before, such a statement
-# has had no effect. Exceptions follow.
+# has had no effect. A statement that also matches one of the next two patterns is an exception.
 _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )

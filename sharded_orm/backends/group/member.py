@@ -316,7 +316,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def _drop_levels(self, depth: int) -> None:
         """End the levels from index ``depth`` on while a user's block inside them is still open.
 
-        Closes the connection and forgets the levels. To leave them would end the user's block instead,
+        Closes the connection and forgets the levels. Leaving them would end the user's block instead,
         and might commit. The user's block ends later.
         """
         self.close()

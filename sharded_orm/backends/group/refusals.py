@@ -27,7 +27,7 @@ def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
 class GroupConnection:
     """What a group's connection object has as ``connection`` while it counts as connected.
 
-    The methods ``close``, ``commit`` and ``rollback`` do nothing. To read any other attribute raises
+    The methods ``close``, ``commit`` and ``rollback`` do nothing. Reading any other attribute raises
     :exc:`GroupAliasError`.
     """
 
@@ -63,7 +63,7 @@ class GroupIntrospection(BaseDatabaseIntrospection):
 
 
 class GroupOperations(BaseDatabaseOperations):
-    """Operations of a group's alias. To flush a group flushes the shards that tests have touched."""
+    """Operations of a group's alias. Flushing a group flushes the shards that tests have touched."""
 
     def sql_flush(
         self,

@@ -18,7 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from sharded_orm.backends.group.contract import GroupMember
 
 # How many wrappers are checked for eviction when a new one exceeds the limit. In a transaction over
-# thousands of shards none can be evicted, and to check all for each new one would be quadratic.
+# thousands of shards none can be evicted, and checking all for each new one would be quadratic.
 _EVICTION_CHECKS = 8
 # Minimum seconds between two searches for idle connections that are older than CONN_MAX_AGE.
 _EXPIRY_INTERVAL = 1.0

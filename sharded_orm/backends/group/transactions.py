@@ -129,7 +129,7 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._begin()
             return
         if self.participants:
-            # To switch autocommit on commits an open transaction, as in any database.
+            # An open transaction is committed when autocommit is switched on, as in any database.
             self._commit()
         self.levels.clear()
 

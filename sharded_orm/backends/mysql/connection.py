@@ -136,7 +136,7 @@ class VirtualConnection(DriverFace):
         return self.autocommitted
 
     def autocommit(self, on: bool) -> None:
-        """Switch autocommit on or off. Switching it on commits an open transaction, as the server does."""
+        """Switch autocommit. An open transaction is committed when autocommit is switched on."""
         on = bool(on)
         mode = self.mode
         if mode is SessionMode.PINNED:

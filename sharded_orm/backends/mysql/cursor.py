@@ -67,8 +67,8 @@ class LeaseMixin(BaseCursor):
     #: Whether execute() fetches all rows.
     stores = True
 
-    # The defaults are class attributes because most cursors live for one statement: to assign them in
-    # __init__ would take longer than to lease a session.
+    # The defaults are class attributes because most cursors live for one statement: assigning them in
+    # __init__ would take longer than leasing a session.
     description: Any = None
     rowcount: Any = 0
     arraysize = 1

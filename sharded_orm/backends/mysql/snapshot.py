@@ -1,6 +1,6 @@
 """Read the definitions of a schema, and build a schema from them.
 
-To read takes two packets: one for the list of tables, views, …, and one for all their definitions.
+Reading takes two packets: one for the list of tables, views, …, and one for all their definitions.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def drop_schema(pool: NodePool, schema: str) -> None:
 
 
 def _run(pool: NodePool, *statements: str) -> None:
-    # On a new session, which is closed afterwards: to drop the current schema of a pooled session would
+    # On a new session, which is closed afterwards: dropping the current schema of a pooled session would
     # leave that session in no schema.
     session = pool.lease_new()
     try:
@@ -194,7 +194,7 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
     fails, two queries to list what the node has, and one query per 500 schemas that have the table.
     """
     try:
-        # Most often all schemas exist. To check that first would list all schemas of the node.
+        # Most often all schemas exist. Checking that first would list all schemas of the node.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:

@@ -1,7 +1,7 @@
 """Classify statements by what they do to the session that runs them. Pure functions.
 
 All shards of a node share its sessions. So a statement that leaves state in its session, or might,
-pins the session: one alias keeps the session for itself until it closes. The functions see the text
+pins the session: one alias keeps the session until close(). The functions see the text
 without parameters: a parameter becomes a literal and cannot change the kind of a statement.
 
 The text does not show the effects of stored functions, triggers and the server's settings.
@@ -25,7 +25,7 @@ class StatementKind(IntEnum):
     """A statement that commits implicitly (DDL), changes a savepoint that is not Django's, or asks
     whether a transaction is open."""
     AFFINE = 3
-    """A statement that reads what an earlier statement left in the session: ``LAST_INSERT_ID()``."""
+    """A statement that reads what an earlier one left in the session, such as ``LAST_INSERT_ID()``."""
     SAVEPOINT = 4
     ROLLBACK_TO = 5
     RELEASE = 6

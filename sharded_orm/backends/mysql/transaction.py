@@ -23,7 +23,7 @@ class ServerTransaction:
     def __init__(self) -> None:
         #: Whether the server has begun the transaction.
         self.is_open = False
-        #: Whether this class has set autocommit=0, so that the session is always in a transaction.
+        #: Whether the session was put into autocommit=0, so that it is always in a transaction.
         self.strict = False
         #: Whether an error or an implicit commit may have ended the transaction or removed savepoints.
         self.unsure = False

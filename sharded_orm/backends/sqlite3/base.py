@@ -1,7 +1,7 @@
 """Django's SQLite backend, with one file per shard in the folder of the shard's node.
 
-To connect to a shard does not create a missing file, unlike Django's backend. Only
-:meth:`DatabaseWrapper.create_shard_database` does.
+Unlike with Django's backend, connecting to a shard does not create a missing file. Only
+:meth:`DatabaseWrapper.create_shard_database` creates one.
 """
 
 from __future__ import annotations

@@ -152,7 +152,8 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _set_autocommit(self, autocommit: bool) -> None:
-        # Overrides the method of Django's backend: to switch autocommit on commits an open transaction.
+        # Overrides the method of Django's backend. When autocommit is switched on, an open transaction is
+        # committed.
         if autocommit and self.transaction_writes is not None:
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
@@ -216,7 +217,7 @@ class CommitHookMixin(_Wrapper):
             listener.over()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close: to close the connection rolls back an open transaction.
+        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open transaction.
         try:
             super()._close()
         finally:
