@@ -1,1 +1,1 @@
-"""Database backends of the shards; connections belong to nodes, not to shards."""
+"""Database backends of the shards. Server connections belong to nodes (servers), not to shards."""

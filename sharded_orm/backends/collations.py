@@ -1,4 +1,4 @@
-"""Which texts a kind of database takes for equal, judged by the name of the collation. Pure."""
+"""Which texts a kind of database takes for equal, judged by the names of collations only."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 
 class TextEquality(NamedTuple):
-    """How a collation compares text.
+    """Which texts a collation takes for equal.
 
-    :param is_exact: equal texts have the same characters, but for spaces at the end if it pads.
-    :param pads: spaces at the end do not count.
+    :param is_exact: whether texts are equal only if they have the same characters. If ``pads``, that
+        holds apart from spaces at the end.
+    :param pads: whether spaces at the end are ignored.
     """
 
     is_exact: bool
@@ -17,30 +18,36 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """The collations of a database that we do not know."""
+    """The collations of a kind of database. This base class is for kinds that we do not know."""
 
-    #: The collation to declare for keys of a cached model, and for shard keys. They differ if one
-    #: pads: the cache takes padding into account, the router does not.
+    #: The collation to declare for a key by which a cached model is looked up. It may ignore spaces at
+    #: the end: the cache takes that into account.
     exact_for_cache = "C"
+    #: The collation to declare for a shard key. It must not ignore spaces at the end, as the router does
+    #: not.
     exact_for_shard_key = "C"
-    #: How to declare an exact shard key without ``ExactCharField``, as the end of a sentence.
+    #: The end of a sentence that says how to declare a shard key: the ways other than
+    #: ``ExactCharField``.
     remedy = ""
 
     def equality(self, collation: str | None) -> TextEquality:
-        """Return how text of ``collation`` compares; None is the default of the database."""
+        """Return which texts ``collation`` takes for equal. None means the database's default."""
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether a shard key with this declared ``collation`` is certainly not compared exactly.
+        """Whether a shard key declared with ``collation`` is certainly not compared exactly.
 
-        :param is_colocated_with_target: migrations of the field that declares it run on the key's shards.
+        False if that is uncertain.
+
+        :param is_colocated_with_target: whether migrations of the field that declares the collation
+            also run on the shards that have the key's column.
         """
         return False
 
     def exact_collation(self, connection: Any) -> str | None:
-        """Return the collation that compares every character, spaces at the end among them.
+        """Return the collation that compares every character, including spaces at the end.
 
-        None if the default does. May ask the server for its version.
+        None if the database's default collation does so. May ask the server for its version.
         """
         return None
 
@@ -57,36 +64,40 @@ class SQLiteCollations(Collations):
 
 
 class MySQLCollations(Collations):
-    """MySQL and MariaDB."""
+    """The collations of MySQL and MariaDB."""
 
     exact_for_cache = "utf8mb4_bin"
     exact_for_shard_key = "utf8mb4_nopad_bin"
     remedy = ", or with db_collation='utf8mb4_nopad_bin' (MariaDB) or 'utf8mb4_0900_bin' (MySQL)"
 
     def equality(self, collation: str | None) -> TextEquality:
-        # The default of the table is not known here, and is seldom exact.
+        # Without a name, the table's default applies. It is not known here, and is seldom exact.
         name = (collation or "").lower()
         if name == "binary":
             return TextEquality(True)
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # Otherwise a migration on the shards may have changed the column alone.
+        # If migrations of the declaring field do not run on the shards, another migration may have given
+        # the column an exact collation there.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:
-        # MySQL has it from 8.0.17 on.
+        # MySQL has utf8mb4_0900_bin from 8.0.17 on.
         return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
 
 
 class PostgreSQLCollations(Collations):
-    """The default of a database is exact: it cannot be a nondeterministic collation."""
+    """The collations of PostgreSQL.
+
+    The default collation of a database is always exact, as it cannot be a nondeterministic one.
+    """
 
     def equality(self, collation: str | None) -> TextEquality:
         return TextEquality(collation is None or collation.lower() in ("c", "posix", "ucs_basic"))
 
 
 def is_exact_collation(collation: str) -> bool:
-    """Whether a collation of MySQL or MariaDB compares every character, spaces at the end among them."""
+    """Whether a collation of MySQL or MariaDB compares every character, including spaces at the end."""
     name = collation.lower()
     return name == "binary" or name.endswith(("_nopad_bin", "_0900_bin"))

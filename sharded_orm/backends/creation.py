@@ -1,7 +1,7 @@
-"""Test databases of an ordinary alias: Django's, whose rows have names of their own in the cache.
+"""Creation of test databases whose rows have separate keys in the cache, for ordinary aliases.
 
-``sharded_orm.testing`` isolates the cache. It is imported only when tests run: the app provides a
-function that reaches it (:func:`provide_isolation`).
+``sharded_orm.testing`` changes the keys, and must be imported only when tests run. So this module does
+not import it: the app provides a function instead (:func:`provide_isolation`).
 """
 
 from __future__ import annotations
@@ -13,42 +13,48 @@ from django.db.backends.base.creation import BaseDatabaseCreation
 
 
 class CacheIsolation(Protocol):
-    """Gives a test run, or one of its processes, names in the cache that no other uses."""
+    """Gives each process of a test run cache keys that no other process and no other run uses."""
 
     def isolate(self, alias: str) -> None:
-        """A test database for ``alias`` is about to be created."""
+        """Use separate cache keys, as the test database of ``alias`` is about to be created."""
 
     def isolate_worker(self, alias: str) -> None:
-        """This process is one of several that run tests in parallel."""
+        """Use separate cache keys in this process, one of several that run tests in parallel.
+
+        :param alias: an alias that has a test database.
+        """
 
     def release(self, alias: str) -> None:
-        """The test database of ``alias`` was dropped."""
+        """Note that the test database of ``alias`` was dropped.
+
+        After the last one, the usual cache keys are used again.
+        """
 
 
-# None without the app, which then caches nothing.
+# The function that returns the CacheIsolation. None if the app is not installed: nothing is cached then.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 
 def provide_isolation(isolation: Callable[[], CacheIsolation]) -> None:
-    """Set the function that returns the isolation; it is called only when tests run."""
+    """Set the function that returns the :class:`CacheIsolation`. It is called only when tests run."""
     global _isolation
     _isolation = isolation
 
 
 class IsolatedCacheCreation(BaseDatabaseCreation):
-    """First base of each backend's ``DatabaseCreation``.
+    """First base class of each backend's ``DatabaseCreation``.
 
-    Rows of a test database are never cached under the names of other rows.
+    It makes sure that rows of a test database are never cached under the keys of other rows.
     """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
-        # Before anything is migrated: migrations may write rows.
+        # Isolate the cache before migrations run, as migrations may write rows.
         if _isolation is not None:
             _isolation().isolate(self.connection.alias)
         return super().create_test_db(*args, **kwargs)
 
     def setup_worker_connection(self, _worker_id: int) -> None:
-        # Without isolation, rows in the databases of parallel processes have the same names.
+        # Rows in the databases of parallel processes would have the same cache keys otherwise.
         if _isolation is not None:
             _isolation().isolate_worker(self.connection.alias)
         super().setup_worker_connection(_worker_id)

@@ -1,7 +1,8 @@
-"""Features of databases that the package needs to know, in addition to Django's.
+"""Flags about kinds of databases that this package needs in addition to Django's features.
 
-The ``DatabaseFeatures`` of each of our backends has the flags of :class:`ShardFeatures`. An alias may
-also use a backend of Django or of a third party: :func:`features_of` returns the flags of any.
+The ``DatabaseFeatures`` of each backend in this package has the flags of :class:`ShardFeatures`. An
+alias may also use a backend of Django or of a third party: :func:`features_of` returns the flags for
+any backend.
 """
 
 from __future__ import annotations
@@ -17,37 +18,37 @@ from sharded_orm.backends.collations import (
 
 
 class ShardFeatures:
-    """Flags of one kind of database, as class attributes; the values here are the defaults."""
+    """The flags of one kind of database, as class attributes. The values here are the defaults."""
 
-    #: A shard is a file in the folder of its node; there is no server.
+    #: Whether a shard is a file in the folder of its node, without a server.
     shards_are_files: ClassVar[bool] = False
-    #: One statement can read several shards of a node (``UNION ALL`` over schemas).
+    #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
-    #: The most connection objects of shards that a thread may keep idle, below
-    #: ``MAX_IDLE_ALIASES``; None for no bound of its own.
+    #: The most idle connection objects of a group's shards that a thread keeps, even if the setting
+    #: ``MAX_IDLE_ALIASES`` allows more; None if only the setting counts.
     max_idle_aliases: ClassVar[int | None] = None
-    #: How text of several shards is compared in Python: by its bytes, by the ``WEIGHT_STRING``
-    #: that the server sends along, or not at all.
+    #: How text from several shards is sorted and compared in Python: by its bytes, or by the
+    #: ``WEIGHT_STRING`` that the server sends along. None if it cannot be compared.
     text_compared_by: ClassVar[Literal["bytes", "weights"] | None] = None
-    #: The server knows the collation of a column; elsewhere the models do.
+    #: Whether the collation of a column can be read from the server. If not, the models declare it.
     can_introspect_collations: ClassVar[bool] = False
-    #: How text compares under each collation.
+    #: Which texts each collation takes for equal.
     collations: ClassVar[Collations] = Collations()
-    #: ``AVG`` of integers is a decimal number, not a float.
+    #: Whether ``AVG`` of integers is a decimal number rather than a float.
     averages_integers_exactly: ClassVar[bool] = False
-    #: Django casts the average of a ``DurationField`` to an integer.
+    #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The isolation level that the server gives a session by default, lower case; None where
-    #: ``OPTIONS`` has no ``isolation_level`` in SQL's words.
+    #: The isolation level of a session by default, in SQL's words and lower case. None if ``OPTIONS``
+    #: does not take an ``isolation_level`` in SQL's words.
     default_isolation_level: ClassVar[str | None] = None
-    #: The default of a column can make the ids of a ``TimestampedIDField``.
+    #: Whether a column default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
-    #: The replica of a node can be promoted.
+    #: Whether the replica of a node can be promoted to primary.
     supports_promotion: ClassVar[bool] = False
 
 
 class MySQLFeatures(ShardFeatures):
-    """MySQL and MariaDB."""
+    """The flags of MySQL and MariaDB."""
 
     can_union_shards = True
     text_compared_by = "weights"
@@ -61,7 +62,7 @@ class MySQLFeatures(ShardFeatures):
 
 class SQLiteFeatures(ShardFeatures):
     shards_are_files = True
-    # Each idle connection holds an open file.
+    # Each idle connection keeps a file open.
     max_idle_aliases = 128
     text_compared_by = "bytes"
     collations = SQLiteCollations()
@@ -80,9 +81,10 @@ _BY_VENDOR: dict[str, type[ShardFeatures]] = {
 
 
 def features_of(connection: Any) -> type[ShardFeatures]:
-    """Return the flags of a connection object or of its class. Asks no server.
+    """Return the flags for a connection object, or for a connection object's class. Asks no server.
 
-    The flags of a backend that is not ours are those of its vendor, or else the defaults.
+    For a backend outside this package, return the flags of its vendor. If the vendor is not known,
+    return the defaults.
     """
     features: type = connection.features_class
     if issubclass(features, ShardFeatures):

@@ -1,4 +1,7 @@
-"""First base of each backend's ``DatabaseOperations``: what Django's lacks, and flushes reported."""
+"""The first base class of each backend's ``DatabaseOperations``.
+
+It adds methods that this package needs, and reports flushes of tables to the cache.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,23 @@ class OperationsMixin(BaseDatabaseOperations):
         return with_hooks(stock)
 
     def show_definition_sql(self, table: str) -> str:
-        """A statement that an operator can run to see the definition of a table."""
+        """Return a statement that shows the definition of ``table``, for an operator to run."""
         raise NotImplementedError
 
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
-        """Raise the counters of tables that are below their first id; two queries per table at most.
+        """Raise each table's counter (AUTO_INCREMENT or the like) to the table's first id, if lower.
 
-        A higher one stays: lowering it would hand out ids of deleted rows again.
+        A higher counter stays: lowering it would hand out ids of deleted rows again. At most two
+        queries per table.
 
-        :param cursor: in the schema of the tables, which exist.
-        :param firsts: table -> the first id that it counts.
+        :param cursor: a cursor in the schema of the tables. The tables must exist.
+        :param firsts: table -> the first id that the counter may hand out.
         """
         raise NotImplementedError
 
     def execute_sql_flush(self, sql_list: Any) -> None:
-        # Overrides BaseDatabaseOperations.execute_sql_flush: neither DELETE nor TRUNCATE of
-        # whole tables has a compiler.
+        # Report the flush here, as no compiler does: sql_list has DELETE or TRUNCATE statements that are
+        # not made by the ORM.
         with observer.table_flush(self.connection):
             super().execute_sql_flush(sql_list)

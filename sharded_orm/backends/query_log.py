@@ -1,4 +1,4 @@
-"""Query logs of a thread's shards, collected in the log of their group."""
+"""Query logs of shards, whose entries are collected in the query log of the shard group."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 
 class ShardQueryLog(deque[Any]):
-    """``connection.queries_log`` of a shard, whose entries go to the log of its group as well.
+    """The ``queries_log`` of a shard's connection object. Each entry is added to the group's log as well.
 
-    So ``assertNumQueries(n, using="photos")`` counts the statements of all shards.
+    So ``assertNumQueries(n, using="photos")``, for the group, counts the statements of all shards.
+
+    :param group_log: function that returns the query log of the shard's group.
     """
 
     def __init__(self, maxlen: int | None, group_log: Callable[[], GroupQueryLog]) -> None:
@@ -26,10 +28,10 @@ class ShardQueryLog(deque[Any]):
 
 
 class GroupQueryLog(deque[Any]):
-    """``connection.queries_log`` of a group; clearing it clears the logs of its shards.
+    """The ``queries_log`` of a group's connection object. Clearing it clears the shards' logs as well.
 
-    Django clears the logs of the aliases that it iterates over, and shards are not among them.
-    Logs without entries cost nothing.
+    Django clears only the logs of the aliases that it iterates over: a group's, but not its shards'.
+    Only the logs of shards that have entries are visited.
     """
 
     def __init__(self, maxlen: int | None) -> None:
@@ -44,14 +46,20 @@ class GroupQueryLog(deque[Any]):
 
 
 class ShardExecuteWrappers(list[Any]):
-    """``connection.execute_wrappers`` of a shard: its own, and those of its group around them."""
+    """The ``execute_wrappers`` of a shard's connection object.
+
+    The list has the shard's own wrappers. When Django applies them, those of the group follow, around
+    the shard's.
+
+    :param group_wrappers: function that returns the ``execute_wrappers`` of the shard's group.
+    """
 
     def __init__(self, group_wrappers: Callable[[], list[Any]]) -> None:
         super().__init__()
         self._group_wrappers = group_wrappers
 
     def __reversed__(self) -> Iterator[Any]:
-        # CursorWrapper._execute_with_wrappers applies wrappers in this order, innermost first.
+        # CursorWrapper._execute_with_wrappers iterates in this order: the innermost wrapper comes first.
         wrappers = self._group_wrappers()
         own = super().__reversed__()
         return chain(own, reversed(wrappers)) if wrappers else own

@@ -1,4 +1,4 @@
-"""Schema editors that count themselves on their connection while they are open."""
+"""A mixin for schema editors: the connection object counts how many editors are open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
 
 class EditorMixin(BaseDatabaseSchemaEditor):
-    """First base of a backend's ``DatabaseSchemaEditor``. While one is open, a migration runs."""
+    """First base class of a backend's ``DatabaseSchemaEditor``.
+
+    It counts open editors in ``connection.open_editors``. While that is not 0, a migration is running.
+    """
 
     connection: Any
 

@@ -1,7 +1,7 @@
-"""A process-wide pool of physical sessions per node, for any driver.
+"""Pools of physical sessions (server connections): one pool per node and process, for any driver.
 
-The pool promises that a session has one user at a time, that an idle session is alive and clean
-when it is leased, and that none crosses a fork.
+A pool promises that a session has one user at a time, that a session is alive and clean when it is
+leased, and that a forked child process never uses a session of its parent.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sharded_orm.exceptions import PoolTimeout
 
-# Seconds for which an expired session of another thread stays open at the end of a request: that
-# thread may be between two statements of its own request.
+# Seconds for which the end of a request spares an expired session that another thread used last:
+# the other thread may be between two statements of its own request.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 
 
 class PooledSession(Protocol):
-    """A physical session, for its pool."""
+    """What a pool needs of a physical session (a server connection)."""
 
     close_at: float | None
-    #: Idle since an earlier request: to be pinged before its next use.
+    #: Whether the session must be pinged before its next use, as it is idle since an earlier request.
     suspect: bool
-    #: To be closed when it is released: the pool was disposed of, or the session is the parent
-    #: process's.
+    #: Whether the session must be closed when it is released: because the pool was disposed of, or
+    #: because the session belongs to the parent process.
     retired: bool
     #: Identifier of the thread that used the session last.
     user: int
 
     @property
     def poll(self) -> Callable[[int], Any]:
-        """Poll the socket. Truthy if it has data or an error: then an idle session is dead."""
+        """A function that polls the socket, given the milliseconds to wait.
+
+        The result is truthy if the socket has data or an error. An idle session is then dead.
+        """
 
     def ping(self) -> bool: ...
     def close(self) -> None: ...
@@ -51,26 +54,26 @@ S = TypeVar("S", bound=PooledSession)
 class PoolStats:
     """Counters of one pool since the process started, for logs and tests.
 
-    They have no lock and may lose counts under contention.
+    The counters have no lock, so concurrent threads may lose counts.
     """
 
     opened: int = 0
     closed: int = 0
     dead: int = 0
-    """Sessions that were dead when they were to be leased."""
+    """Idle sessions that proved dead when the pool was about to lease them."""
     pins: int = 0
-    """Sessions that an alias kept for itself because a statement left state in them."""
+    """Sessions that an alias kept for itself because a statement left state in the session."""
     retries: int = 0
     pin_reasons: dict[str, int] = field(default_factory=dict)
 
 
 class SessionPool(Generic[S]):
-    """The sessions of one node; last in, first out; thread-safe.
+    """The pool of one node's sessions. Thread-safe. The session released last is leased first.
 
-    :param name: the node, for errors and logs.
-    :param open_session: opens a session; called outside any lock.
-    :param max_age: seconds until a session expires, None for never. :meth:`close_expired` closes
-        expired idle sessions, as Django's ``CONN_MAX_AGE``.
+    :param name: name of the node, for errors and logs.
+    :param open_session: function that opens a session. It is called outside any lock.
+    :param max_age: seconds until a session expires, as Django's ``CONN_MAX_AGE``; None for never.
+        :meth:`close_expired` closes expired idle sessions.
     """
 
     def __init__(
@@ -80,12 +83,12 @@ class SessionPool(Generic[S]):
         self.max_age = max_age
         self.stats = PoolStats()
         self._open_session = open_session
-        # Invariant: a session is either in this list or leased. list.append, pop and remove are
-        # atomic, so leasing needs no lock.
+        # The idle sessions. Invariant: a session is either in this list or leased. list.append, pop
+        # and remove are atomic, so leasing needs no lock.
         self._idle: list[S] = []
-        # Every session that may be open, which a forked child has to abandon. Only atomic
-        # operations instead of a lock: in the middle of one, garbage collection may close a session
-        # in the same thread.
+        # Every session that may be open, by id(): a forked child has to abandon all of them. The code
+        # uses atomic operations of dict and no lock, as garbage collection may remove a session at
+        # any moment, also in the thread that would hold the lock.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
@@ -103,10 +106,10 @@ class SessionPool(Generic[S]):
         return len(self._sessions)
 
     def lease(self) -> S:
-        """Return a live session, for the caller alone until :meth:`release` or :meth:`discard`.
+        """Return a live session, which is the caller's alone until :meth:`release` or :meth:`discard`.
 
-        The socket of an idle session is polled first (0.3 µs), so a session that the server has
-        closed is replaced unnoticed.
+        The socket of an idle session is polled first (0.3 µs). If the server has closed the session,
+        the caller gets another one and notices nothing.
         """
         pop = self._idle.pop
         while True:
@@ -122,11 +125,11 @@ class SessionPool(Generic[S]):
         return self._open()
 
     def lease_new(self) -> S:
-        """Open a new session and lease it."""
+        """Open a new session, even if one is idle, and lease it."""
         return self._open()
 
     def take(self, session: S) -> bool:
-        """Lease this session; False if it is not idle, or dead."""
+        """Lease ``session`` itself. Return False if ``session`` is in use or dead."""
         try:
             self._idle.remove(session)
         except ValueError:
@@ -138,7 +141,7 @@ class SessionPool(Generic[S]):
         return True
 
     def release(self, session: S) -> None:
-        """Return a clean session to the pool."""
+        """Return a leased session to the pool. The session must be clean: without state or results."""
         if session.retired:
             self._close(session)
             return
@@ -150,19 +153,20 @@ class SessionPool(Generic[S]):
         self._close(session)
 
     def prepare(self) -> None:
-        """Check that a session can be leased, so that a node that is down is noticed early.
+        """Check that a session can be leased, to notice early that the node is down.
 
-        Opens a session only if there is none at all. Never waits for a leased one.
+        Opens a session only if the pool has none, idle or leased. Never waits for a leased session.
 
-        :raises: the driver's error if it cannot connect.
+        :raises: the driver's error if the driver cannot connect.
         """
         if self._idle or not self._sessions:
             self.release(self.lease())
 
     def close_expired(self, *, revalidate: bool = False) -> None:
-        """Close idle sessions older than ``max_age``; called at the end of a request.
+        """Close idle sessions that are older than ``max_age``. Called at the end of a request.
 
-        :param revalidate: ping the others before their next use (``CONN_HEALTH_CHECKS``).
+        :param revalidate: whether each remaining idle session must be pinged before its next use
+            (``CONN_HEALTH_CHECKS``).
         """
         if self.max_age is not None:
             now = time.monotonic()
@@ -173,7 +177,7 @@ class SessionPool(Generic[S]):
                     continue
                 if session.user != me and now < close_at + GRACE:
                     continue
-                # A concurrent lease() may have been faster.
+                # ValueError: another thread has leased the session since.
                 try:
                     self._idle.remove(session)
                 except ValueError:
@@ -184,7 +188,7 @@ class SessionPool(Generic[S]):
                 session.suspect = True
 
     def dispose(self) -> None:
-        """Close idle sessions now, and leased ones when they are released."""
+        """Close the idle sessions now, and each leased session when it is released."""
         for session in self._open_sessions():
             session.retired = True
         while self._idle:
@@ -195,11 +199,12 @@ class SessionPool(Generic[S]):
             self._close(session)
 
     def leave(self, occasion: int) -> None:
-        """Users of the pool have moved to another node: :meth:`dispose`, once per occasion.
+        """Note that a connection object that used this pool has moved to another node.
 
-        The others open new sessions. A node without users has none left.
+        The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection
+        objects that stay open new sessions. If none stays, the old node has no sessions left.
 
-        :param occasion: a number that is the same for all users that move together.
+        :param occasion: number of the move, the same for all connection objects that move together.
         """
         if occasion != self._last_occasion:
             self._last_occasion = occasion
@@ -224,7 +229,7 @@ class SessionPool(Generic[S]):
         session.close()
 
     def _after_fork(self) -> None:
-        # The child has this thread only, and every socket is the parent's.
+        # Runs in the forked child, which has no other thread. Every socket belongs to the parent.
         for session in self._open_sessions():
             session.retired = True
             session.abandon()
@@ -238,8 +243,9 @@ class SessionPool(Generic[S]):
 class BoundedPool(SessionPool[S]):
     """A pool with at most ``maximum`` sessions in use at once.
 
-    :param maximum: of leased sessions.
-    :param timeout: seconds to wait for a session to be released before :exc:`PoolTimeout`.
+    :param maximum: the most sessions that may be leased at once.
+    :param timeout: seconds for which a lease waits until another session is released. After that,
+        :exc:`PoolTimeout` is raised.
     """
 
     def __init__(
@@ -254,8 +260,8 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # Invariant: each leased session that is not retired has a permit. A new session is opened
-        # only if none is idle, so there are never more open sessions than permits.
+        # Invariant: each leased session that is not retired has one permit. A new session is opened
+        # only if no session is idle, so there are never more open sessions than permits.
         self._permits = threading.Semaphore(maximum)
 
     def lease(self) -> S:
@@ -264,7 +270,7 @@ class BoundedPool(SessionPool[S]):
 
     def lease_new(self) -> S:
         with self._permit():
-            # An idle session is closed, so as to stay below the maximum.
+            # Close an idle session first, so that the new one does not exceed the maximum.
             try:
                 idle = self._idle.pop(0)
             except IndexError:
@@ -295,7 +301,7 @@ class BoundedPool(SessionPool[S]):
 
     def dispose(self) -> None:
         super().dispose()
-        # Retired sessions have no permit any more.
+        # All sessions are retired now, and a retired session needs no permit.
         self._permits = threading.Semaphore(self.maximum)
 
     @contextmanager
@@ -323,7 +329,7 @@ _pools_lock = threading.Lock()
 
 
 def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S]:
-    """Return the process's pool for ``key``, created at first use."""
+    """Return this process's pool for ``key``. The first call for a key creates it with ``make``."""
     try:
         return _pools[key]
     except KeyError:
@@ -339,7 +345,7 @@ def pools() -> list[SessionPool[Any]]:
 
 
 def dispose_all() -> None:
-    """Close every idle session of the process now, and leased ones when they are released."""
+    """Close all idle sessions of this process now, and each leased session when it is released."""
     for pool in pools():
         pool.dispose()
 

@@ -1,6 +1,7 @@
-"""What operators' commands ask a shard or its node; each backend's ``DatabaseWrapper`` answers.
+"""The methods by which management commands ask about the schemas of a shard or of its node.
 
-They ask which schemas exist, how they are defined and how large they are.
+Each backend's ``DatabaseWrapper`` implements these methods. They tell which schemas exist, how the
+schemas are defined and how large they are.
 """
 
 from __future__ import annotations
@@ -20,49 +21,57 @@ if TYPE_CHECKING:
 
 
 class ShardDatabaseMixin:
-    """The contract of a backend whose aliases may be shards. Only the wrapper's thread may use it."""
+    """The methods that a backend must have so that its aliases can be shards.
+
+    As with any Django connection object, only the thread that owns the object may call them.
+    """
 
     def is_idle(self) -> bool:
-        """Whether closing loses nothing: no results to read, no session state, no lease."""
+        """Whether closing this connection object would lose nothing.
+
+        True if it has no unread results, no session state and no leased session.
+        """
         return True
 
     def create_shard_database(self) -> None:
-        """Create the schema or file of this shard, empty; no error if it exists."""
+        """Create the empty schema (SQLite: file) of this shard. Does nothing if it exists."""
         raise NotImplementedError
 
     def schema_snapshot(self) -> SchemaSnapshot:
-        """Return the definitions of this alias's schema.
+        """Return the definitions of all tables, views, triggers, … of this alias's schema.
 
-        Does not take part in an open transaction. Two round trips.
+        The query is not part of an open transaction of this alias. Two round trips.
 
         :raises django.db.OperationalError: the schema does not exist.
         """
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return ``known`` with ``tables`` as they are now, with new tables and without dropped ones.
+        """Return a copy of ``known`` in which the definitions of ``tables`` are up to date.
 
-        A new table may have no definition. Triggers, routines, and definitions and counters of
-        other tables are those of ``known``. Cheaper than :meth:`schema_snapshot`: one round trip.
+        New tables are added, perhaps with "" as their definition, and dropped tables are left out.
+        Everything else is copied from ``known``: triggers, routines, and the definitions and
+        AUTO_INCREMENT counters of other tables. One round trip, where :meth:`schema_snapshot` has two.
 
         :raises django.db.Error: one of ``tables`` does not exist.
         """
         return self.schema_snapshot()
 
     def build_schema(self, definitions: SchemaSnapshot) -> None:
-        """Create what ``definitions`` has and this alias's schema, which must exist, lacks.
+        """Create the tables, views, … of ``definitions`` that this alias's schema does not have.
 
-        Repeatable: an existing table stays as it is. Must not run in a transaction.
+        The schema must exist. An existing table stays as it is, so the call can be repeated. Must not
+        be called in a transaction.
         """
         raise NotImplementedError
 
     def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
-        """Return alias of each shard -> a digest of its applied migrations.
+        """Return a digest of each shard's applied migrations, keyed by shard alias.
 
-        "" without ``django_migrations``, None if the schema does not exist. Equal digests mean
-        equal sets of migrations.
+        Equal digests mean equal sets of migrations. The digest is "" if the schema has no table
+        ``django_migrations``, and None if the schema does not exist.
 
-        :param shards: on the node of this alias. Their connection objects are not used.
+        :param shards: shards on the node of this alias. Their connection objects are not used.
         """
         raise NotImplementedError
 
@@ -71,69 +80,79 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
-        """Return alias of each shard -> its size, 0 if it does not exist; one query.
+        """Return the size of each shard, keyed by shard alias. One query.
 
-        :param shards: on the node of this alias. Their connection objects are not used.
+        The size of a schema that does not exist is 0 bytes.
+
+        :param shards: shards on the node of this alias. Their connection objects are not used.
         """
         raise NotImplementedError
 
     def table_sizes(self, shard: Shard) -> list[TableSize]:
-        """Return the tables of ``shard`` by name; one query (SQLite: one per table).
+        """Return the sizes of the tables of ``shard``, sorted by the table's name.
 
-        Empty if the schema does not exist.
+        The list is empty if the schema does not exist. One query (SQLite: one query per table).
 
-        :param shard: on the node of this alias.
+        :param shard: a shard on the node of this alias.
         """
         raise NotImplementedError
 
     def column_types(
         self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
     ) -> ColumnTypes:
-        """Return the types of ``columns`` in ``tables`` of ``shards``; one query per 500 shards.
+        """Return the types of ``columns`` in ``tables`` of ``shards``. One query per 500 shards.
 
-        All names but the aliases are in lower case; columns that do not exist are left out. The
-        query log has no entry. Only with ``features.can_introspect_collations``.
+        In the result, names of tables and columns are in lower case, and columns that do not exist are
+        left out. The queries are not in the query log. May be called only if
+        ``features.can_introspect_collations`` is true.
 
-        :param shards: on the node of this alias. If it is this shard alone, the statement takes part
-            in its transaction; else their connection objects are not used.
+        :param shards: shards on the node of this alias. If this alias's own shard is the only one,
+            the query is part of its open transaction. Otherwise no shard's connection object is used.
         """
         raise NotImplementedError
 
     def open_sessions(self) -> OpenSessions | None:
-        """Count the sessions of this alias's node; None if there is no server. One query."""
+        """Return how many sessions this alias's node has, or None if there is no server (SQLite).
+
+        One query.
+        """
         return None
 
     def effect_of(self, sql: str) -> Effect:
-        """Return what a statement changes, judged by its text."""
+        """Return what ``sql`` changes: nothing, rows or the schema. Looks at the text only."""
         raise NotImplementedError
 
     def lock_schema(self, seconds: float) -> bool:
-        """Keep other sessions from migrating this schema until :meth:`unlock_schema`.
+        """Take the lock that keeps other sessions from migrating this schema.
 
-        False if the lock was not free in time. :meth:`close` releases the lock as well, and ends the
-        session. If a client dies, its lock is held until the server has finished its statement.
-        Without a server, the method does nothing and returns True.
+        Return False if the lock was not free within ``seconds``. :meth:`unlock_schema` releases the
+        lock; so does :meth:`close`, which also ends the session. If the client dies, the server keeps
+        the lock until it has finished the client's statement. Without a server (SQLite), this method
+        does nothing and returns True.
 
-        :param seconds: to wait for the lock.
+        :param seconds: seconds to wait for the lock.
         """
         return True
 
     def unlock_schema(self) -> None:
-        """Release the lock of :meth:`lock_schema`, if it is held."""
+        """Release the lock that :meth:`lock_schema` took. Does nothing if the lock is not held."""
 
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str
     ) -> AbstractContextManager[Self]:
-        """A context manager: a connection to an empty schema with these definitions.
+        """Return a context manager that builds a temporary schema without rows and connects to it.
 
-        The schema is on the same server. The connection has this alias and belongs to no group. The
-        schema is dropped at the end of the block, and at its start if an earlier one was left.
+        The schema has the given definitions, is on the same server, and is dropped at the end of the
+        block. The value of the ``with`` block is a connection object that has this alias but belongs
+        to no shard group.
 
-        :param schema: its name, where schemas have names. An existing schema of that name is lost.
+        :param schema: name of the temporary schema, if the database has names for schemas. An existing
+            schema of that name is dropped first.
+        :raises RehearsalFailed: the existing schema of that name has rows (MySQL).
         """
         raise NotImplementedError
 
     @classmethod
     def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
-        """The settings of a connection to the node that is in no shard's database."""
+        """Return settings for a connection to the same node that opens no shard's database."""
         return {**settings_dict, "NAME": ""}

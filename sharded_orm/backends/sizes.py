@@ -1,4 +1,4 @@
-"""Sizes of shards and of their tables."""
+"""Types for the sizes of shards and of their tables."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """The size of one shard, as its server knows it without counting."""
+    """The size of one shard, as far as the server knows it without counting rows."""
 
-    #: The size of tables and indexes; on SQLite that of the file.
+    #: Total bytes of tables and indexes (SQLite: of the file).
     bytes: int
-    #: An estimate; None if the server has none.
+    #: Estimated number of rows in all tables; None if the server has no estimate.
     rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """The size of one table, as its server knows it within a moment."""
+    """The size of one table, as far as the server can tell it quickly."""
 
     name: str
     rows: int
-    #: How good ``rows`` is: SQLite stops counting at a bound.
+    #: What kind of number ``rows`` is. "at least": SQLite has stopped counting at that number.
     rows_are: Literal["exact", "estimated", "at least"]
-    #: The size of the table and its indexes; None if the server does not know it.
+    #: Bytes of the table and its indexes; None if the server does not know.
     bytes: int | None

@@ -1,6 +1,7 @@
-"""The definitions of a schema as a value, which is compared, fingerprinted and built again.
+"""The definitions of a schema as a value that can be compared and fingerprinted.
 
-Pure. The backends read it (``schema_snapshot``) and build it (``build_schema``).
+The functions here send no queries. A backend reads a snapshot from a schema (``schema_snapshot``), and
+creates a schema from it (``build_schema``).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-#: ``django_migrations`` of a shard also has a marker of each operation of a migration that is
-#: running. Django ignores it, as any row of a migration that does not exist.
+#: App and prefix of the name of marker rows in ``django_migrations``. While a migration runs on a shard,
+#: there is a marker for each of its operations. Django ignores these rows, like those of any migration
+#: that does not exist.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
@@ -27,13 +29,13 @@ _KEY = re.compile(
 
 @dataclass(frozen=True)
 class SchemaSnapshot:
-    """The definitions of one schema, without its rows.
+    """The definitions of all tables, views, … of one schema, without rows.
 
-    :param definitions: name of a table, view, … -> the statement that creates it, as the server
-        shows it, without the counter of a table. Triggers and routines, which may have the name of
-        a table, have their kind in front (``trigger x``).
-    :param defaults: character set and collation of new tables, if schemas have them.
-    :param counters: name of a table -> its next AUTO_INCREMENT, if the server shows it.
+    :param definitions: name of a table, view, … -> the statement that creates it, as the server shows
+        it, but without AUTO_INCREMENT. On MySQL, triggers and routines may have the name of a table, so
+        their names begin with the kind (``trigger x``).
+    :param defaults: character set and collation of new tables; "" if schemas have no such defaults.
+    :param counters: name of a table -> its next AUTO_INCREMENT, for tables of which the server shows it.
     """
 
     definitions: Mapping[str, str] = field(repr=False)
@@ -42,7 +44,7 @@ class SchemaSnapshot:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 in hex. The order of tables, columns and keys does not matter."""
+        """SHA-256 of the definitions in hex, whatever the order of tables, columns and keys."""
         digest = hashlib.sha256(self.defaults.encode())
         for name in sorted(self.definitions):
             head, elements, tail = _in_any_order(self.definitions[name])
@@ -51,12 +53,12 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether the fingerprints are equal; most often without computing them."""
+        """Whether both snapshots have the same fingerprint. Faster than to compute the fingerprints."""
         return self.changed_tables(other) == []
 
     @cached_property
     def is_transactional(self) -> bool:
-        """Whether a rollback restores rows in all tables."""
+        """Whether a rollback restores the rows of all tables."""
         tails = (_split(definition)[2] for definition in self.definitions.values())
         return all("ENGINE=" not in tail or "ENGINE=InnoDB" in tail for tail in tails)
 
@@ -65,7 +67,10 @@ class SchemaSnapshot:
         return not self.definitions
 
     def changed_tables(self, other: SchemaSnapshot) -> list[str] | None:
-        """Return the tables whose definitions differ; None if anything else differs as well."""
+        """Return the names of the tables whose definitions differ from ``other``.
+
+        None if anything apart from the definitions of existing tables differs.
+        """
         theirs = other.definitions
         if self.definitions.keys() != theirs.keys() or self.defaults != other.defaults:
             return None
@@ -73,7 +78,10 @@ class SchemaSnapshot:
         return changed if all(_IS_TABLE.match(theirs[name]) for name in changed) else None
 
     def differences(self, other: SchemaSnapshot) -> list[str]:
-        """Describe how this schema differs from ``other``; empty if the fingerprints are equal."""
+        """Return sentences about how this schema differs from ``other``, the expected one.
+
+        The list is empty if the fingerprints are equal.
+        """
         if self.looks_like(other):
             return []
         differences = []
@@ -93,16 +101,19 @@ class SchemaSnapshot:
 
 
 def kind_of(definition: str) -> str:
-    """Return the kind of a definition: ``table``, ``view``, ``index``, ``trigger``, …"""
+    """Return the kind of thing that a ``CREATE`` statement creates: ``table``, ``view``, ``index``, …"""
     match = _KIND.match(definition)
     return match[1].lower() if match else "object"
 
 
 def applied_digest(applied: Iterable[tuple[str, str]]) -> str:
-    """Return a digest of applied migrations (app, name), in any order.
+    """Return a digest of a set of applied migrations. Their order does not matter.
 
-    MySQL computes the same for ``applied_digests``: the number of migrations, and the XOR of one
-    half of each MD5. (Both halves would take the server twice as long.)
+    It is made of the number of migrations, and the XOR of one half of each migration's MD5. On MySQL,
+    ``applied_digests`` lets the server compute the same digest. With both halves, that would take the
+    server twice as long.
+
+    :param applied: app and name of each migration. Marker rows are ignored.
     """
     count = digest = 0
     for app, name in applied:
@@ -155,22 +166,28 @@ def _element_name(element: str) -> str:
 
 
 def _split(definition: str) -> tuple[str, list[str], str]:
-    """Split ``CREATE TABLE`` into head, columns and keys, and tail; others are all head."""
+    """Split ``CREATE TABLE`` into its head, the list of its columns and keys, and its tail.
+
+    For any other statement, the head is the whole text.
+    """
     if not _IS_TABLE.match(definition):
         return definition, [], ""
-    # MySQL and MariaDB show one column or key per line, and escape line ends inside.
+    # MySQL and MariaDB show one column or key per line. Line ends inside names or values are escaped.
     head, lines, remainder = definition.partition("(\n  ")
     if lines:
         body, _, tail = remainder.partition("\n)")
         return head.strip(), body.split(",\n  "), tail.strip()
-    # SQLite keeps the text of the statement.
+    # SQLite shows the statement as it was sent, with any white space.
     head, _, remainder = definition.partition("(")
     elements, tail = _by_commas(remainder)
     return head.strip(), elements, tail.strip()
 
 
 def _by_commas(text: str) -> tuple[list[str], str]:
-    """Split a list at its commas, up to its closing parenthesis; return the tail as well."""
+    """Split a list at its commas, up to its closing parenthesis.
+
+    Return the elements, and the text after the parenthesis.
+    """
     elements, depth, start, quote = [], 0, 0, ""
     for position, character in enumerate(text):
         if quote:

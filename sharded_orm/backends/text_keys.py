@@ -1,9 +1,9 @@
-"""The hook by which statements check how the database compares shard keys that are text.
+"""The hook that checks, before each statement, how the database compares shard keys that are text.
 
-A collation may take texts for equal that the router sends to different shards. The models above
-this layer know which columns are keys, so the app provides a :class:`KeyGuard` when it is ready.
-Before each statement, the compilers (:mod:`sharded_orm.backends.write_hooks.compilers`) and the
-scatter, which reads many shards, call it.
+A database's collation may take two texts for equal that the router sends to different shards. Only
+the models know which columns are shard keys, and this layer knows no models. So the app provides a
+:class:`KeyGuard`. It is called by the compilers (:mod:`sharded_orm.backends.write_hooks.compilers`)
+and by ``sharded_orm.scatter``, which reads many shards at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from sharded_orm.backends.collations import is_exact_collation
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-#: The most schemas that one statement reads.
+#: The most schemas that one query reads.
 BATCH = 500
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """A column as MySQL's ``information_schema`` describes it.
+    """The type of a column, as MySQL's ``information_schema`` describes it.
 
-    :param data_type: ``varchar``, ``bigint``, …
-    :param collation: None for values without one, such as numbers and bytes.
-    :param length: the most characters of text (for ``*text``: bytes) that fit.
-    :param definition: type and NULL, in SQL.
+    :param data_type: name of the type: ``varchar``, ``bigint``, …
+    :param collation: name of the collation; None for types without one, such as numbers and bytes.
+    :param length: the most characters that fit (bytes for ``tinytext``, ``text``, …); None if the
+        column has no text.
+    :param definition: the type and ``NULL`` or ``NOT NULL``, in SQL.
     """
 
     data_type: str
@@ -39,42 +40,47 @@ class ColumnType:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the database takes two texts for equal only if they are the same.
+        """Whether the database takes two texts in this column for equal only if they are the same.
 
-        Most binary collations are not exact: they pad, so that 'Ada' = 'Ada '. Nor is the type
-        ``CHAR``, which drops spaces at the end.
+        True if the column has no collation. False for most binary collations, which pad: 'Ada' = 'Ada '.
+        False for the type ``CHAR``, which drops spaces at the end.
         """
         if self.collation is None:
             return True
         return self.data_type in _TEXT_TYPES and is_exact_collation(self.collation)
 
     def holds(self, text: str) -> bool:
-        """Whether ``text`` fits. In every mode, the server drops spaces that do not."""
+        """Whether ``text`` fits into the column with all its characters.
+
+        The server drops spaces at the end that do not fit, whatever its SQL mode.
+        """
         if self.length is None or self.collation is None:
             return True
         size = len(text) if self.data_type == "varchar" else len(text.encode(errors="replace"))
         return size <= self.length
 
 
-#: Alias of a shard -> table -> column.
+#: Types of columns: alias of a shard -> table -> column -> type.
 ColumnTypes = dict[str, dict[str, dict[str, ColumnType]]]
 
 
 class KeyGuard(Protocol):
-    """Checks shard keys of text; it knows the models."""
+    """Checks shard keys that are text. Implemented by a layer that knows the models."""
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """Raise unless ``tables`` on ``shards`` compare keys as the router does.
+        """Raise an error if a shard key of ``tables`` is compared otherwise than by the router.
 
-        Called before each statement; cheap after the first on a table.
+        Called before each statement. Cheap, except for the first statement on a table.
 
-        :param connection: of the node of ``shards``; of the shard itself if there is only one.
+        :param shards: the shards that the statement uses, all on one node.
+        :param connection: a connection object of that node. If there is only one shard, it is the
+            shard's own.
         """
 
     def check_rows(self, shard: Shard, query: Any) -> None:
-        """Raise if a key of a row that ``query`` inserts would be truncated.
+        """Raise an error if the shard key of a row that ``query`` inserts would be truncated.
 
-        Called after :meth:`check` of the table.
+        Called after :meth:`check` for the same table.
         """
 
 
@@ -82,18 +88,18 @@ _guard: KeyGuard | None = None
 
 
 def provide_guard(guard: KeyGuard) -> None:
-    """Set the guard. The app calls this when it is ready."""
+    """Set the guard that :func:`check` and :func:`check_rows` call. Called when the app is ready."""
     global _guard
     _guard = guard
 
 
 def check(connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-    """See :meth:`KeyGuard.check`."""
+    """Call :meth:`KeyGuard.check` of the guard. Does nothing if there is none."""
     if _guard is not None:
         _guard.check(connection, shards, tables)
 
 
 def check_rows(shard: Shard, query: Any) -> None:
-    """See :meth:`KeyGuard.check_rows`."""
+    """Call :meth:`KeyGuard.check_rows` of the guard. Does nothing if there is none."""
     if _guard is not None:
         _guard.check_rows(shard, query)

@@ -6,15 +6,15 @@ Nothing has to be set up: Django's ``TestCase``, ``TransactionTestCase``, ``--pa
     class PhotoTests(TestCase):
         databases = {"default", "photos", "tickets_1", "tickets_2"}
 
-(Ticket servers are needed because new rows draw their ids there, and the alias of the directory if
-it is not ``default``.)
+The aliases of the ticket servers must be named, as new rows get their ids there. The alias of the
+directory, which says where each key's shard is, must be named too if it is not ``default``.
 
-Cached models are cached in tests as well, under names that no other run or process uses. In a
-``TestCase`` nothing is stored, as it is one transaction. After each ``TransactionTestCase`` all
-entries are forgotten.
+Cached models are cached in tests as well, under keys that no other run or process uses. In a
+``TestCase``, nothing is stored, as the whole test is one transaction. After each
+``TransactionTestCase``, all entries are forgotten.
 
-Test shards are clones of a template, a schema that is migrated once per run. Each is created at its
-first use.
+One schema, the template, is migrated once per run. Each test shard is a clone of the template, created
+at the shard's first use.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ __all__ = ["ensure_shards"]
 
 
 def ensure_shards(group: str, numbers: Iterable[int] | None = None) -> None:
-    """Create test shards now rather than at their first use. Thread-safe.
+    """Create the databases of test shards now rather than at their first use. Thread-safe.
 
-    :param numbers: of the shards; None for every shard of the group.
+    Does nothing for shards that exist already.
+
+    :param group: name of the shard group.
+    :param numbers: numbers of the shards; None for every shard of the group.
     """
     shard_group = runtime.group(group)
     prepare_shards(

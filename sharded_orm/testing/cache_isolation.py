@@ -1,6 +1,6 @@
-"""Names in the cache while tests run, which are new in each run and each process.
+"""Separate cache keys while tests run: each run and each process has another prefix.
 
-So a test finds no entry of another run, of a parallel process, or of the site itself.
+So a test finds no cache entry of another run, of a parallel process, or of the real site.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ _isolated: set[str] = set()
 
 
 def isolate(alias: str) -> None:
-    """A test database for ``alias`` is about to be created."""
+    """Use separate cache keys, as the test database of ``alias`` is about to be created."""
     if not _isolated:
         renew()
     _isolated.add(alias)
 
 
 def isolate_worker(alias: str) -> None:
-    """This process is one of several that run tests in parallel."""
+    """Use separate cache keys in this process, one of several that run tests in parallel.
+
+    :param alias: an alias that has a test database.
+    """
     _isolated.add(alias)
     renew()
 
 
 def release(alias: str) -> None:
-    """The test database of ``alias`` was dropped."""
+    """Note that the test database of ``alias`` was dropped.
+
+    After the last one, use the configured cache keys again.
+    """
     if alias in _isolated:
         _isolated.remove(alias)
         if not _isolated:
@@ -35,5 +41,5 @@ def release(alias: str) -> None:
 
 
 def renew() -> None:
-    """Forget all cached entries, as rows were replaced without the ORM."""
+    """Forget all cached entries by using a new prefix, as rows were replaced without the ORM."""
     runtime.swap_cache_prefix(f"test_{secrets.token_hex(8)}")

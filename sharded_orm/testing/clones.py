@@ -1,4 +1,4 @@
-"""Creation of test shards: the contract of a cloner, and the one of SQLite."""
+"""Creation of test shards as clones of a template: the base class, and the class for SQLite."""
 
 from __future__ import annotations
 
@@ -18,48 +18,52 @@ from sharded_orm.topology.model import Shard
 
 
 class Cloner(ABC):
-    """Creates databases with the tables and rows of a template, the schema that was migrated.
+    """Creates test shards with the tables and rows of a template, the schema that was migrated.
 
-    Not thread-safe: the caller has a lock.
+    Not thread-safe: the caller must hold a lock.
     """
 
     @abstractmethod
     def create_template(self, template: Shard, *, keep: bool) -> None:
         """Create the template's database.
 
-        :param keep: use an existing one, with its tables and rows.
+        :param keep: whether to use an existing database, with its tables and rows.
         """
 
     @abstractmethod
     def load_template(self, template: Shard) -> None:
-        """Read the tables and rows to clone. Called after the template was migrated."""
+        """Read the tables and rows of the template. Called after the template was migrated."""
 
     @abstractmethod
     def clone(self, shard: Shard, *, keep: bool) -> None:
-        """Create the database of ``shard``, in place of an existing one.
+        """Create the database of ``shard`` as a clone of the template. Replaces an existing database.
 
-        :param keep: an existing one that has the same tables may be emptied instead.
+        :param keep: whether an existing database with the same tables may be used. Its rows are then
+            replaced by the template's.
         """
 
     @abstractmethod
     def restore(self, shard: Shard) -> None:
-        """Replace the rows of a cloned shard by the template's."""
+        """Replace the rows of ``shard``, a clone, by the rows of the template."""
 
     def reset_sequences(self, shards: Iterable[Shard]) -> None:
-        """Restart the counters of tables, if :meth:`restore` does not do so."""
+        """Reset the counters (AUTO_INCREMENT) of all tables, if :meth:`restore` does not do so."""
         return
 
     def batch(self) -> AbstractContextManager[None]:
-        """A context manager around several calls, which may share connections."""
+        """Return a context manager. The calls inside its block may share connections."""
         return nullcontext()
 
     @abstractmethod
     def drop(self, shards: Iterable[Shard]) -> None:
-        """Drop the databases of ``shards`` that exist."""
+        """Drop the databases of ``shards``. Ignores those that do not exist."""
 
 
 class SQLiteCloner(Cloner):
-    """Copies files; an existing file is overwritten in place, under SQLite's locks."""
+    """Creates test shards by copying the template's file.
+
+    The contents of an existing file are overwritten, under SQLite's locks.
+    """
 
     def __init__(self) -> None:
         self._template = Path()
@@ -79,7 +83,7 @@ class SQLiteCloner(Cloner):
             self.restore(shard)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed when complete: another thread must not open half a file.
+        # Copy to another name and rename at the end: no thread may open an incomplete file.
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         shutil.copyfile(self._template, unfinished)
         connection = sqlite3.connect(unfinished)
@@ -116,7 +120,10 @@ class SQLiteCloner(Cloner):
 
 
 def _begin_counters(connection: sqlite3.Connection, shard: Shard) -> None:
-    """Start packed ids at the numbers of ``shard``, which are not those of the template."""
+    """Set the counters of tables with packed ids to the first id of ``shard``.
+
+    A packed id contains the number of its shard.
+    """
     all_firsts = first_ids(shard)
     if not all_firsts:
         return

@@ -1,4 +1,7 @@
-"""Creation of test shards on MySQL and MariaDB: definitions are read once, and replayed."""
+"""Creation of test shards on MySQL and MariaDB.
+
+The definitions and rows of the template are read once, and created on each test shard.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +21,31 @@ from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# The counter is no part of a table's definition.
+# Matches the counter in a table's definition, which is removed: each shard has another.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 
 @dataclass
 class _Template:
-    """The tables and rows to clone."""
+    """The tables and rows of the template, from which test shards are cloned."""
 
-    #: Character set and collation, for CREATE DATABASE.
+    #: The end of CREATE DATABASE: character set and collation.
     suffix: str = ""
-    #: Name -> statement that creates the table or view.
+    #: Name of a table or view -> the statement that creates it.
     definitions: dict[str, str] = field(default_factory=dict)
-    #: Table -> (statement that inserts a row, rows), for tables that have rows.
+    #: Name of a table -> (statement that inserts a row, list of rows), for each table with rows.
     rows: dict[str, tuple[str, list[Any]]] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
-    #: Tables with AUTO_INCREMENT.
+    #: Names of the tables with AUTO_INCREMENT.
     numbered: list[str] = field(default_factory=list)
 
 
 class MySQLCloner(Cloner):
-    """Creates a schema per shard, on the shard's node; the template may be on another one."""
+    """Creates each test shard as a schema on the shard's node. The template may be on another node."""
 
     def __init__(self) -> None:
         self._template = _Template()
-        # Node -> open cursor, for the length of a batch.
+        # Name of a node -> open cursor, until the batch ends.
         self._cursors: dict[str, Any] = {}
         self._in_batch = False
 
@@ -93,7 +96,10 @@ class MySQLCloner(Cloner):
             self._begin_counters(cursor, shard)
 
     def _begin_counters(self, cursor: Any, shard: Shard) -> None:
-        """Start packed ids at the numbers of ``shard``, which are not those of the template."""
+        """Set the counters of tables with packed ids to the first id of ``shard``.
+
+        A packed id contains the number of its shard.
+        """
         firsts = first_ids(shard)
         cursor.db.ops.raise_counters(
             cursor, {t: first for t, first in firsts.items() if t in self._template.tables}
@@ -162,20 +168,26 @@ class MySQLCloner(Cloner):
 
     @contextmanager
     def _cursor(self, shard: Shard) -> Iterator[Any]:
-        """A cursor of the shard's node, on a session of its own without foreign key checks."""
+        """Return a context manager that gives a cursor on the shard's node, without foreign key checks.
+
+        The cursor has a separate session, and is in no schema unless an earlier user has entered one.
+        """
         with self.batch():
             if shard.node not in self._cursors:
                 settings = complete({**runtime.database_settings(shard), "NAME": None})
                 engine = load_backend(settings["ENGINE"])
                 cursor: Any = engine.DatabaseWrapper(settings, NO_DB_ALIAS).cursor()
                 self._cursors[shard.node] = cursor
-                # Tables refer to each other in any order.
+                # Tables may refer to tables that are created later.
                 cursor.execute("SET foreign_key_checks = 0")
             yield self._cursors[shard.node]
 
 
 def _definitions(cursor: Any, schema: str) -> dict[str, str]:
-    """Return ``CREATE`` statements by name, views last, without the name of the schema."""
+    """Return the ``CREATE`` statement of each table and view, keyed by name. Views come last.
+
+    The statements do not contain the name of the schema.
+    """
     cursor.execute(f"USE {_quoted(schema)}")
     cursor.execute("SHOW FULL TABLES")
     kinds = sorted(cursor.fetchall(), key=lambda row: (row[1] == "VIEW", row[0]))
@@ -187,7 +199,10 @@ def _definitions(cursor: Any, schema: str) -> dict[str, str]:
 
 
 def _writable_columns(cursor: Any, schema: str, table: str) -> list[tuple[str, bool]]:
-    """Return name and whether it has AUTO_INCREMENT, of each column that an INSERT can set."""
+    """Return (name, whether it has AUTO_INCREMENT) for each column that an INSERT can set.
+
+    Generated columns are left out. The list is empty for a view.
+    """
     cursor.execute(
         "SELECT c.column_name, c.extra LIKE %s FROM information_schema.columns c"
         " JOIN information_schema.tables t USING (table_schema, table_name)"

@@ -1,8 +1,8 @@
-"""The test databases of a shard group: a template, and clones of it that are created on demand.
+"""The test databases of a shard group: a template schema, and shards that are clones of it.
 
-Django's test runners reach them through the ``creation`` of the group's alias. While they exist,
-the process's topology has test schemas instead of the configured ones, so that no look-up of a shard
-leads to real data.
+The shards are created on demand. Django's test runners call this module through the ``creation`` of
+the group's alias. While the test databases exist, this process's topology has the test schemas
+instead of the configured ones, so that no look-up of a shard leads to real data.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ from sharded_orm.testing.clones import Cloner, SQLiteCloner
 from sharded_orm.testing.names import TestNames, with_test_group, without_test_group
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The key in the settings of the group's alias by which a spawned process learns the names.
+# The key in the settings of the group's alias for the names of the test schemas. A spawned worker
+# process reads the names there.
 _SETTING = "TEST_SHARDS"
 
 
 class GroupTestDatabases:
-    """One group's test databases in this process. Any thread may call :meth:`ensure`."""
+    """The test databases of one shard group in this process.
+
+    Any thread may call :meth:`ensure`.
+    """
 
     _instances: dict[str, GroupTestDatabases] = {}
 
@@ -47,21 +51,21 @@ class GroupTestDatabases:
         self.configured = configured
         self.names = TestNames(configured.name)
         self.keep = False
-        # Aliases of shards that tests may have written to since the last restore. Connection
-        # objects of shards refer to this very set.
+        # Aliases of shards that tests may have written to since the last restore. The shards' connection
+        # objects add to this set object, so it must not be replaced by another.
         self.touched: set[str] = set()
         self._cloner = cloner
         self._loaded = False
-        # Invariant: a shard whose alias is in _ready exists, and had the template's tables when the
-        # alias was added. Changed under the lock only.
+        # Aliases of shards that exist and that had the template's tables when the alias was added
+        # (invariant). Changed only while the lock is held.
         self._ready: set[str] = set()
         self._lock = threading.RLock()
 
     @classmethod
     def of(cls, connection: Any) -> GroupTestDatabases:
-        """Return the test databases of a group, created at first use.
+        """Return the test databases of a group. The first call for a group creates the object.
 
-        :param connection: of the group's alias.
+        :param connection: the connection object of the group's alias.
         """
         name = connection.settings_dict["GROUP"]
         if name not in cls._instances:
@@ -72,7 +76,11 @@ class GroupTestDatabases:
     # ##### Set-up and tear-down, in the thread of the test runner #####
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Create the template and use test schemas from now on; return the template's name."""
+        """Create the template and use test schemas from now on. Return the name of its schema.
+
+        :param connection: the connection object of the group's alias.
+        :param keep: whether to use an existing template and shards (``--keepdb``).
+        """
         self.keep = keep
         cache_isolation.isolate(self.configured.name)
         are_files = isinstance(self._cloner, SQLiteCloner)
@@ -108,9 +116,13 @@ class GroupTestDatabases:
             del connections[alias]
 
     def enter_worker(self, connection: Any, worker: str) -> None:
-        """Use shards of its own in this process, which is a parallel worker."""
+        """Use separate test shards in this process, which is one worker of a parallel test run.
+
+        :param connection: the connection object of the group's alias.
+        :param worker: number of the worker.
+        """
         cache_isolation.isolate_worker(self.configured.name)
-        # A spawned process learns the names from the settings of its parent.
+        # A spawned worker has a copy of its parent's settings, which have the names.
         setting = connection.settings_dict[_SETTING]
         self.names, self.keep = TestNames(**setting["names"]).for_worker(worker), setting["keep"]
         self._switch(connection)
@@ -119,7 +131,10 @@ class GroupTestDatabases:
         self._cloner.drop(self._shards(self.names.for_worker(worker)))
 
     def destroy(self, connection: Any, *, keep: bool) -> None:
-        """Drop all test schemas unless ``keep``, and use the configured topology again."""
+        """Restore the configured topology. Drop all test schemas first, unless ``keep`` is true.
+
+        :param connection: the connection object of the group's alias.
+        """
         self._close_wrappers(connection)
         if not keep:
             self._cloner.drop(self._shards())
@@ -143,14 +158,17 @@ class GroupTestDatabases:
             self.touched.clear()
         runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
         test_databases[self.configured.name] = self
-        # Runs after the app's receiver, which drops our topology.
+        # This receiver runs after the app's receiver, which drops the topology with test schemas.
         setting_changed.connect(self._settings_changed)
-        # Django keeps the group's connection object for the whole run, so its limit is lifted.
-        # Those that other threads create have none.
+        # Lift the limit of idle connection objects, as Django uses this thread's connection object of the
+        # group for the whole run. Those that other threads create from now on have no limit.
         connection.shards.limit = None
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
-        """Use test schemas after ``override_settings(SHARDED_ORM=…)`` as well."""
+        """Switch to test schemas again after ``override_settings(SHARDED_ORM=…)``.
+
+        Receives Django's signal ``setting_changed``.
+        """
         if setting == SETTING and test_databases.get(self.configured.name) is self:
             configured = runtime.config().topology.groups.get(self.configured.name)
             if configured is not None:
@@ -158,7 +176,10 @@ class GroupTestDatabases:
                 runtime.swap(with_test_group(runtime.topology(), configured, self.names))
 
     def _close_wrappers(self, connection: Any) -> None:
-        """Close and drop the connection objects, whose settings have the schemas used so far."""
+        """Close and drop the shards' connection objects in this thread.
+
+        Their settings name schemas that will not be used any more.
+        """
         connection.close()
         for wrapper in connection.shards:
             connection.shards.forget(wrapper)
@@ -169,7 +190,10 @@ class GroupTestDatabases:
     # ##### While tests run, in any thread #####
 
     def ensure(self, shards: Iterable[Shard]) -> None:
-        """Create the databases of ``shards`` that do not exist."""
+        """Create those databases of ``shards`` that do not exist, as clones of the template.
+
+        :raises ShardDatabaseMissing: a shard is from a topology with other schemas.
+        """
         group = runtime.group(self.configured.name)
         missing = []
         for shard in shards:
@@ -191,14 +215,15 @@ class GroupTestDatabases:
             self._loaded = True
 
     def restore_touched(self) -> None:
-        """Replace the rows of every touched shard by the template's.
+        """Replace the rows of each shard in :attr:`touched` by the rows of the template.
 
-        Called by Django's flush, after each ``TransactionTestCase``. So rows that migrations wrote
-        exist again, also without ``serialized_rollback``.
+        Django's flush calls this after each ``TransactionTestCase``. So the rows that migrations wrote
+        are there again, even without ``serialized_rollback``. If a shard has an open transaction, its
+        rows are only deleted, and it stays in :attr:`touched`.
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
-            forget()  # The table of the directory was flushed as well.
+            forget()  # The directory's table was flushed as well, so forget the rows it has cached.
         cache_isolation.renew()
         with self._lock, self._cloner.batch():
             touched = sorted(self.touched)
@@ -213,7 +238,7 @@ class GroupTestDatabases:
                     _flush(wrapper)
 
     def reset_sequences(self) -> None:
-        """Restart the ids that tables count, for ``reset_sequences`` of ``TransactionTestCase``."""
+        """Reset the counters of all tables, for ``reset_sequences`` of ``TransactionTestCase``."""
         group = runtime.group(self.configured.name)
         with self._lock, self._cloner.batch():
             numbers = (int(alias.rpartition("_")[2]) for alias in sorted(self._ready))
@@ -221,7 +246,10 @@ class GroupTestDatabases:
 
 
 def _flush(wrapper: Any) -> None:
-    """Delete all rows inside the open transaction, like Django's flush."""
+    """Delete all rows of a shard inside its open transaction, with the statements of Django's flush.
+
+    :param wrapper: the shard's connection object.
+    """
     wrapper.ops.execute_sql_flush(sql_flush(no_style(), wrapper, reset_sequences=False))
 
 
@@ -245,7 +273,7 @@ def _temporary_folder() -> str:
     owner = os.getpid()
 
     def remove() -> None:
-        # For a run that was interrupted. A forked worker must not remove its parent's folder.
+        # Remove the folder of a run that was interrupted, but not in a forked worker: it is its parent's.
         if os.getpid() == owner:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -255,7 +283,10 @@ def _temporary_folder() -> str:
 
 @contextmanager
 def _migrations_disabled(disabled: bool) -> Iterator[None]:
-    """Disable migrations in the block, as Django does for ``TEST = {"MIGRATE": False}``."""
+    """Return a context manager that disables migrations, as Django's ``TEST = {"MIGRATE": False}``.
+
+    :param disabled: whether to disable migrations; otherwise nothing is done.
+    """
     if not disabled:
         yield
         return

@@ -1,4 +1,4 @@
-"""The names of a group's schemas while tests run, and topologies with these names."""
+"""The names of a shard group's schemas while tests run, and topologies that have these names."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from sharded_orm.runtime import TEMPLATE_SUFFIX
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
-# The template has no number of a shard, so no key is placed on it.
+# Number of the template, the schema that is migrated. It is not the number of any shard, so no key can
+# be placed on the template.
 TEMPLATE_NUMBER = -1
 
 
 @dataclass(frozen=True)
 class TestNames:
-    """The names of one group's test schemas in one process.
+    """The names of one shard group's test schemas in one process.
 
-    :param base: the user's ``TEST["NAME"]``, or empty.
-    :param folder: the folder of SQLite files; empty for that of the node.
-    :param worker: the number of the parallel test process; empty in the main process.
+    :param group: name of the shard group.
+    :param base: the user's ``TEST["NAME"]``; "" if it is not set.
+    :param folder: folder for SQLite files; "" for the folder of the node.
+    :param worker: number of the worker process of a parallel test run; "" in the main process.
     """
 
     __test__ = False
@@ -35,14 +37,20 @@ class TestNames:
         return replace(self, worker=worker)
 
     def to_settings(self) -> dict[str, str]:
-        """Return the fields for the settings of the group's alias, which a spawned process reads."""
+        """Return the fields as a dict, for the settings of the group's alias.
+
+        A spawned worker process reads the names there.
+        """
         return asdict(self)
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.folder else name
 
     def database_name(self, configured: ShardGroup) -> str:
-        """Return the pattern of schema names, as in ``DATABASE_NAME``."""
+        """Return the pattern of the test schemas' names, in the format of ``DATABASE_NAME``.
+
+        :param configured: the group as in the settings of the project.
+        """
         name = (
             f"{self.base}_{{shard:05d}}"
             if self.base
@@ -53,9 +61,11 @@ class TestNames:
         return f"{folder}{name}{worker}"
 
     def renamed(self, configured: ShardGroup) -> ShardGroup:
-        """Return the group with test schemas and without replicas.
+        """Return a copy of the group that has test schemas and no replicas.
 
         Test schemas are not replicated, so replicas would have no rows.
+
+        :param configured: the group as in the settings of the project.
         """
         return replace(
             configured,
@@ -64,7 +74,13 @@ class TestNames:
         )
 
     def template(self, configured: ShardGroup) -> Shard:
-        """Return the template: the schema that is migrated, and that all workers read."""
+        """Return the template, in the form of a shard.
+
+        The template is the only schema that is migrated. All worker processes clone their test shards
+        from it.
+
+        :param configured: the group as in the settings of the project.
+        """
         name = f"{self.base or TEST_DATABASE_PREFIX + self.group}{TEMPLATE_SUFFIX}"
         return Shard(
             self.group, TEMPLATE_NUMBER, configured.ranges[0].primary, None, self._path(name)
@@ -73,7 +89,12 @@ class TestNames:
 
 @dataclass(frozen=True)
 class TestTopology(Topology):
-    """A topology in which some groups have test schemas, and templates have aliases."""
+    """A topology in which some groups have test schemas, and their templates have aliases.
+
+    A template is the schema that is migrated, and from which a group's test shards are cloned.
+
+    :param templates: alias of a template -> the template.
+    """
 
     __test__ = False
 
@@ -86,7 +107,10 @@ class TestTopology(Topology):
 
 
 def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames) -> TestTopology:
-    """Return ``topology`` with the test schemas of one more group."""
+    """Return a copy of ``topology`` in which one more group has its test schemas.
+
+    :param configured: the group as in the settings of the project.
+    """
     return _rebuilt(
         topology,
         {**topology.groups, configured.name: names.renamed(configured)},
@@ -95,7 +119,12 @@ def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames
 
 
 def without_test_group(topology: Topology, configured: ShardGroup) -> TestTopology | None:
-    """Return ``topology`` with the configured group; None if no group has test schemas any more."""
+    """Return a copy of ``topology`` in which the group has its configured schemas again.
+
+    None if no group has test schemas any more.
+
+    :param configured: the group as in the settings of the project.
+    """
     templates = _templates(topology)
     templates.pop(configured.name + TEMPLATE_SUFFIX, None)
     if not templates:

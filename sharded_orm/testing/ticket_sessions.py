@@ -1,6 +1,7 @@
-"""Sessions of ticket servers while tests run.
+"""Sessions of ticket servers, the databases that give out ids, while tests run.
 
-Ids are taken on connections of the library, which Django's test cases do not know.
+This package uses separate connections to get ids. Django's test cases do not know these connections,
+so the class here applies the rules of the test cases to them.
 """
 
 from __future__ import annotations
@@ -14,24 +15,27 @@ from sharded_orm.ids.tickets.session import TicketSession
 
 
 class TestSessionPool(TicketSessionPool):
-    """The sessions of one test database. A test case may use them only if it names the alias."""
+    """The pool of sessions of one ticket server's test database.
+
+    A test case may use the sessions only if its ``databases`` name the alias.
+    """
 
     __test__ = False
 
     def lend(self, deadline: float) -> Lent:
-        """Lend sessions until the context ends.
+        """Return a context manager that lends a session until its block ends.
 
-        :raises DatabaseOperationForbidden: the test case does not name the alias.
+        :raises DatabaseOperationForbidden: the test case's ``databases`` do not name the alias.
         """
-        # SimpleTestCase replaces this method on aliases that a test case may not use. By itself
-        # that refuses new sessions, but not those of an earlier test case.
+        # On an alias that a test case may not use, SimpleTestCase replaces connect() by a function that
+        # raises. That alone would refuse new sessions, but not sessions that an earlier test case opened.
         connect: Any = connections[self.alias].__dict__.get("connect")
         if hasattr(connect, "wrapped"):
             connect()
         return super().lend(deadline)
 
     def give_back(self, session: TicketSession) -> None:
-        """Keep the session for the next test, unless the runner could not drop the database."""
+        """Keep the session for the next test. Close it if it would keep the database from being dropped."""
         if session.prevents_drop:
             session.close()
         else:

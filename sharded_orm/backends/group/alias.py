@@ -1,9 +1,9 @@
 """The connection object of an alias that stands for a whole shard group, such as ``photos``.
 
-Django iterates over the aliases of groups, not over those of shards. So what Django does to every
-connection reaches the shards through their group, at a cost that does not depend on the number of
-shards: closing, clearing query logs, ``ATOMIC_REQUESTS``, transactions and blocked connections of
-test cases, test databases.
+When Django iterates over all aliases, it gets those of groups but not those of shards. So a group
+passes on to its shards what Django does to each connection: closing it, clearing its query log,
+``ATOMIC_REQUESTS``, the transactions of test cases, blocking it in test cases, and creating test
+databases. The cost does not depend on the number of shards.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _DEFAULT_IDLE_ALIASES = 1024
 
 
 class GroupAliasMixin(GroupTransactions):
-    """First base of a group's connection object, before the engine of the group's nodes.
+    """First base class of a group's connection object. The second one is the nodes' backend class.
 
-    The object never runs SQL. Its ``vendor``, ``features``, ``ops`` and checks are those of the
-    engine. If they need a server, they ask one node.
+    The object itself never runs SQL. Its ``vendor``, ``features``, ``ops`` and system checks come from
+    that backend. If any of these needs a server, one node of the group is asked.
     """
 
-    # Inside ensure_connection(). Django's test cases replace ``connect`` to forbid an alias, see
-    # ShardConnectionMixin._cursor().
+    # Whether ensure_connection() is running; connect() calls it otherwise. Django's test cases replace
+    # ``connect`` to forbid an alias, see ShardConnectionMixin._cursor().
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -49,7 +49,8 @@ class GroupAliasMixin(GroupTransactions):
         bound = features_of(engine).max_idle_aliases
         if bound is not None and limit is not None:
             limit = min(limit, bound)
-        # Tests patch connection objects and capture their queries, so none is evicted.
+        # While tests run, there is no limit: tests patch connection objects and capture their queries,
+        # so no object may be evicted.
         self.shards = ShardRegistry(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
@@ -66,16 +67,16 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def server(self) -> BaseDatabaseWrapper:
-        """A connection object of one node, outside of any shard, for questions about servers.
+        """A connection object of one node of the group, for questions about the server.
 
-        It connects at its first query.
+        It is in no shard's database, and connects at its first query.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()
         return self._server
 
     def _refresh_server(self) -> None:
-        """Connect to another node if the topology has changed so."""
+        """Replace the connection to the server if the new topology has another node for it."""
         generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)
         if settings is not None and not relocation.same_place(self.settings_dict, settings):
@@ -94,17 +95,21 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # Closed inside a transaction, whose outermost block has just ended.
+            # The connection was closed inside a transaction, and the outermost block has just ended.
             self.abandon_levels()
 
     def connect(self) -> None:
-        """Count as connected. Cheap: every statement of every shard comes here."""
+        """Set the state of a connected object. No session is opened: a group has none.
+
+        Cheap, as every statement of every shard calls this method.
+        """
         if self._seen_generation != relocation.generation:
             self._refresh_server()
         if self._connection is not None:
             return
         if not self._connecting:
-            # Test cases patch this method to forbid connections in other threads.
+            # Go through ensure_connection(), which test cases patch to forbid connections in other
+            # threads.
             self.ensure_connection()
             return
         self.check_settings()
@@ -116,7 +121,7 @@ class GroupAliasMixin(GroupTransactions):
         self.closed_in_transaction = False
         self.errors_occurred = False
         self.connection = GroupConnection(self.alias)
-        # Not AUTOCOMMIT of the settings: that is about the connections of a node.
+        # A group is always in autocommit at first. AUTOCOMMIT of the settings is about its shards.
         self.set_autocommit(True)
         self.run_on_commit = []
 
@@ -131,24 +136,27 @@ class GroupAliasMixin(GroupTransactions):
         return True
 
     def close(self) -> None:
-        """Close the shards of this thread; inside a transaction, as Django's close() does."""
+        """Close the connections of all shards in this thread.
+
+        If a transaction is open, it is lost, as with Django's close().
+        """
         self.validate_thread_sharing()
         for wrapper in self.shards:
             wrapper.close()
-        # Not the engine's close(): SQLite's keeps databases in memory open.
+        # Skip the close() of Django's engine: for SQLite, it keeps databases in memory open.
         BaseDatabaseWrapper.close(self._server)
         BaseDatabaseWrapper.close(self)
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # As Django: a transaction that was left open is lost.
+            # A transaction that was left open is lost, as with Django.
             self.close()
             return
         self.shards.close_obsolete()
 
     def is_in_memory_db(self) -> bool:
-        # LiveServerTestCase shares such connections between threads. Shards in tests are files,
-        # which each thread opens itself.
+        # False, as LiveServerTestCase shares connections to databases in memory between threads. In
+        # tests, shards are files, and each thread opens its own connection.
         return False
 
     # ##### SQL: refused #####
@@ -169,10 +177,10 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def mysql_server_data(self) -> Any:
-        server: Any = self.server  # Only Django's features of MySQL ask for this.
+        server: Any = self.server  # Only Django's DatabaseFeatures for MySQL reads this property.
         return server.mysql_server_data
 
-    # ##### Constraints: those of the shards in the transaction #####
+    # ##### Constraints: checked on the shards in the transaction #####
 
     def disable_constraint_checking(self) -> bool:
         return False
@@ -188,12 +196,15 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def tests(self) -> Any:
-        """The test databases of the group while tests run, else None."""
+        """The test databases of the group while tests run; None at other times."""
         return test_databases.get(self.settings_dict["GROUP"])
 
 
 def engine_of(settings_dict: dict[str, Any]) -> type[ShardConnectionMixin]:
-    """Return the class of the connection objects of a group's shards."""
+    """Return the class of the connection objects of a group's shards.
+
+    :param settings_dict: the settings of the group's alias.
+    """
     return cast(
         "type[ShardConnectionMixin]", load_backend(settings_dict["NODE_ENGINE"]).DatabaseWrapper
     )

@@ -1,4 +1,4 @@
-"""The engine of a group's alias: Django looks for ``DatabaseWrapper`` here."""
+"""The ``ENGINE`` of the alias of a whole shard group. Django looks for ``DatabaseWrapper`` here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _classes: dict[type, type[GroupAliasMixin]] = {}
 
 
 def group_wrapper_class(engine: type[ShardConnectionMixin]) -> type[GroupAliasMixin]:
-    """Return the class of connection objects of groups whose nodes use ``engine``. Thread-safe."""
+    """Return the class of a group's connection object, if the group's nodes use ``engine``.
+
+    Thread-safe.
+    """
     with _lock:
         if engine not in _classes:
             parts = {
@@ -44,5 +47,5 @@ def group_wrapper_class(engine: type[ShardConnectionMixin]) -> type[GroupAliasMi
 def DatabaseWrapper(
     settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS
 ) -> GroupAliasMixin:
-    """Create the connection object of a group's alias, as Django calls it."""
+    """Create the connection object of a group's alias. Django calls this function like a class."""
     return group_wrapper_class(engine_of(settings_dict))(settings_dict, alias)

@@ -1,7 +1,7 @@
-"""The protocols by which the connection objects of a group and of its shards know each other.
+"""Protocols: what the connection objects of a shard group and of its shards use of each other.
 
-In each thread, a group has one connection object for itself (its alias) and one for each shard in
-use (its members).
+In each thread, a group has one connection object for itself, that of the group's alias, and one for
+each shard that is in use. The latter are called the group's members.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sharded_orm.topology.model import Shard
 
 
 class GroupMember(Protocol):
-    """The connection object of one shard, for its group."""
+    """The connection object of one shard, as its group sees it."""
 
     alias: str
     connection: Any
@@ -29,12 +29,12 @@ class GroupMember(Protocol):
     features_class: type[Any]
     transaction_writes: Any
     shard: Shard | None
-    #: The alias under which the topology has the place of this connection.
+    #: The alias by which the current connection settings are looked up in the topology.
     topology_alias: str
-    #: Used since the group last closed obsolete connections.
+    #: Whether this object was used since the group last closed obsolete connections.
     is_active: bool
 
-    # State that only this package may use.
+    # State that only sharded_orm.backends.group may use.
     _generation: int | None
     _in_atomic_block: bool
     _mirrored: list[Atomic]
@@ -43,30 +43,40 @@ class GroupMember(Protocol):
 
     @property
     def commits_with_group(self) -> bool:
-        """Whether the end of the group's outermost block commits on this shard."""
+        """Whether this shard commits when the group's outermost atomic block ends."""
 
     def announce_commit(self) -> None:
-        """Announce to the cache what was written; COMMIT follows."""
+        """Announce the transaction's writes to the cache. COMMIT follows."""
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the levels of the group's transaction from ``depth`` on, innermost first."""
+        """End the levels of the group's transaction from index ``depth`` on, innermost first.
+
+        A level is an open atomic block of the group: the outermost one, or a savepoint.
+
+        :param commit: whether to commit or release the levels; otherwise they are rolled back.
+        """
 
     def is_idle(self) -> bool:
-        """Whether closing loses nothing: no open results, no session state, no lease."""
+        """Whether closing this connection object would lose nothing.
+
+        True if it has no unread results, no session state and no leased session.
+        """
 
     def is_evictable(self) -> bool:
-        """Whether this object can be closed and dropped unnoticed."""
+        """Whether this object can be closed and dropped without any effect on its users."""
 
     def holds_session(self) -> bool:
-        """Whether closing would lose a transaction or session state. Results to read do not count."""
+        """Whether closing would lose a transaction or session state. Unread results do not count."""
 
     def forget_server(self) -> None:
-        """Forget cached facts about the server: the next connection may be to another one."""
+        """Forget cached facts about the server, as the next connection may be to another server."""
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
-        """Connect with these settings from now on.
+        """Use these settings for connections from now on.
 
-        Called without a connection, or if the settings do not affect it.
+        Called only if there is no open connection, or if the new settings do not affect it.
+
+        :param generation: number of the topology that the settings are from.
         """
 
     def check_constraints(self, table_names: Any = None) -> None: ...
@@ -83,14 +93,14 @@ class Members(Protocol):
         """Make ``wrapper`` the connection object of its alias in this thread."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """``wrapper`` has connected, and may have to be closed at its ``close_at``."""
+        """Note that ``wrapper`` has connected, so that it can be closed when its ``close_at`` is over."""
 
     def record_use(self, wrapper: Any) -> None:
-        """``wrapper`` is used for the first time since obsolete connections were closed."""
+        """Note the first use of ``wrapper`` since obsolete connections were closed."""
 
 
 class GroupAlias(Protocol):
-    """The connection object of a whole group, for its members."""
+    """The connection object of a whole group, as those of its shards see it."""
 
     alias: str
     levels: list[Any]
@@ -106,25 +116,32 @@ class GroupAlias(Protocol):
     def validate_no_broken_transaction(self) -> None: ...
 
     def block_options(self, level: Any) -> tuple[bool, bool]:
-        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``."""
+        """Return (``durable``, ``_from_testcase``) of the atomic block that opened ``level``.
+
+        Both are False if no atomic block opened the level.
+        """
 
     def add_participant(self, wrapper: Any) -> None:
-        """``wrapper`` has opened a level of the group's transaction."""
+        """Note that the shard of ``wrapper`` takes part in the group's transaction."""
 
     def remove_participant(self, wrapper: Any) -> None:
-        """``wrapper`` has no level of the group's transaction open any more."""
+        """Note that the shard of ``wrapper`` no longer takes part in the group's transaction."""
 
     def record_broken(self, alias: str, broken: bool) -> None:
-        """Record whether the shard ``alias`` needs a rollback."""
+        """Note whether the transaction of the shard ``alias`` needs a rollback."""
 
     def record_transaction(self, alias: str, is_open: bool) -> None:
-        """Record whether the shard ``alias`` is inside a transaction, the group's or its own."""
+        """Note whether the shard ``alias`` is in a transaction, of the group or of the shard alone."""
 
     def add_hook(self, wrapper: Any, hook: Any) -> None:
-        """Take over a hook of ``on_commit``.
+        """Take over a function that was registered with ``on_commit`` on a shard.
 
-        :param hook: its entry in the shard's ``run_on_commit``.
+        :param wrapper: the shard's connection object.
+        :param hook: the function's entry in the shard's ``run_on_commit``.
         """
 
     def forget_hooks(self, sid: object) -> None:
-        """Drop the hooks of savepoint ``sid``, to which a shard has rolled back."""
+        """Drop the ``on_commit`` functions inside a savepoint to which a shard has rolled back.
+
+        :param sid: alias of the shard and id of the savepoint.
+        """

@@ -1,11 +1,12 @@
-"""How the connection object of a shard belongs to that of its group.
+"""The connection object of a shard, and its ties to the connection object of the shard group.
 
-:class:`ShardConnectionMixin` is the first base of each backend's ``DatabaseWrapper``. If the
-settings of an alias have ``SHARD``, its wrapper (the connection object) belongs to the group's
-wrapper in the same thread: it takes part in the group's transactions and writes to the group's
-query log, and the group keeps and closes it. Any other alias behaves as with Django's backend.
+:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. If an
+alias has ``SHARD`` in its settings, its connection object (wrapper) belongs to the group's wrapper in
+the same thread. It takes part in the group's transactions and writes to the group's query log, and
+the group keeps and closes it. Any other alias behaves as with Django's backend.
 
-For the end of transactions that wrote, see :mod:`sharded_orm.backends.write_hooks.commit`.
+For what happens when a transaction that wrote ends, see
+:mod:`sharded_orm.backends.write_hooks.commit`.
 """
 
 from __future__ import annotations
@@ -29,40 +30,41 @@ if TYPE_CHECKING:
 
 
 class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
-    """A connection object that can be the member of a group; see the module.
+    """A connection object that can belong to a shard group; see the module's docstring.
 
-    Only its own thread may use it, as any of Django's. A backend overrides the methods of
-    :class:`~sharded_orm.backends.shard_database.ShardDatabaseMixin`.
+    As with any Django connection object, only the thread that owns it may use it. A backend overrides
+    the methods of :class:`~sharded_orm.backends.shard_database.ShardDatabaseMixin`.
     """
 
     shard: Shard | None = None
     group_wrapper: GroupAlias | None = None
-    # The generation of the topology that its settings are from, None if they are from none.
+    # Number of the topology that settings_dict is from; None if it is not from a topology.
     _generation: int | None = None
-    # A test case's own transaction is being opened on this shard. Django opens it before the
-    # test, so assertNumQueries inside the test must not count it.
+    # Whether statements stay out of the query log now, as a TestCase's transaction is being opened on
+    # this shard. Without shards, Django opens it before the test, so assertNumQueries must not count it.
     _unlogged = False
-    # Used since the group last closed obsolete connections.
+    # Whether this object was used since the group last closed obsolete connections.
     is_active = False
-    #: The number of open schema editors; while there is one, a migration runs.
+    #: Number of open schema editors. If it is not 0, a migration is running.
     open_editors = 0
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
-        # The atomic blocks of this shard that mirror the open levels of the group's transaction:
-        # for a prefix of group_wrapper.levels, outermost first.
+        # The atomic blocks that were opened on this shard for the group's open blocks: one for each of
+        # the first group_wrapper.levels, outermost first.
         self._mirrored: list[Atomic] = []
-        # A mirrored block is being entered or left: Django's Atomic then uses the state below, which
-        # must not join the group's transaction once more.
+        # Whether a block of _mirrored is being entered or left. Django's Atomic then reads attributes such as
+        # in_atomic_block, which must not join the group's transaction once more.
         self._syncing = False
         self._touched: set[str] | None = None
         self._in_atomic_block = False
         self._atomic_blocks: list[Atomic] = []
         self._needs_rollback = False
         super().__init__(settings_dict, alias)
-        #: The alias under which the topology has the place of this connection.
+        #: The alias by which the current connection settings are looked up in the topology.
         self.topology_alias = alias
         shard = cast("Shard | None", settings_dict.get("SHARD"))
-        # Objects for another purpose have a copy of the settings (_nodb_cursor).
+        # Django makes further connection objects with a copy of these settings (_nodb_cursor). They
+        # have another alias and do not belong to the group.
         if shard is not None and alias == shard.alias:
             self._become_member(shard)
 
@@ -78,7 +80,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         group.shards.add(self)
 
     def is_evictable(self) -> bool:
-        """Whether this object can be closed and dropped unnoticed."""
+        """Whether this object can be closed and dropped without any effect on its users."""
         return not (
             self._in_atomic_block
             or self._mirrored
@@ -98,8 +100,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             relocation.follow(self)
         group = self.group_wrapper
         if group is not None:
-            # Does nothing, unless a test case that does not allow the group's alias has replaced
-            # the method: then it raises for all shards of the group.
+            # Usually does nothing. But a test case that does not allow the group's alias replaces this
+            # method by one that raises: that forbids all shards of the group.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
@@ -136,10 +138,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             group.connect()
             prepare_shards(self.shard.group, (self.shard,))
             if self._mirrored:
-                # connect() forgets an open transaction.
+                # connect() below resets the state of transactions, so this shard leaves the group's
+                # transaction, which was open on the earlier connection.
                 self._mirrored.clear()
                 group.remove_participant(self)
-        # connect() reads the state of transactions and must not join one; the next statement does.
+        # connect() reads attributes such as in_atomic_block, which must not join the group's transaction
+        # now. The next statement joins it.
         syncing, self._syncing = self._syncing, True
         try:
             super().connect()
@@ -149,17 +153,19 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             group.shards.record_connect(self)
 
     def holds_session(self) -> bool:
-        """Whether closing would lose a transaction or session state. Results to read do not count."""
+        """Whether closing would lose a transaction or session state. Unread results do not count."""
         return False
 
     def forget_server(self) -> None:
-        """Forget cached facts about the server: the next connection may be to another one."""
+        """Forget cached facts about the server, as the next connection may be to another server."""
         relocation.forget_cached(self)
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
-        """Connect with these settings from now on.
+        """Use these settings for connections from now on.
 
-        Called without a connection, or if the settings do not affect it.
+        Called only if there is no open connection, or if the new settings do not affect it.
+
+        :param generation: number of the topology that the settings are from.
         """
         self.settings_dict, self._generation = settings_dict, generation
         if self.shard is not None:
@@ -171,7 +177,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         super().close_if_unusable_or_obsolete()
 
     def close(self) -> None:
-        # close() reads the state of transactions and must not join one.
+        # close() reads attributes such as in_atomic_block, which must not join the group's transaction.
         syncing, self._syncing = self._syncing, True
         try:
             super().close()
@@ -180,9 +186,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
 
     # ##### Transactions #####
     #
-    # The attributes that Django's Atomic, on_commit and durability checks read first join the
-    # group's transaction. So an atomic block of the user on a shard nests inside the group's block
-    # around it.
+    # Django's Atomic, on_commit and durability checks read in_atomic_block and the like. Each of these
+    # properties joins the group's transaction before it returns a value. So if a user opens an atomic
+    # block on a shard inside one on the group, the shard's block is nested in the group's.
 
     @property
     def _is_behind(self) -> bool:
@@ -227,10 +233,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             self.group_wrapper.record_broken(self.alias, value)
 
     def get_autocommit(self) -> bool:
-        # A transaction must not begin where the shard was before.
+        # Move to the shard's current node first: a transaction must not begin on the old one.
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
-        # select_for_update asks this before there is a cursor.
+        # select_for_update calls this method before it opens a cursor.
         if self._is_behind:
             self.join_group_transaction()
         return bool(super().get_autocommit())
@@ -246,11 +252,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 group.shards.record_use(self)
 
     def join_group_transaction(self) -> None:
-        """Open the levels of the group's transaction that this shard has not opened yet.
+        """Open an atomic block on this shard for each block of the group that it has not joined yet.
 
-        A level is an open atomic block of the group. Invariant: ``_mirrored`` has a block for each
-        of the first levels, and these blocks are on the stack of atomic blocks in the same order.
-        ``with`` blocks nest, so a block of the user is above or below a level as in the program.
+        An open atomic block of the group is called a level. Invariant: ``_mirrored`` has the shard's
+        blocks for the first levels, and the stack ``atomic_blocks`` has these blocks in the same
+        order. As ``with`` blocks nest, a user's own block on the shard is at the right depth between
+        them.
         """
         group = self.group_wrapper
         assert group is not None
@@ -274,9 +281,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             self._syncing = self._unlogged = False
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the levels of the group's transaction from ``depth`` on, innermost first.
+        """End the levels of the group's transaction from index ``depth`` on, innermost first.
 
-        :raises django.db.Error: the database refuses to commit or to release a savepoint; the level
+        A level is an open atomic block of the group: the outermost one, or a savepoint.
+
+        :param commit: whether to commit or release the levels; otherwise they are rolled back.
+        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level
             is then rolled back, as by Django's atomic().
         """
         group = self.group_wrapper
@@ -304,15 +314,17 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 group.remove_participant(self)
 
     def _drop_levels(self, depth: int) -> None:
-        """End levels below a block that is still open: close the connection, and forget them.
+        """End the levels from index ``depth`` on while a user's block inside them is still open.
 
-        The block on top ends later. Leaving a level would end that block instead, and might commit.
+        Closes the connection and forgets the levels. Leaving them would end the user's block instead,
+        and might commit. The user's block ends later.
         """
         self.close()
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # The outermost block has no savepoint; the next one takes its role.
+            # savepoint_ids has no entry for the outermost block, so that of another block is one index
+            # lower. If the outermost block is dropped, the next block becomes the outermost.
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:
@@ -323,15 +335,16 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def on_commit(self, func: Callable[[], object], robust: bool = False) -> None:
         before = len(self.run_on_commit)
         super().on_commit(func, robust)
-        # If the transaction ends with the group's, the hook runs after the commit of the last
-        # shard; hooks of all shards run in the order of their registration.
+        # If the shard's transaction ends with the group's, hand the function over to the group. It runs
+        # after the last shard has committed; functions of all shards run in the order in which they were
+        # registered.
         if self._is_outermost_mirrored and len(self.run_on_commit) > before:
             assert self.group_wrapper is not None
             self.group_wrapper.add_hook(self, self.run_on_commit[-1])
 
     @property
     def commits_with_group(self) -> bool:
-        """Whether the end of the group's outermost block commits on this shard."""
+        """Whether this shard commits when the group's outermost atomic block ends."""
         return self._is_outermost_mirrored and self.commit_on_exit and not self._needs_rollback
 
     @property
@@ -340,12 +353,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
 
     def run_and_clear_commit_hooks(self) -> None:
         if self._syncing:
-            self.run_on_commit = []  # The group has them.
+            self.run_on_commit = []  # The group has these functions, and runs them.
             return
         super().run_and_clear_commit_hooks()
 
     def copy(self, alias: str | None = None) -> Any:
-        """Return another connection object for the same database, outside of the group."""
+        """Return another connection object for the same database, which belongs to no group."""
         settings_dict = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
         copy = type(self)(deepcopy(settings_dict), self.alias if alias is None else alias)
         copy.topology_alias, copy._generation = self.topology_alias, self._generation

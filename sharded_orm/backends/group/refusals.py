@@ -1,4 +1,4 @@
-"""The parts of a group's connection object that refuse SQL, as a group has no database."""
+"""The parts of a shard group's connection object that refuse SQL: a group has no database itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
 
 
 class GroupConnection:
-    """The ``connection`` of a group that counts as connected. It refuses what an engine asks of one."""
+    """What a group's connection object has as ``connection`` while it counts as connected.
+
+    The methods ``close``, ``commit`` and ``rollback`` do nothing. Reading any other attribute raises
+    :exc:`GroupAliasError`.
+    """
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -46,7 +50,7 @@ class GroupConnection:
 
 
 class GroupIntrospection(BaseDatabaseIntrospection):
-    """A group has no tables of its own."""
+    """Introspection of a group's alias. It finds no tables, as a group has none itself."""
 
     def table_names(self, cursor: Any = None, include_views: bool = False) -> list[str]:
         return []
@@ -59,7 +63,7 @@ class GroupIntrospection(BaseDatabaseIntrospection):
 
 
 class GroupOperations(BaseDatabaseOperations):
-    """Flushing a group flushes the shards that tests have touched."""
+    """Operations of a group's alias. Flushing a group flushes the shards that tests have touched."""
 
     def sql_flush(
         self,
@@ -78,7 +82,7 @@ class GroupOperations(BaseDatabaseOperations):
         return []
 
     def execute_sql_flush(self, sql_list: Iterable[str]) -> None:
-        # Django's flush calls this with an empty list as well.
+        # sql_list is empty, see sql_flush. Django's flush calls this method nevertheless.
         connection: Any = self.connection
         if connection.tests is None:
             raise group_alias_error(connection.alias, "be flushed")

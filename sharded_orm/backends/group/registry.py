@@ -1,8 +1,8 @@
-"""The connection objects of one group's shards in one thread: bounded, and closed together.
+"""The connection objects (wrappers) of one group's shards in one thread: kept, limited and closed.
 
-Django keeps a thread's connection objects in ``django.db.connections`` for ever, and closes those
-of the aliases that it iterates over. Shards are many, and Django does not iterate over them, so
-their group keeps and closes their connection objects (wrappers).
+Django never drops a thread's connection objects from ``django.db.connections``, and closes only those
+of the aliases that it iterates over. There may be thousands of shards, and Django does not iterate
+over them. So the group keeps a limited number of their connection objects, and closes them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.backends.group.contract import GroupMember
 
-# How many wrappers are checked when there are too many. In a transaction over thousands of shards
-# none can be evicted; checking all of them for each new one would be quadratic.
+# How many wrappers are checked for eviction when a new one exceeds the limit. In a transaction over
+# thousands of shards none can be evicted, and checking all for each new one would be quadratic.
 _EVICTION_CHECKS = 8
-# Seconds between two searches for idle connections that are older than CONN_MAX_AGE.
+# Minimum seconds between two searches for idle connections that are older than CONN_MAX_AGE.
 _EXPIRY_INTERVAL = 1.0
 
 
 class ShardRegistry:
-    """The wrappers of a group's shards in a thread, least recently used first. Not thread-safe.
+    """The connection objects (wrappers) of a group's shards in one thread. Not thread-safe.
 
-    :param limit: the most idle wrappers to keep; None keeps all (test runs).
+    ``wrappers`` is ordered by use, the least recently used wrapper first.
+
+    :param limit: the most idle wrappers to keep; None to keep all, as in test runs.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.wrappers: OrderedDict[str, GroupMember] = OrderedDict()
-        # By id, the wrappers used since the last close_obsolete(): only these can have errors, a
-        # changed autocommit or a health check to repeat.
+        # The wrappers used since the last close_obsolete(), by id(). Only these can have had errors,
+        # have a changed autocommit, or need another health check.
         self.active: dict[int, GroupMember] = {}
         self._next_expiry = float("inf")
         self._last_walk = 0.0
@@ -43,11 +45,11 @@ class ShardRegistry:
         return iter(list(self.wrappers.values()))
 
     def add(self, wrapper: GroupMember) -> None:
-        """Make ``wrapper`` the thread's wrapper of its alias; evict others above the limit.
+        """Make ``wrapper`` the thread's connection object of its alias. Evict others above the limit.
 
-        A wrapper that was evicted while a caller held it comes back this way when it is used
-        again. If its alias has another wrapper by then, it stays a separate connection, like
-        ``connection.copy()``.
+        A wrapper that was evicted while a caller still referred to it is added again at its next use.
+        If its alias has got another wrapper by then, nothing is done: the evicted one stays a separate
+        connection, like ``connection.copy()``.
         """
         alias = wrapper.alias
         current = _thread_wrapper(alias)
@@ -59,12 +61,12 @@ class ShardRegistry:
             self._evict(self.limit, keep=wrapper)
 
     def record_connect(self, wrapper: GroupMember) -> None:
-        """``wrapper`` has connected, and may have to be closed at its ``close_at``."""
+        """Note that ``wrapper`` has connected, so that it can be closed when its ``close_at`` is over."""
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
 
     def record_use(self, wrapper: GroupMember) -> None:
-        """``wrapper`` is used for the first time since :meth:`close_obsolete`."""
+        """Note the first use of ``wrapper`` since the last :meth:`close_obsolete`."""
         wrapper.is_active = True
         self.active[id(wrapper)] = wrapper
 
@@ -80,7 +82,7 @@ class ShardRegistry:
             wrapper.close()
 
     def forget(self, wrapper: GroupMember) -> None:
-        """Drop ``wrapper`` from the thread. A caller that holds it may go on using it."""
+        """Drop ``wrapper`` from the thread's connections. A caller that refers to it may still use it."""
         alias = wrapper.alias
         wrapper.is_active = False
         self.active.pop(id(wrapper), None)
@@ -90,9 +92,10 @@ class ShardRegistry:
             del connections[alias]
 
     def close_obsolete(self) -> None:
-        """Call ``close_if_unusable_or_obsolete()`` of the shards used since the last time.
+        """Call ``close_if_unusable_or_obsolete()`` of each wrapper used since the last call.
 
-        The cost does not depend on how many wrappers are kept.
+        From time to time, also close idle connections that have expired. Apart from that, the cost
+        does not depend on how many wrappers are kept.
         """
         active, self.active = self.active, {}
         for wrapper in active.values():
@@ -115,5 +118,5 @@ class ShardRegistry:
 
 
 def _thread_wrapper(alias: str) -> Any:
-    """Return the thread's wrapper of ``alias``; None if it has none. Does not create one."""
+    """Return this thread's connection object of ``alias``; None if there is none. Creates nothing."""
     return getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # private: the public look-up would make one

@@ -1,9 +1,9 @@
-"""Connection objects follow their shard to another node when the topology changes.
+"""Move connection objects to another node when a new topology has their shard there.
 
-A connection object (wrapper) is created from one topology and outlives it. Each remembers the
-generation of its topology, so one comparison per statement shows whether its place, the settings by
-which it connects, must be looked up again. A transaction, results to read and session state end
-where they began. Everything else continues at the new place.
+A connection object (wrapper) is created with settings from one topology and outlives that topology.
+It remembers the topology's number, its generation. So one comparison per statement shows whether the
+settings must be looked up again. A transaction, unread results and session state end on the old node.
+Everything else continues on the new node.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# The number of topologies that this process has used. Only ``runtime`` changes it.
+# Number of the topology in use: how many topologies this process has used. Only ``runtime`` changes it.
 generation = 0
 
-# Settings that do not affect where or how we connect.
+# Settings that do not affect where or how a wrapper connects.
 _UNRELATED = ("SHARD", "GENERATION")
 
 
 def topology_changed() -> None:
-    """Count another topology. To be called when look-ups use it already."""
+    """Count a new topology. Must be called after look-ups have begun to use it."""
     global generation
     generation += 1
 
 
 def follow(wrapper: GroupMember) -> None:
-    """Let ``wrapper`` connect to where its shard is now, unless it must stay.
+    """Give ``wrapper`` the settings of the topology in use. Disconnect it if its shard has moved.
 
-    Called before each statement and transaction. Does nothing in a thread that is not the
-    wrapper's. Costs a look-up without a query, once per topology.
+    Does nothing while a transaction or session state must end on the old node, nor in a thread that
+    does not own the wrapper. Called before each statement and transaction. Costs one look-up per
+    topology, and no query.
     """
     if is_current(wrapper):
         return
     if wrapper._thread_ident != threading.get_ident():
         return
-    current = generation  # Read first: a swap during the look-up then leads to another one.
+    # Read first: if the topology changes during the look-up, the next statement looks up again.
+    current = generation
     settings = current_settings(wrapper)
     if settings is None:
         return
@@ -58,10 +60,10 @@ def follow(wrapper: GroupMember) -> None:
 
 
 def close_relocated(wrapper: GroupMember) -> None:
-    """Close ``wrapper`` if its shard has moved. A transaction is left alone.
+    """Close ``wrapper`` if its shard has moved to another node and no atomic block is open.
 
-    Called when Django closes unusable connections, so that session state at the old place does not
-    outlive a request.
+    Called when Django closes unusable connections, so that session state on the old node ends with
+    the request.
     """
     settings = current_settings(wrapper)
     if (
@@ -73,21 +75,24 @@ def close_relocated(wrapper: GroupMember) -> None:
 
 
 def is_current(wrapper: GroupMember) -> bool:
-    """Whether ``wrapper`` has the settings of the topology in use."""
+    """Whether ``wrapper`` has the settings of the topology in use, or settings of no topology."""
     return wrapper._generation in (None, generation)
 
 
 def separate_copy(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
-    """Return a connection object with these settings that is not the thread's for its alias."""
+    """Return a new connection object of the same alias, which is not added to the thread's connections.
+
+    :param settings: the settings by which the new object connects.
+    """
     kind: Any = type(wrapper)
     copy: Wrapper = kind({k: v for k, v in settings.items() if k != "SHARD"}, wrapper.alias)
     return copy
 
 
 def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
-    """Return the settings for ``wrapper`` in the topology in use; None if it has no such shard.
+    """Return the settings that the topology in use has for ``wrapper``.
 
-    Usable from any thread.
+    None if the topology has no such shard. Usable from any thread.
     """
     try:
         settings: dict[str, Any] = connections.settings[wrapper.topology_alias]
@@ -99,14 +104,18 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
 
 
 def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether connections with these settings are alike."""
+    """Whether both settings lead to the same database, with the same options for the connection."""
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED
     }
 
 
 def must_stay(wrapper: GroupMember) -> bool:
-    """Whether a transaction, hooks of it, or session state must end at the present place."""
+    """Whether ``wrapper`` has something that must end on its present node.
+
+    That may be a transaction, ``on_commit`` functions that wait for a transaction's end, or session
+    state.
+    """
     return bool(
         wrapper._in_atomic_block
         or wrapper._mirrored
@@ -122,8 +131,11 @@ def must_stay(wrapper: GroupMember) -> bool:
 
 
 def disconnect(wrapper: GroupMember) -> None:
-    """Close the connection; one with results to read is left to its cursors."""
-    # is_idle() must not join a transaction of the group at the old place.
+    """Close the connection of ``wrapper``, or only forget it if it has unread results.
+
+    A forgotten connection stays open until its cursors are done.
+    """
+    # _syncing keeps is_idle() from joining a transaction of the group on the old node.
     syncing, wrapper._syncing = wrapper._syncing, True
     try:
         if wrapper.connection is None or wrapper.is_idle():
@@ -135,7 +147,7 @@ def disconnect(wrapper: GroupMember) -> None:
 
 
 def forget_cached(wrapper: GroupMember) -> None:
-    """Drop cached facts about the server, such as its version."""
+    """Drop the facts about the server that ``wrapper`` has cached, such as the version."""
     wrapper.features = wrapper.features_class(wrapper)
     for name in list(vars(wrapper)):
         if isinstance(getattr_static(type(wrapper), name, None), cached_property):

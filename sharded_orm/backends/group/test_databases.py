@@ -1,7 +1,7 @@
-"""The ``creation`` of a group's alias, whose methods Django's test runners call.
+"""The ``creation`` of a group's alias. Django's test runners call its methods.
 
-The work is done in ``sharded_orm.testing``, which is imported only when tests run: the app
-provides a function that reaches it (:func:`provide_test_databases`).
+The work is done in ``sharded_orm.testing``, which must be imported only when tests run. So this module
+does not import it: the app provides a function instead (:func:`provide_test_databases`).
 """
 
 from __future__ import annotations
@@ -22,59 +22,74 @@ class TestDatabases(Protocol):
     touched: set[str]
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Create the template and use test schemas from now on; return the template's name.
+        """Create the template and use test schemas from now on. Return the name of its schema.
 
-        The template is the schema that is migrated; the shards are clones of it.
+        The template is the only schema that is migrated; test shards are clones of it.
+
+        :param connection: the connection object of the group's alias.
+        :param keep: whether to use an existing template and shards (``--keepdb``).
         """
 
     def enter_worker(self, connection: Any, worker: str) -> None:
-        """Use shards of its own in this process, which is a parallel worker."""
+        """Use separate test shards in this process, which is one worker of a parallel test run.
+
+        :param connection: the connection object of the group's alias.
+        :param worker: number of the worker.
+        """
 
     def drop_worker(self, worker: str) -> None:
-        """Drop the shards of a parallel worker."""
+        """Drop the test shards of a worker of a parallel test run.
+
+        :param worker: number of the worker.
+        """
 
     def destroy(self, connection: Any, *, keep: bool) -> None:
-        """Drop everything unless ``keep``, and use the configured schemas again."""
+        """Use the configured schemas again. Drop all test schemas first, unless ``keep`` is true.
+
+        :param connection: the connection object of the group's alias.
+        """
 
     def ensure(self, shards: Iterable[Shard]) -> None:
-        """Create the databases of ``shards`` that do not exist, as clones of the template.
+        """Create those databases of ``shards`` that do not exist, as clones of the template.
 
-        Thread-safe.
+        The template is the schema that was migrated. Thread-safe.
         """
 
     def restore_touched(self) -> None:
-        """Replace the rows of every touched shard by the template's."""
+        """Replace the rows of each shard in :attr:`touched` by the rows of the template."""
 
     def reset_sequences(self) -> None:
-        """Restart the ids that tables count themselves."""
+        """Reset the counters of all tables with AUTO_INCREMENT or the like."""
 
 
-#: Group name -> its test databases, while tests run.
+#: The test databases of each group, by the group's name. Empty unless tests run.
 test_databases: dict[str, TestDatabases] = {}
 
 
 def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
-    """Create test shards that do not exist yet; does nothing outside of test runs.
+    """Create those test databases of ``shards`` that do not exist. Does nothing outside of test runs.
 
-    To be called before SQL that names their schemas without using their connection objects.
+    Must be called before SQL that names the shards' schemas but does not use the shards' connection
+    objects, which call this function themselves.
     """
     tests = test_databases.get(group)
     if tests is not None:
         tests.ensure(shards)
 
 
-# Returns the test databases of a group's connection object, and creates them at first use.
+# The function that returns the test databases of a group, given the connection object of the group's
+# alias. None without the app.
 _databases_of: Callable[[Any], TestDatabases] | None = None
 
 
 def provide_test_databases(databases_of: Callable[[Any], TestDatabases]) -> None:
-    """Set the function that returns the test databases of a group's connection object."""
+    """Set the function that returns a group's test databases, given the group's connection object."""
     global _databases_of
     _databases_of = databases_of
 
 
 class GroupCreation(BaseDatabaseCreation):
-    """The test database of a group's alias is all shards of the group."""
+    """Creates and destroys the test database of a group's alias: all shards of the group."""
 
     @property
     def _tests(self) -> TestDatabases:
@@ -96,10 +111,10 @@ class GroupCreation(BaseDatabaseCreation):
         serialize: bool = True,
         keepdb: bool = False,
     ) -> str:
-        """Migrate the template; each shard is created at its first use.
+        """Create and migrate the template. Each test shard is cloned from it at the shard's first use.
 
-        Schemas left by an earlier run are dropped without a question: only test schemas of this
-        group have such names.
+        Schemas that an earlier test run left behind are dropped without asking, as only test schemas
+        of this group have such names.
         """
         self._say(verbosity, keepdb, "Creating", "Using existing")
         return self._tests.create(self.connection, verbosity=verbosity, keep=keepdb)
@@ -107,7 +122,8 @@ class GroupCreation(BaseDatabaseCreation):
     def clone_test_db(
         self, suffix: str, verbosity: int = 1, autoclobber: bool = False, keepdb: bool = False
     ) -> None:
-        # Workers share the template, so there is nothing to clone; an earlier run may have left shards.
+        # There is nothing to clone, as workers share the template. But an earlier test run may have left
+        # shards of this worker behind.
         self._say(verbosity, keepdb, "Cloning", "Using existing clones of")
         if not keepdb:
             self._tests.drop_worker(suffix)
@@ -129,8 +145,8 @@ class GroupCreation(BaseDatabaseCreation):
             self._tests.drop_worker(suffix)
 
     def serialize_db_to_string(self) -> str:
-        # serialized_rollback promises the rows that migrations wrote. Flushing the group restores
-        # them, so there is nothing to serialize.
+        # serialized_rollback restores the rows that migrations wrote. Flushing the group restores them as
+        # well, so there is nothing to serialize.
         return ""
 
     def deserialize_db_from_string(self, data: str) -> None:
@@ -146,5 +162,5 @@ class GroupCreation(BaseDatabaseCreation):
         )
 
     def test_db_signature(self) -> tuple[str, str, str, str]:
-        # No other alias shares its test databases.
+        # A signature that no other alias has: Django gives aliases with equal signatures one test database.
         return ("", "", "sharded_orm", self.connection.alias)

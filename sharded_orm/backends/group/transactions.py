@@ -1,9 +1,9 @@
-"""Transactions of a whole group: one block over all shards that it uses.
+"""Transactions of a whole shard group, such as ``atomic(using="photos")``.
 
-``atomic(using="photos")`` opens nothing at first. Each shard opens its own transaction, and one
-savepoint per nested block, when it is first used inside. All of them end with the group's block.
-They commit one after the other: there is no two-phase commit, and :exc:`PartialCommitError` says
-which shards had committed when one failed.
+Such a block opens nothing at first. When a shard is first used inside the block, the shard opens its
+own transaction, with one savepoint per nested block. All these transactions end with the group's block:
+the shards commit one after the other. There is no two-phase commit. If a shard fails,
+:exc:`PartialCommitError` says which shards had committed already.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from sharded_orm.exceptions import PartialCommitError
 
 logger = logging.getLogger("sharded_orm.backends.group")
 
-# A hook of Django's on_commit: the ids of the savepoints around it, the function, robust.
+# A function registered with on_commit, as Django stores it: the ids of the savepoints around it, the
+# function, and whether it was registered with robust=True.
 Hook = tuple[set[Any], Callable[[], object], bool]
 
 
 @dataclass(eq=False, slots=True)
 class Level:
-    """An open block of the group's transaction: the outermost one (no ``sid``), or a savepoint."""
+    """An open block of a group's transaction: a savepoint, or the outermost block (no ``sid``)."""
 
     sid: str | None = None
-    # Some shard has already released this savepoint, so the group cannot roll back to it.
+    # Whether some shard has already released this savepoint. The group cannot roll back to it then.
     half_released: bool = False
 
 
 class GroupTransactions(BaseDatabaseWrapper):
-    """The state of the transaction of a group's connection object.
+    """Base class of a group's connection object: the state and the end of its transaction.
 
-    Invariant: a shard is in ``participants`` exactly while it has opened at least the outermost of
-    ``levels``.
+    ``levels`` are the open blocks of the transaction. ``participants`` are the connection objects of
+    the shards that have opened at least the outermost level (invariant), by alias.
     """
 
     levels: list[Level]
@@ -50,11 +51,11 @@ class GroupTransactions(BaseDatabaseWrapper):
     def init_transactions(self) -> None:
         self.levels = []
         self.participants = {}
-        # Participants that need a rollback; then the whole group does.
+        # Aliases of the participants that need a rollback. If there is one, the group needs a rollback.
         self._broken = set()
-        # Shards in a transaction, the group's or their own.
+        # Aliases of the shards that are in a transaction, of the group or of the shard alone.
         self._in_transaction = set()
-        # Hooks of shards that had committed when another shard failed.
+        # on_commit functions of shards that had committed when another shard failed.
         self._orphaned_hooks = []
 
     # ##### What shards report #####
@@ -74,13 +75,16 @@ class GroupTransactions(BaseDatabaseWrapper):
         (self._in_transaction.add if is_open else self._in_transaction.discard)(alias)
 
     def open_transactions(self) -> frozenset[str]:
-        """Return the aliases of this thread's shards that are inside a transaction."""
+        """Return the aliases of the group's shards that are in a transaction in this thread."""
         return frozenset(self._in_transaction)
 
     def block_options(self, level: Level) -> tuple[bool, bool]:
-        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``."""
-        # Blocks without a savepoint are in both lists, too. In manual transaction management the
-        # outermost level has no block.
+        """Return (``durable``, ``_from_testcase``) of the atomic block that opened ``level``.
+
+        Both are False if no atomic block opened the level.
+        """
+        # savepoint_ids has an entry for each block except the outermost one (None for a block without a
+        # savepoint). With autocommit switched off by hand, the outermost level has no block.
         offset = len(self.atomic_blocks) - len(self.savepoint_ids)
         index = offset - 1 if level.sid is None else offset + self._savepoint_index(level.sid)
         if 0 <= index < len(self.atomic_blocks):
@@ -89,7 +93,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         return False, False
 
     def _savepoint_index(self, sid: str) -> int:
-        # A savepoint of transaction.savepoint() has no block.
+        # If transaction.savepoint() made the savepoint, it has no block: return an index out of range.
         return (
             self.savepoint_ids.index(sid) if sid in self.savepoint_ids else len(self.atomic_blocks)
         )
@@ -104,15 +108,16 @@ class GroupTransactions(BaseDatabaseWrapper):
     def needs_rollback(self, value: bool) -> None:
         self._needs_rollback = value
         if not value and self._broken:
-            # Atomic clears the flag before it rolls back; users clear it on purpose.
+            # Clear the flag of each shard as well. Atomic clears the group's flag before it rolls back,
+            # and users may do so with set_rollback(False).
             for alias in list(self._broken):
                 self.participants[alias].needs_rollback = False
             self._broken.clear()
 
     # ##### Levels #####
 
-    # Django's set_autocommit calls this method if it exists, and then neither logs a BEGIN nor
-    # starts a transaction in another way.
+    # If this method exists, Django's set_autocommit calls it to begin a transaction, and does not log
+    # a BEGIN.
     def _start_transaction_under_autocommit(self) -> None:
         self._begin()
 
@@ -124,7 +129,7 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._begin()
             return
         if self.participants:
-            # Turning autocommit on commits, as in any database.
+            # An open transaction is committed when autocommit is switched on, as in any database.
             self._commit()
         self.levels.clear()
 
@@ -138,7 +143,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _savepoint_rollback(self, sid: str) -> None:
         self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
-        # This level stays open and those inside it end. Shards open it again when they are used.
+        # The group's level stays open, and the levels inside it end. A shard ends its own savepoint for
+        # this level, and opens another at the shard's next use.
         half_released = any(level.half_released for level in self.levels[depth:])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
@@ -168,12 +174,15 @@ class GroupTransactions(BaseDatabaseWrapper):
         raise OperationalError(f"Savepoint {sid!r} of {self.alias!r} does not exist.")
 
     def _roll_back_to(self, depth: int) -> None:
-        """Roll back the levels from ``depth`` on, on every shard; raise the first error at the end."""
+        """Roll back the levels from index ``depth`` on, on every shard.
+
+        If shards fail, the others are rolled back nevertheless. Then the first error is raised.
+        """
         first: BaseException | None = None
         for wrapper in reversed(list(self.participants.values())):
             try:
                 wrapper.leave_group_levels(depth, commit=False)
-            except Exception as exc:  # Each shard is rolled back; the first error is raised below.
+            except Exception as exc:  # Go on; the first error is raised below.
                 if first is not None:
                     logger.exception("rolling back %r after another shard", wrapper.alias)
                 first = first or exc
@@ -184,13 +193,14 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _commit(self) -> None:
         if self.needs_rollback:
-            # Only in manual transaction management: Atomic rolls back.
+            # Raises an error. Only happens with autocommit switched off by hand: Atomic would roll back.
             self.validate_no_broken_transaction()
         committed: list[str] = []
         participants = list(self.participants.values())
         try:
             for wrapper in participants:
-                # On all shards before one commits: if the cache does not answer, none commits.
+                # Announce the writes of all shards before the first one commits: if the cache does not
+                # answer, no shard commits.
                 if wrapper.commits_with_group:
                     wrapper.announce_commit()
             for wrapper in participants:
@@ -208,13 +218,15 @@ class GroupTransactions(BaseDatabaseWrapper):
     ) -> None:
         try:
             self._roll_back_to(0)
-        except Exception:  # Logged: the error of the commit is on its way to the caller.
+        except Exception:  # Logged, as the caller gets the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
-        # As BaseDatabaseWrapper.rollback(), which Atomic calls only after an error of a database.
+        # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Atomic calls rollback()
+        # only after an error of a database.
         hooks: list[Any] = self.run_on_commit
         self.run_on_commit = []
         if committed:
-            # Their rows are visible to everybody, so the hooks that wait for them must run.
+            # Others see the rows of the shards that have committed. So the functions that wait for these
+            # commits must run; set_autocommit runs them.
             transactions = {(alias, None) for alias in committed}
             self._orphaned_hooks = [hook for hook in hooks if hook[0] & transactions]
             if isinstance(cause, Exception):
@@ -230,15 +242,15 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.participants.clear()
         self._broken.clear()
         if self.levels:
-            # While autocommit is off, the next transaction begins at once.
+            # Autocommit is still off, so the next transaction begins at once.
             self._begin()
 
     def abandon_levels(self) -> None:
-        """End the levels of a transaction in which the group's connection was closed."""
+        """End the transaction, on all its shards, after the group's connection was closed inside it."""
         try:
             self._roll_back_to(0)
         except Error:
-            # Closing their connections has rolled them back.
+            # Ignore the error: the shards' transactions were rolled back when their connections closed.
             logger.debug("closing %r inside a transaction", self.alias, exc_info=True)
         self.participants.clear()
         self._broken.clear()
@@ -247,9 +259,10 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### on_commit #####
 
     def add_hook(self, wrapper: GroupMember, hook: Any) -> None:
-        """Take over a hook of ``on_commit`` of a shard.
+        """Take over a function that was registered with ``on_commit`` on a shard.
 
-        :param hook: its entry in the shard's ``run_on_commit``.
+        :param wrapper: the shard's connection object.
+        :param hook: the function's entry in the shard's ``run_on_commit``.
         """
         _, func, robust = hook
         sids: set[Any] = set(self.savepoint_ids)
@@ -259,7 +272,10 @@ class GroupTransactions(BaseDatabaseWrapper):
         hooks.append((sids, func, robust))
 
     def forget_hooks(self, sid: object) -> None:
-        """Drop the hooks of savepoint ``sid``, to which a shard has rolled back."""
+        """Drop the ``on_commit`` functions inside a savepoint to which a shard has rolled back.
+
+        :param sid: alias of the shard and id of the savepoint.
+        """
         if self.run_on_commit:
             self.run_on_commit = [hook for hook in self.run_on_commit if sid not in hook[0]]
 
@@ -270,5 +286,5 @@ class GroupTransactions(BaseDatabaseWrapper):
             for _, func, _ in hooks:
                 try:
                     func()
-                except Exception:  # Logged, as a robust hook's: PartialCommitError is on its way.
+                except Exception:  # Logged, as the caller gets PartialCommitError.
                     logger.exception("calling %r, a hook of on_commit", func)

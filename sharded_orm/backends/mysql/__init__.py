@@ -1,1 +1,1 @@
-"""MySQL and MariaDB: shards are schemas, sessions are leased from the node's pool."""
+"""The backend for MySQL and MariaDB. A shard is a schema; sessions are leased from the node's pool."""

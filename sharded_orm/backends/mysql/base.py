@@ -1,4 +1,4 @@
-"""Django's MySQL backend with connections that belong to nodes, not to schemas."""
+"""Django's MySQL backend, changed so that server connections belong to nodes, not to schemas."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ W = TypeVar("W", bound=SessionIdentity)
 class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
 
-    ``self.connection`` is a :class:`VirtualConnection`. All connection objects of the process
-    with equal connection parameters share the sessions of one pool.
+    ``self.connection`` is a :class:`VirtualConnection`: it leases a physical session when there is
+    work. All aliases of the process with equal connection parameters lease from the same pool.
     """
 
     creation_class = DatabaseCreation
@@ -58,7 +58,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @property
     def node_pool(self) -> NodePool:
-        """The pool of the node's sessions, created at first use. Does not connect."""
+        """The pool of this node's sessions. Created at first use; access does not connect."""
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
         if self._pool is None:
@@ -71,34 +71,40 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @async_unsafe
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
-        """Return a virtual connection; the node has answered, but its schema may not exist."""
+        """Return a virtual connection, after a check that the node answers.
+
+        Whether the schema exists is not checked.
+        """
         pool = self._pool = self._pool_for(conn_params)
         schema = conn_params.get("database") or conn_params.get("db") or None
         with self.wrap_database_errors:
             if schema is not None:
                 pool.prepare()
             connection = VirtualConnection(pool, schema, self.alias, leased)
-        # Weak, so that a connection object that is dropped returns its session at once.
+        # A weak reference, as a cycle would keep a dropped connection object from returning its
+        # session at once.
         connection.before_commit = weakref.WeakMethod(self._announce_writes)
         return connection
 
     def _announce_writes(self) -> None:
         if self.transaction_writes is not None:
-            # We do not learn whether the statement commits. So the markers stay open until the
-            # transaction ends, or the one that follows it.
+            # Called before a statement that may commit implicitly. We do not learn whether it does, so
+            # the write markers in the cache stay open until the transaction, or the next one, ends.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
-        # Django's method runs SET statements, which ran when the session was opened.
+        # Skip the method of Django's MySQL backend: its SET statements have run already, when the pool
+        # opened the session.
         BaseDatabaseWrapper.init_connection_state(self)
         if self.queries_logged and "SHARD" not in self.settings_dict:
-            # The log of an ordinary alias is that of Django's backend.
+            # Log these statements for an ordinary alias, as Django's backend does.
             statements = self.node_pool.initial_statements(self.mysql_server_data)
             if statements:
                 self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
 
     def create_cursor(self, name: str | None = None) -> LeasedCursor:
-        # Without async_unsafe: cursor() has it, and every statement passes here.
+        # Every statement passes here, so the method has no async_unsafe decorator: cursor(), which
+        # calls it, has one.
         connection = self.connection
         assert connection is not None
         cursor: LeasedCursor = connection.default_cursor(connection)
@@ -106,11 +112,13 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @contextmanager
     def node_cursor(self, *, stream: bool = False) -> Iterator[NodeCursor | NodeStream]:
-        """A cursor of the node in autocommit, for statements that name their schemas.
+        """Return a context manager that gives a cursor of the node, in autocommit.
 
-        It does not take part in a transaction of this alias. Usable from any thread.
+        For statements that name the schema of each table. The statements are not part of a
+        transaction of this alias. Usable from any thread.
 
-        :param stream: rows stay on the server until they are fetched.
+        :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
+            fetches all rows.
         """
         with self.wrap_database_errors:
             cursor = (NodeStream if stream else NodeCursor)(self.node_pool)
@@ -137,10 +145,11 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return self.connection is None or self.connection.is_idle
 
     def is_usable(self) -> bool:
-        """Whether the held session is alive or, if none is held, one can be leased.
+        """Whether the held session is alive or, if none is held, whether a session can be leased.
 
-        Does not ping once per alias: the pool polls each session, and with
-        ``CONN_HEALTH_CHECKS`` pings those that have been idle since an earlier request.
+        This does not ping the server for each alias. The pool polls the socket of a session when it
+        leases the session. With ``CONN_HEALTH_CHECKS``, it also pings a session that has been idle
+        since an earlier request.
         """
         if self.connection is None:
             return False
@@ -157,16 +166,16 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @cached_property
     def mysql_server_data(self) -> dict[str, Any]:
-        """Facts about the server that Django's features need; one query per node and process."""
+        """Facts about the server that Django's features need. One query per node and process."""
         with self.wrap_database_errors:
             return self.node_pool.server_data()
 
     def create_shard_database(self) -> None:
-        """Create this alias's schema if it does not exist."""
+        """Create this alias's schema. Does nothing if the schema exists."""
         self.creation.create_schema(self.settings_dict["NAME"], if_not_exists=True)
 
     def drop_shard_database(self) -> None:
-        """Drop this alias's schema and all its rows, if it exists."""
+        """Drop this alias's schema with all its rows. Does nothing if the schema does not exist."""
         self.creation.drop_schema(self.settings_dict["NAME"])
 
     # ##### Schemas #####
@@ -219,7 +228,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return types
 
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
-        """The rows of a statement that stays out of the query log, where tests count."""
+        """Return the rows of a query that must not be in the query log, as tests count its entries."""
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor, self.wrap_database_errors:
                 cursor.cursor.execute(sql, params)
@@ -256,7 +265,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def unlock_schema(self) -> None:
         if self.connection is None or not self.connection.is_held:
             return
-        # If it fails, close() ends the session, and the lock with it.
+        # An error here is ignored: close() ends the session, and the lock ends with the session.
         with suppress(self.Database.Error):
             with self.connection.any_session() as session:
                 locks.release(session, self.settings_dict["NAME"])
@@ -271,8 +280,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         try:
             copy.ensure_connection()
             assert copy.connection is not None
-            # So that close() ends the session. It would create tables with the character set of
-            # this schema in the next copy, which has the same name.
+            # Hold the session, so that close() ends it rather than returning it to the pool. The next
+            # copy's schema has the same name, and this session would create tables there with the
+            # character set of the present schema.
             copy.connection.hold()
             copy.build_schema(definitions)
             yield copy
@@ -309,6 +319,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
-            # COMMIT may have been sent, and the server may still be working on it.
+            # The session is lost. COMMIT may have been sent, and may still be running on the server.
             return CommitOutcome.UNKNOWN
         return CommitOutcome.OPEN

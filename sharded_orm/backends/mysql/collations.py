@@ -1,4 +1,4 @@
-"""The types and collations of columns, in one statement for many schemas."""
+"""The query that reads the types and collations of columns in many schemas at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from sharded_orm.backends.text_keys import ColumnType
 
-# With constants for schema and table, the server opens no other table. It compares their names as
-# its file system does, and returns them in the spelling of the statement.
+# As schema and table are compared with constants, the server opens no other table. It compares names
+# of schemas and tables as its file system does, and returns them in the spelling of the query.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"
@@ -19,7 +19,7 @@ _COLUMNS = (
 def statement(
     schemas: Sequence[str], tables: Sequence[str], columns: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Return a statement and its parameters."""
+    """Return the query for the types of ``columns`` in ``tables`` of ``schemas``, and its parameters."""
     sql = _COLUMNS.format(
         **{
             name: ", ".join(["%s"] * len(values))
@@ -30,9 +30,9 @@ def statement(
 
 
 def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]]:
-    """Return schema -> table -> column -> type, with all names in lower case.
+    """Return the types as schema -> table -> column -> type, with all names in lower case.
 
-    :param rows: of the statement.
+    :param rows: the rows that the query of :func:`statement` returned.
     """
     types: dict[str, dict[str, dict[str, ColumnType]]] = {}
     for schema, table, column, data_type, collation, length, definition, nullable in rows:

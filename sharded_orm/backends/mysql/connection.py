@@ -1,12 +1,12 @@
-"""The connection of one alias: leases a session of its node while there is work.
+"""The virtual connection of one alias, which leases a session of its node while there is work.
 
-A session is held for one statement in autocommit, from the first statement of a transaction to
-its end, and while a cursor has results to read.
+In autocommit, the alias holds a session for one statement, or until a cursor has read all results. In
+a transaction, it holds a session from the first statement to the end of the transaction.
 
-A transaction starts with ``BEGIN``, which is cheaper than the pair of ``SET autocommit`` of
-Django's own backend. Where the difference could be seen, the session is put into
-``autocommit=0`` first: before statements that commit implicitly, and after any error (such as a
-deadlock), because the rest of the block must still run in a transaction.
+A transaction starts with ``BEGIN``, which is cheaper than the two ``SET autocommit`` of Django's own
+backend. But after an implicit commit or an error such as a deadlock, the rest of an atomic block must
+still run in a transaction, and ``BEGIN`` does not ensure that. So the session is put into
+``autocommit=0`` before a statement that commits implicitly, and after any error.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ _LOST = 2006
 
 
 class SessionMode(IntEnum):
-    """How long a virtual connection keeps the session that it leases."""
+    """How long a virtual connection keeps a leased session before other aliases may use it."""
 
     FREE = 0
-    """Autocommit: for one statement."""
+    """In autocommit, the session is kept for one statement."""
     TRANSACTION = 1
-    """Autocommit is off: from the first statement to the end of the transaction."""
+    """With autocommit off, the session is kept from a transaction's first statement to its end."""
     HELD = 2
-    """Autocommit, over several statements: foreign key checks are off, or executemany runs."""
+    """In autocommit, the session is kept while foreign key checks are off, while executemany runs, or
+    until release()."""
     PINNED = 3
-    """Until close(): a statement left session state."""
+    """The session is kept until close(), because a statement left state in it."""
     LOST = 4
-    """The session that was held is gone, with the transaction or state that it had."""
+    """The kept session is gone, with the transaction or other state that it had."""
     CLOSED = 5
 
 
@@ -54,17 +55,20 @@ CursorFactory = Callable[[type], Callable[["VirtualConnection"], Any]]
 
 
 class OpenCursor(Protocol):
-    """A cursor with results to read."""
+    """A cursor that still has results to read."""
 
     def abandon(self) -> None:
-        """Give up the results: the connection is about to be closed."""
+        """Give up the unread results, as the connection is about to be closed."""
 
 
 class VirtualConnection(DriverFace):
-    """Stands for a connection to one schema of a node. Not thread-safe, as Django's.
+    """What an alias uses as its connection to one schema. Not thread-safe, like Django's connections.
 
-    :param schema: None for no schema at all; then the session is never shared.
-    :param alias: for logs.
+    It leases physical sessions from the node's pool, which all aliases of the node share.
+
+    :param schema: name of the schema; None for no schema, and then the connection keeps one session
+        for itself from the start.
+    :param alias: the Django alias, for logs.
     :param cursor_factory: maps a cursor class of the driver to a factory of our cursors.
     """
 
@@ -79,32 +83,32 @@ class VirtualConnection(DriverFace):
     ) -> None:
         self.pool = pool
         self.cursor_factory = cursor_factory
-        #: Makes the cursors on which Django's statements run.
+        #: Function that makes the cursors on which Django runs its statements.
         self.default_cursor = cursor_factory(pool.cursorclass)
         self.schema = schema
         self.alias = alias
         self.use = b"" if schema is None else b"USE `%s`" % schema.replace("`", "``").encode()
-        #: The session that is leased now.
+        #: The session that is leased now; None if there is none.
         self.session: NodeSession | None = None
-        #: The session of the last statement.
+        #: The session that ran the last statement of this connection; None before the first.
         self.last_session: NodeSession | None = None
-        #: The session of our last insert that had an id.
+        #: The session of the last insert of this connection that generated an id.
         self.insert_session: NodeSession | None = None
         self.mode = SessionMode.FREE
-        #: Django has switched autocommit on.
+        #: Whether Django has switched autocommit on.
         self.autocommitted = True
-        #: Foreign key checks are off on the held session.
+        #: Whether foreign key checks are off on the held session.
         self.checks_off = False
-        #: Several statements are to run on one session.
+        #: Whether one_session() is active: several statements must run on one session.
         self.in_batch = False
-        #: The session has state of a caller of hold().
+        #: Whether hold() keeps the session, for state that its caller leaves there.
         self.is_held = False
-        #: The session is not shared when the transaction ends, see hold_after_commit().
+        #: Whether the session is kept when the transaction ends, see hold_after_commit().
         self.held_after_commit = False
-        #: Called before a statement that may commit the transaction implicitly.
+        #: The function to call before a statement that may commit implicitly; None for no function.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
-        #: Cursors with results to read.
+        #: Weak references to the cursors that have unread results.
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
             self.session = pool.lease_new()
@@ -114,7 +118,8 @@ class VirtualConnection(DriverFace):
         return f"<VirtualConnection {self.alias!r} schema={self.schema!r} {self.mode.name}>"
 
     def __del__(self) -> None:
-        # Dropped without close(), as when a thread ends: its session must not stay leased.
+        # The connection was dropped without close(), as when a thread ends. Its session must not stay
+        # leased.
         session = getattr(self, "session", None)
         if session is not None:
             self.pool.discard(session)
@@ -131,7 +136,7 @@ class VirtualConnection(DriverFace):
         return self.autocommitted
 
     def autocommit(self, on: bool) -> None:
-        """Switch autocommit; switching it on commits an open transaction, as on the server."""
+        """Switch autocommit. An open transaction is committed when autocommit is switched on."""
         on = bool(on)
         mode = self.mode
         if mode is SessionMode.PINNED:
@@ -156,7 +161,7 @@ class VirtualConnection(DriverFace):
             self._end(b"COMMIT")
 
     def rollback(self) -> None:
-        """Roll back. If the session was lost, the server has already done so."""
+        """Roll back the transaction. If the session was lost, the server has rolled it back already."""
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()
@@ -171,7 +176,7 @@ class VirtualConnection(DriverFace):
             self._end(b"ROLLBACK")
 
     def close(self) -> None:
-        """Return the session to the pool if it is clean, else close it. Repeatable."""
+        """Close this connection: return a clean session to the pool, or else close it. Repeatable."""
         for reference in self.open_cursors[:]:
             if (cursor := reference()) is not None:
                 cursor.abandon()
@@ -187,9 +192,9 @@ class VirtualConnection(DriverFace):
                 self.pool.discard(session)
 
     def check(self) -> None:
-        """Check that the held session is alive or, if none is held, that one can be leased.
+        """Check that the held session is alive or, if none is held, that a session can be leased.
 
-        :raises MySQLdb.Error: otherwise.
+        :raises MySQLdb.Error: the session is dead, or no session can be leased.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -203,7 +208,7 @@ class VirtualConnection(DriverFace):
 
     @property
     def is_idle(self) -> bool:
-        """No session is leased, no cursor has results to read, and no transaction has begun."""
+        """Whether no session is leased, no cursor has unread results, and no transaction has begun."""
         return self.session is None and not self.open_cursors and self.mode in _RESTING
 
     @property
@@ -213,20 +218,26 @@ class VirtualConnection(DriverFace):
     # --- What LeasedCursor needs for a statement --------------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """The next statement may commit (``ALTER TABLE``, ``LOCK TABLES``, ``COMMIT``, ``CALL``)."""
+        """Call the listener ``before_commit``, as the next statement may commit the transaction.
+
+        Such statements are ``ALTER TABLE``, ``LOCK TABLES``, ``COMMIT`` and ``CALL``.
+        """
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()
 
     def begin_statement(self, *, plain: bool = True) -> tuple[NodeSession, list[bytes]]:
-        """The held session, and the statements that must go before the next one on it.
+        """Return the session for the next statement, and the prefix to send before that statement.
 
-        :param plain: the next one neither commits implicitly nor leaves session state.
+        The prefix has statements such as ``USE``, ``BEGIN`` and savepoints. A session is leased if
+        none is held.
+
+        :param plain: whether the next statement neither commits implicitly nor leaves session state.
         """
         mode = self.mode
         if mode >= SessionMode.PINNED:
             session = self._require_session()
-            session.schema = None  # The statement may be USE.
+            session.schema = None  # The next statement may be USE.
             return session, []
         session = self.session or self._lease_session()
         prefix = [] if session.schema == self.schema else [self.use]
@@ -236,20 +247,27 @@ class VirtualConnection(DriverFace):
         return session, prefix
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:
-        """The first ``done`` statements of the prefix of :meth:`begin_statement` were executed."""
+        """Note that the server has executed the first ``done`` statements of ``prefix``.
+
+        :param prefix: the prefix that :meth:`begin_statement` returned.
+        """
         if done:
             others = (self.use, FORGET_INSERT_ID)
             self.transaction.record([part for part in prefix[:done] if part not in others])
 
     def record_error(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
-        """A statement on the held session failed."""
+        """Note that a statement on the held session failed. Give the session up if it is unusable.
+
+        :param prefix: the statements that were sent before the failed statement.
+        :param sent: whether the failed statement was sent.
+        """
         session, transaction = self.session, self.transaction
         if not sent or session is None:
             self.settle()
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
         transaction.unsure = True
-        # The transaction may have begun or not: do not go on with such a session.
+        # The transaction may have begun on the server, or not. Do not go on with such a session.
         unclear = not transaction.is_open and (BEGIN in prefix or AUTOCOMMIT_OFF in prefix)
         if session.is_in_order(exc) and not unclear:
             self.settle()
@@ -257,7 +275,10 @@ class VirtualConnection(DriverFace):
             self._lose(exc)
 
     def record_checks(self, off: bool) -> None:
-        """Foreign key checks were switched on the held session."""
+        """Note that foreign key checks on the held session were switched.
+
+        :param off: whether they are off now.
+        """
         self.checks_off = off
         if self.mode is SessionMode.LOST:
             self.mode = SessionMode.HELD
@@ -266,7 +287,7 @@ class VirtualConnection(DriverFace):
     # --- How long a session is kept ---------------------------------------------------
 
     def pin(self, reason: str) -> NodeSession:
-        """Keep a session until close(); the connection then behaves as one of Django's backend.
+        """Keep one session until close(), as a connection of Django's own backend does.
 
         :param reason: what leaves state in the session, for logs.
         """
@@ -292,7 +313,10 @@ class VirtualConnection(DriverFace):
         return session
 
     def unpin(self, reason: str) -> None:
-        """The statement that :meth:`pin` was for had no effect: share the session again."""
+        """Undo :meth:`pin`, as the statement that was to leave state in the session has failed.
+
+        :param reason: the reason given to :meth:`pin`.
+        """
         if self.mode is SessionMode.PINNED:
             stats = self.pool.stats
             stats.pins -= 1
@@ -302,7 +326,7 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def one_session(self) -> Iterator[None]:
-        """Run the statements of the block on one session, in autocommit as well."""
+        """Return a context manager whose statements run on one session, even in autocommit."""
         before = self.in_batch
         self._ensure_session()
         self.in_batch = True
@@ -314,32 +338,36 @@ class VirtualConnection(DriverFace):
             self.settle()
 
     def hold(self) -> None:
-        """Keep the session, and state that the caller leaves on it, until release(). Repeatable.
+        """Keep a session until release(), so that the caller can leave state in it. Repeatable.
 
-        The state is lost with the session, and at close().
+        The state is gone after close(), or if the session is lost.
         """
         self._ensure_session()
         self.is_held = True
         self.settle()
 
     def release(self) -> None:
-        """The caller of hold() has no state on the session any more: share it, unless pinned."""
+        """Undo hold(), when the caller's state in the session is gone. A pinned session is kept."""
         self.is_held = False
         self.settle()
 
     def hold_after_commit(self) -> None:
-        """Do not share the session when its transaction ends, until release_after_commit()."""
+        """Keep the session when its transaction ends, until release_after_commit()."""
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
-        """Share the session again, unless something else keeps it. Repeatable."""
+        """Undo hold_after_commit(): return the session to the pool unless it is still needed.
+
+        Repeatable.
+        """
         self.held_after_commit = False
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session of hold_after_commit(): the server must not know its id any more.
+        """Close the session that hold_after_commit() kept, so that the server forgets the session's id.
 
-        A session with other state of this connection stays open, as that would be lost.
+        The session stays open if it has other state of this connection, as closing would lose that
+        state.
         """
         if self.held_after_commit and self.mode <= SessionMode.HELD and not self._has_state:
             session, self.session = self.session, None
@@ -348,7 +376,10 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def any_session(self) -> Iterator[NodeSession]:
-        """The held session, or one for the length of the block, which must not change its state."""
+        """Return a context manager that gives a session: the held one, or else one just for the block.
+
+        The block must not change the state of the session.
+        """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
         if self.session is not None:
@@ -367,14 +398,17 @@ class VirtualConnection(DriverFace):
         self.pool.release(session)
 
     def session_id(self) -> SessionID:
-        """The identity of the held session on its server; an empty one if none is held."""
+        """Return the identity of the held session on its server; an empty one if no session is held."""
         if self.session is None:
             return SessionID()
         with self._watched_session() as session:
             return session_id(session, self.pool)
 
     def settle(self) -> None:
-        """Enter the mode that the attributes ask for; return a session that nothing needs."""
+        """Set ``mode`` from the other attributes. Return the session to the pool if nothing needs it.
+
+        Does nothing if the session is pinned or lost, or the connection closed.
+        """
         if self.mode > SessionMode.HELD:
             return
         if not self.autocommitted:
@@ -390,17 +424,17 @@ class VirtualConnection(DriverFace):
             self.return_session(session)
 
     def return_session(self, session: NodeSession) -> None:
-        """Return a session to the pool; one with a transaction or results to read is closed."""
+        """Return ``session`` to the pool, or close it if it has a transaction or unread results."""
         if session.autocommits() and not session.more_results():
             self.pool.release(session)
         else:
             self.pool.discard(session)
 
-    # --- Inside -----------------------------------------------------------------------
+    # --- Internal helpers -------------------------------------------------------------
 
     @property
     def _has_state(self) -> bool:
-        """Whether something would be lost with the session."""
+        """Whether the session has state that would be lost if the session were closed."""
         return self.transaction.is_open or self.checks_off or self.is_held
 
     def _ensure_session(self) -> None:
@@ -419,7 +453,7 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """The held session; if it breaks in the block, its state is recorded as lost."""
+        """Return a context manager that gives the held session, and notes if it is lost in the block."""
         session = self._require_session()
         try:
             yield session
@@ -429,7 +463,7 @@ class VirtualConnection(DriverFace):
             raise
 
     def _end(self, how: bytes) -> None:
-        """Run COMMIT or ROLLBACK on the server if it has begun the transaction."""
+        """End the transaction. Send ``how`` (COMMIT or ROLLBACK) if the server has begun it."""
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
         session = self.session
@@ -438,8 +472,8 @@ class VirtualConnection(DriverFace):
             try:
                 session.run(*self.transaction.ending(how))
             except BaseException as exc:
-                # After an error of the server, COMMIT leaves the transaction to a rollback. Any other
-                # error makes the session unusable.
+                # If the server refuses COMMIT, the transaction stays open and can be rolled back. Any
+                # other error makes the session unusable.
                 if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise
@@ -454,7 +488,8 @@ class VirtualConnection(DriverFace):
         is_pinned = self.mode is SessionMode.PINNED
         had_state = self._has_state or is_pinned
         if self.is_held or is_pinned:
-            # A rollback does not restore this state: it is gone until close().
+            # A rollback does not restore the state of a pinned or held session. So the mode is LOST
+            # until close().
             self.transaction.is_open = self.checks_off = False
         if had_state:
             self.mode = SessionMode.LOST

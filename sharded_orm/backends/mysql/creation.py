@@ -1,4 +1,4 @@
-"""Django's test databases, and statements that create and drop schemas."""
+"""Django's creation of test databases, with methods that create and drop a schema."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     def _nodb_cursor(self) -> Any:
-        """Return a cursor in no schema, on a session of its own."""
+        """Return a context manager that gives a cursor in no schema, on a separate session."""
         return self.connection._nodb_cursor()
 
     def create_schema(self, name: str, *, if_not_exists: bool = False) -> None:
-        """``CREATE DATABASE``, with the character set and collation of the ``TEST`` settings."""
+        """Run ``CREATE DATABASE``, with the character set and collation of the ``TEST`` settings."""
         condition = "IF NOT EXISTS " if if_not_exists else ""
         with self._nodb_cursor() as cursor:
             cursor.execute(
@@ -23,7 +23,7 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
             )
 
     def drop_schema(self, name: str) -> None:
-        """``DROP DATABASE IF EXISTS``, with all tables and rows."""
+        """Run ``DROP DATABASE IF EXISTS``, which deletes all tables and rows."""
         with self._nodb_cursor() as cursor:
             cursor.execute(f"DROP DATABASE IF EXISTS {self._quoted(name)}")
 

@@ -1,7 +1,7 @@
-"""Cursors that lease a session for as long as they need it.
+"""Cursors that lease a session of the node's pool for as long as they need one.
 
-They replace the driver's cursor and the wrapper that Django puts around it, which saves a layer
-of Python on the path of every statement.
+One such cursor replaces two objects, the driver's cursor and Django's wrapper around it. That saves a
+layer of Python calls for every statement.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from sharded_orm.backends.mysql.statement_kind import (
     reason,
 )
 
-# django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror
+# Error codes for which Django raises IntegrityError rather than OperationalError, as in
+# django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror.
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
-# Seconds. A read that ran for longer before its session was lost is not repeated: it may have been
-# killed for being slow.
+# Seconds. If a read loses its session after it has run for longer than this, it is not repeated: it
+# may have been killed for being slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# Statements that may insert although their last result has no id.
+# What reason() returns for statements that may contain an insert although their last result has no id.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _READ, _WRITE, _IMPLICIT, _AFFINE = (
     StatementKind.READ,
@@ -57,14 +58,17 @@ _FREE, _TRANSACTION, _PINNED, _LOST = (
 
 
 class LeaseMixin(BaseCursor):
-    """First base of a leasing cursor, before a cursor class of the driver; see :func:`leased`."""
+    """Makes a cursor class of the driver lease its session. Must be the first base class.
+
+    :func:`leased` combines this class with a cursor class.
+    """
 
     connection: VirtualConnection | None
-    #: execute() fetches all rows.
+    #: Whether execute() fetches all rows.
     stores = True
 
-    # Class attributes: most cursors live for one statement, and assigning the defaults in
-    # __init__ would cost more time than leasing does.
+    # The defaults are class attributes because most cursors live for one statement: assigning them in
+    # __init__ would take longer than leasing a session.
     description: Any = None
     rowcount: Any = 0
     arraysize = 1
@@ -74,10 +78,11 @@ class LeaseMixin(BaseCursor):
     _executed: Any = None
     _result: Any = None
     _rows: Any = None
-    # The session that runs a statement of this cursor, or has results for it.
+    # The session that is running a statement of this cursor, or has unread results for this cursor.
     _session: NodeSession | None = None
-    # Our entry in connection.open_cursors, if the session was leased for this cursor alone.
+    # This cursor's entry in connection.open_cursors, if the session was leased for this cursor alone.
     _registration: weakref.ref[Any] | None = None
+    # The kind of the statements while executemany() runs; None at other times.
     _kind: StatementKind | None = None
 
     def __init__(self, connection: VirtualConnection) -> None:
@@ -86,9 +91,9 @@ class LeaseMixin(BaseCursor):
     # --- execute ------------------------------------------------------------------------
 
     def execute(self, query: Any, args: Any = None) -> Any:
-        """Run one statement.
+        """Run one statement, and return the number of its rows.
 
-        :raises django.db.IntegrityError: for the error codes for which Django does.
+        :raises django.db.IntegrityError: for the same error codes as with Django's cursors.
         """
         connection = self.connection
         if connection is None:
@@ -110,7 +115,10 @@ class LeaseMixin(BaseCursor):
     def _run_free(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """Run a statement in autocommit on a leased session. A read may be repeated once."""
+        """Run a statement in autocommit, on a session leased for it.
+
+        A read whose session turns out to be dead is repeated once.
+        """
         pool = connection.pool
         session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
         session.last_user = connection
@@ -124,8 +132,8 @@ class LeaseMixin(BaseCursor):
                 raise
             schema = connection.schema
             is_current = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
-            # Unknown until everything has succeeded, also after an exception that another
-            # thread raises in this one.
+            # The session's schema counts as unknown until everything has succeeded. An exception may
+            # come at any point, also one that another thread raises in this thread.
             session.schema = None
             try:
                 if is_current:
@@ -170,15 +178,16 @@ class LeaseMixin(BaseCursor):
     def _run_held(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """Run a statement on the session that the connection holds, or holds from now on."""
+        """Run a statement on the session that the connection holds. Lease a session if it holds none."""
         mode = connection.mode
         pin_reason = ""
         if mode >= _LOST:
             if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
-                # The session without checks is gone, and checks are on in any other.
+                # The session that had foreign key checks off is gone. Checks are on in any other, so
+                # there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            connection.begin_statement()  # raises
+            connection.begin_statement()  # Raises, as the session is lost.
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
         if mode is not _PINNED:
@@ -194,7 +203,8 @@ class LeaseMixin(BaseCursor):
                 elif kind is _CHECKS_OFF and mode is _FREE:
                     connection.mode = SessionMode.HELD
             elif kind is _AFFINE and connection.session is None and traces.is_show(query):
-                # No session is held yet: the last one has the state that the statement reads.
+                # No session is held yet. Take the one of the last statement, which has the warnings
+                # that this statement shows.
                 session = connection.session = traces.lease(connection, query)
                 session.last_user = connection
         prefix: list[bytes] = []
@@ -202,7 +212,7 @@ class LeaseMixin(BaseCursor):
         try:
             session, prefix = connection.begin_statement(plain=kind is not _IMPLICIT)
             if kind is _AFFINE and traces.is_show(query):
-                # Any statement before it would empty the list that it shows.
+                # Send nothing before SHOW WARNINGS: it would empty the list of warnings.
                 prefix = []
             elif kind is _AFFINE and traces.must_forget(connection, session, query):
                 prefix = [FORGET_INSERT_ID, *prefix]
@@ -245,7 +255,7 @@ class LeaseMixin(BaseCursor):
         return self.rowcount
 
     def _fetch_result(self, session: NodeSession) -> None:
-        """Fetch the result of a statement that was sent on ``session``."""
+        """Fetch the result of the statement that was just sent on ``session``."""
         self._session = session
         try:
             self._do_get_result(session.raw)
@@ -255,7 +265,10 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """Return the result of a statement that need not be sent now."""
+        """Set the cursor's attributes as after a statement without rows, and return 0.
+
+        Used for a statement that need not be sent now.
+        """
         self.description = None
         self._rows = ()
         self.rownumber = 0
@@ -272,7 +285,13 @@ class LeaseMixin(BaseCursor):
         connection.open_cursors.append(self._registration)
 
     def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
-        """Results need the session no longer; the connection may still hold it."""
+        """Give back the session, as all results have been read.
+
+        If the session was leased for this cursor alone, it goes back to the pool. Otherwise the
+        connection still holds the session.
+
+        :param broken: whether to close the session rather than return it to the pool.
+        """
         self._session = None
         session.busy = False
         registration, self._registration = self._registration, None
@@ -286,7 +305,7 @@ class LeaseMixin(BaseCursor):
             connection.return_session(session)
 
     def abandon(self) -> None:
-        """Give up results that were not read, and close their session."""
+        """Give up the unread results, and close the session that has them."""
         if self._session is not None:
             self._return_session(self._session, broken=True)
 
@@ -308,7 +327,7 @@ class LeaseMixin(BaseCursor):
         self._return_session(session)
 
     def close(self) -> None:
-        """Close the cursor; unread results are dropped."""
+        """Close the cursor and drop unread results."""
         if self.connection is None:
             return
         try:
@@ -319,14 +338,14 @@ class LeaseMixin(BaseCursor):
             self._result = None
 
     def nextset(self) -> int | None:
-        """Go to the next result; return None if there is none."""
+        """Go to the next result of the statement, and return 1; return None if there is none."""
         if self._executed:
             self.fetchall()
         session = self._session
         if session is None:
             return None
         if session.next_result() == -1:
-            # The session is free, and the cursor keeps the rows of the last result.
+            # There are no more results, so give back the session. The cursor has the last rows already.
             self._return_session(session)
             return None
         try:
@@ -336,18 +355,21 @@ class LeaseMixin(BaseCursor):
         return 1
 
     def __del__(self) -> None:
-        # Nobody reads the results of a cursor that was dropped.
+        # This cursor was dropped with unread results, which nobody can read any more.
         if self._registration is not None:
             self.abandon()
         elif self._session is not None:
-            # The connection goes on using this session, so it has to be read empty.
+            # The connection goes on using the session, so read and drop all remaining results.
             with contextlib.suppress(MySQLError):
                 self._discard()
 
     # --- several statements -----------------------------------------------------------------
 
     def executemany(self, query: Any, args: Any) -> Any:
-        """As the driver's: inserts in batches, other statements one by one; on one session."""
+        """Run ``query`` with each element of ``args``, all on one session.
+
+        Like the driver's method, it sends inserts in batches and other statements one by one.
+        """
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")
@@ -359,7 +381,7 @@ class LeaseMixin(BaseCursor):
             self._kind = None
 
     def callproc(self, procname: Any, args: Any = ()) -> Any:
-        """Call a procedure, on a pinned session: it may leave any state there."""
+        """Call a stored procedure. Pin the session, as the procedure may leave any state there."""
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")
@@ -375,7 +397,7 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # Only callproc() comes here.
+        # The driver's method that sends a statement. Only callproc() gets here.
         connection = self.connection
         assert connection is not None
         session, prefix = connection.begin_statement()
@@ -395,7 +417,7 @@ class LeaseMixin(BaseCursor):
         return self.rowcount
 
     def mogrify(self, query: Any, args: Any = None) -> str:
-        """The statement as it would be sent."""
+        """Return the statement as it would be sent, with its parameters filled in."""
         with self._encoder() as session:
             statement: str = session.bind(query, args).decode(session.raw.encoding)
         return statement
@@ -420,7 +442,7 @@ class LeaseMixin(BaseCursor):
 
 
 class LeasedCursor(LeaseMixin, Cursor):
-    """The default cursor: rows are tuples, and execute() fetches all of them."""
+    """The default cursor: execute() fetches all rows, and each row is a tuple."""
 
     def _fetch_result(self, session: NodeSession) -> None:
         result = session.store_result()
@@ -438,8 +460,9 @@ class LeasedCursor(LeaseMixin, Cursor):
             self.warning_count = session.warning_count()
             self.rownumber = 0
         finally:
-            # Freeing a result locks its session (mysqlclient 2.3). So it must not outlive the
-            # lease, not even in a traceback: another thread would find its session in use.
+            # Free the result now. When mysqlclient 2.3 frees a result, it locks the session. If the
+            # result outlived the lease, say in a traceback, another thread would find the session in
+            # use.
             result = None
 
     description_flags: Any = None
@@ -447,7 +470,7 @@ class LeasedCursor(LeaseMixin, Cursor):
 
 @cache
 def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
-    """Return the leasing subclass of a cursor class of the driver."""
+    """Return the subclass of ``cursorclass``, a cursor class of the driver, that leases its session."""
     if cursorclass is Cursor:
         return LeasedCursor
     if issubclass(cursorclass, LeaseMixin):

@@ -1,4 +1,8 @@
-"""The part of the interface of ``MySQLdb.Connection`` that a virtual connection offers."""
+"""The attributes of ``MySQLdb.Connection`` that a virtual connection offers as well.
+
+A virtual connection is the ``connection`` of a Django alias. It leases a physical session of the
+node whenever it needs one.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from MySQLdb.connections import Connection
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-# Attributes that any session of the node can answer, and that leave no state there. Any other
-# unknown name pins the session.
+# Attributes of the driver's connection that any session of the node can answer without a change of
+# its state. Access to any other attribute pins a session: the alias keeps it until close().
 _STATELESS = frozenset([
     "character_set_name", "client_flag", "converter", "dump_debug_info", "encoders", "encoding",
     "escape_string", "get_character_set_info", "get_host_info", "get_proto_info",
@@ -21,23 +25,29 @@ _STATELESS = frozenset([
 
 
 class DriverFace:
-    """Answers for the driver's connection. What may leave state in a session pins it."""
+    """Base class of the virtual connection: forwards attributes to the driver's connection.
+
+    An attribute that may leave state in a session pins the session: the alias keeps it until close().
+    """
 
     __slots__ = ()
 
     def any_session(self) -> AbstractContextManager[NodeSession]:
-        """The held session, or one for the length of the block, which must not change its state."""
+        """Return a context manager that gives a session: the held one, or else one just for the block.
+
+        The block must not change the state of the session.
+        """
         raise NotImplementedError
 
     def pin(self, reason: str) -> NodeSession:
-        """Keep a session until close(); the connection then behaves as one of Django's backend."""
+        """Keep one session until close(), as a connection of Django's own backend does."""
         raise NotImplementedError
 
     def close(self) -> None:
         raise NotImplementedError
 
     def escape(self, value: Any, mapping: Any = None) -> Any:
-        """As the driver's; used by Django's schema editor."""
+        """Escape ``value`` like the driver's method. Django's schema editor calls this."""
         with self.any_session() as session:
             return session.raw.escape(value, session.raw.encoders if mapping is None else mapping)
 
@@ -57,7 +67,7 @@ class DriverFace:
             return self._stateless(name) if callable(value) else value
         if name.startswith("__") or not hasattr(Connection, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # The attribute may change the session.
+        # This attribute may change the state of the session, so a session is pinned.
         return getattr(self.pin(f"connection.{name}").raw, name)
 
     def _stateless(self, name: str) -> Callable[..., Any]:

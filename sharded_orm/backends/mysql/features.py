@@ -1,4 +1,4 @@
-"""Django's features of MySQL and MariaDB, and ours."""
+"""Django's ``DatabaseFeatures`` for MySQL and MariaDB, with the flags of this package."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from sharded_orm.backends.features import MySQLFeatures
 
 
 class DatabaseFeatures(MySQLFeatures, features.DatabaseFeatures):
-    """Django's own, otherwise."""
+    """Django's flags and those of :class:`~sharded_orm.backends.features.ShardFeatures`."""

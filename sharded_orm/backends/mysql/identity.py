@@ -1,7 +1,7 @@
-"""Identities of servers and of their sessions, and which sessions still exist.
+"""Tell which server and session made a write, and whether that session still exists.
 
-The id of a session means nothing without its server: after a promotion, another server may be
-behind the same address. So each session asks its own server, once.
+The id of a session means nothing without the identity of its server: after a promotion, another
+server may be behind the same address. So each session asks its server once for both.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ W = TypeVar("W", bound=SessionIdentity)
 
 _VARIABLES = b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
 _MYSQL = b"@@server_uuid"
-# MariaDB derives server_uid from the network address and the port, which containers may share.
+# Identity of a MariaDB server. It has more parts than server_uid, which is made of the network address
+# and the port: two containers may have the same server_uid.
 _MARIADB = b"CONCAT_WS('/', %s@@hostname, @@port, @@server_id)"
-# An account with PROCESS sees the sessions of all accounts. PROCESS by a role does not count.
+# Whether the account has PROCESS itself, and so sees the sessions of all accounts. PROCESS by a role
+# does not count here.
 _PROCESS = (
     b"EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'PROCESS'"
     b" AND grantee = CONCAT('''', SUBSTRING_INDEX(CURRENT_USER(), '@', 1), '''@''',"
@@ -34,10 +36,10 @@ _PROCESS = (
 
 
 def session_id(session: NodeSession, pool: NodePool) -> SessionID:
-    """Return the identity of ``session``. Asks its server the first time, in any transaction.
+    """Return the identity of ``session``. The first call asks the server; a transaction may be open.
 
-    The identity is empty behind a proxy that has sessions of its own: their ids mean nothing to
-    the server.
+    The identity is empty if there is a proxy in between that maps its own sessions to the server's:
+    the ids that the proxy shows mean nothing to the server.
 
     :raises MySQLdb.Error: the server does not answer.
     """
@@ -54,16 +56,16 @@ def session_id(session: NodeSession, pool: NodePool) -> SessionID:
 
 
 def judges(pool: NodePool, writer: SessionIdentity) -> bool:
-    """Whether :func:`gone` can decide about ``writer``.
+    """Whether :func:`gone` can tell if the session ``writer`` still exists.
 
-    It can if the session is on the same server, and of the same account or our account sees all.
-    True while the server does not answer.
+    That is so if the session is on the server of ``pool``, and either has the same account or our
+    account sees the sessions of all accounts. Also True while the server does not answer.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # Another server may be behind the address by now.
+        # Ask again: another server may be behind the node's address by now.
         try:
             _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):
@@ -73,15 +75,16 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
 
 
 def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
-    """Return the writers whose sessions no longer exist; none if the server does not answer.
+    """Return those of ``writers`` whose sessions no longer exist.
 
-    MariaDB lists a killed session until it has rolled back, or finished its COMMIT.
+    The set is empty if the server does not answer. MariaDB still lists a killed session until the
+    session has rolled back or finished its COMMIT.
     """
     try:
         existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
-    # Checked again: the answer is another server's if the address moved in between.
+    # Check the server again: if the address has moved since, the answer is about another server.
     return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 
@@ -103,7 +106,10 @@ def _query_sessions(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple
 
 
 def _expression(session: NodeSession, pool: NodePool) -> bytes:
-    """Return an SQL expression for the identity of a server of this kind."""
+    """Return an SQL expression for the server's identity, which differs by kind of server.
+
+    The first call for a pool asks the server for its variables.
+    """
     if pool.identity_sql is None:
         session.query(_VARIABLES)
         names = {_text(row[0]).lower() for row in session.store_result().fetch_row(0, 0)}
@@ -115,7 +121,10 @@ def _expression(session: NodeSession, pool: NodePool) -> bytes:
 
 
 def _short(value: object) -> str:
-    """Return a short hash: each write marker contains it, and it must not reveal names."""
+    """Return a short hash of ``value``.
+
+    Each write marker in the cache contains it, so it must be short and must not reveal names.
+    """
     return hashlib.blake2b(_text(value).encode(), digest_size=8).hexdigest()
 
 

@@ -1,4 +1,7 @@
-"""Django's introspection, restricted to one of the many schemas of a node."""
+"""Django's introspection of MySQL, restricted to the current schema.
+
+A node has many schemas, and Django's query for constraints would look into all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import Any
 
 from django.db.backends.mysql import introspection as stock
 
-# Django joins on the schema of the other table, so the server opens the tables of every schema.
-# With 1351 schemas that takes 199 ms; with constants on both sides, 0.2 ms.
+# The part of Django's query that makes the server open the tables of every schema. With 1351
+# schemas, the query takes 199 ms, but 0.2 ms if the schema of both joined tables is a constant.
 _EVERY_SCHEMA = "c.table_schema = kc.table_schema AND"
 _THIS_SCHEMA = "c.table_schema = DATABASE() AND c.table_name = kc.table_name AND"
 
@@ -26,7 +29,7 @@ class _OneSchemaCursor:
 
 
 class DatabaseIntrospection(stock.DatabaseIntrospection):
-    """As Django's; the cost does not grow with the number of shards."""
+    """Django's introspection, at a cost that does not grow with the number of shards on the node."""
 
     def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
         restricted: Any = _OneSchemaCursor(cursor)

@@ -1,4 +1,4 @@
-"""Locks of schemas by name, which a session holds."""
+"""Locks on schemas with ``GET_LOCK``. A session holds such a lock until the lock is released."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from hashlib import md5
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-_MAX_LENGTH = 64  # characters of a lock's name on MySQL
+_MAX_LENGTH = 64  # the most characters of a lock's name on MySQL
 
 
 def take(session: NodeSession, schema: str, seconds: float) -> bool:
-    """Lock ``schema`` and make it the current schema; False if the lock was not free in time.
+    """Take the lock on ``schema``, and make ``schema`` the current schema of ``session``.
 
-    :param seconds: to wait for the lock.
+    Return False if the lock was not free within ``seconds``.
     """
     ((is_taken,),) = session.rows_in(schema, f"SELECT GET_LOCK({_name(schema)}, {seconds:f})")[0]
     return bool(int(is_taken or 0))

@@ -1,4 +1,4 @@
-"""The pool of one node's sessions, and how they are opened."""
+"""The pool of one node's sessions. It opens each session with the node's settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sharded_orm.backends.mysql.session import NodeSession, connect
 from sharded_orm.backends.session_pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, get_pool
 from sharded_orm.backends.signals import session_opened
 
-# Runs once per node and process. As django.db.backends.mysql.base.DatabaseWrapper.
+# The query for facts about the server, as in django.db.backends.mysql.base.DatabaseWrapper. It runs
+# once per node and process.
 _SERVER_QUERY = b"""
     SELECT VERSION(), @@sql_mode, @@default_storage_engine, @@sql_auto_is_null,
            @@lower_case_table_names,
@@ -20,11 +21,14 @@ _SERVER_QUERY = b"""
 
 
 class NodePool(SessionPool[NodeSession]):
-    """The sessions of one server, with one set of connection parameters.
+    """The pool of sessions of one server that have the same connection parameters.
 
+    :param name: name of the node, for errors and logs.
     :param params: arguments of ``MySQLdb.connect``, without a schema.
-    :param isolation_level: the level of every session, None for the server's default.
-    :param sender: the wrapper class, for :data:`session_opened`.
+    :param isolation_level: isolation level of each session; None for the server's default.
+    :param sender: the backend's ``DatabaseWrapper`` class, the sender of :data:`session_opened`.
+    :param max_age: seconds until a session expires; None for never.
+    :param bounds: further arguments of the pool, such as ``maximum`` of :class:`BoundedPool`.
     """
 
     def __init__(
@@ -40,25 +44,32 @@ class NodePool(SessionPool[NodeSession]):
         self.params = dict(params)
         self.params["autocommit"] = True
         self.cursorclass: type = self.params.pop("cursorclass", Cursor)
-        #: The user's ``init_command`` sets foreign key checks.
+        #: Whether ``init_command`` in the user's settings sets foreign key checks.
         self.sets_checks = "foreign_key_checks" in str(self.params.get("init_command")).lower()
         self._isolation_level = isolation_level
         self._sender = sender
         self._server_data: dict[str, Any] | None = None
-        #: An SQL expression for the identity of a server; None until one was asked.
+        #: An SQL expression for the identity of the server; None until the server was asked.
         self.identity_sql: bytes | None = None
-        #: Server and account of the last answer, and whether the account sees all sessions.
+        #: The last answer to a query for sessions: identity of the server, identity of the account,
+        #: and whether the account sees the sessions of all accounts. None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:
-        """Facts about the server that Django needs; the first session asks for them."""
+        """Return facts about the server that Django needs. The first session of the pool asks for them.
+
+        Opens a session if the pool has had none.
+        """
         if self._server_data is None:
             self.release(self.lease())
         assert self._server_data is not None
         return self._server_data
 
     def initial_statements(self, data: Mapping[str, Any]) -> list[str]:
-        """Return the ``SET`` statements that Django runs on each connection."""
+        """Return the ``SET`` statements that Django's backend runs on each new connection.
+
+        :param data: facts about the server, from :meth:`server_data`.
+        """
         statements = []
         if data["sql_auto_is_null"]:
             statements.append("SET SQL_AUTO_IS_NULL = 0")
@@ -105,7 +116,13 @@ def node_pool(
     settings: Mapping[str, Any],
     sender: type | None,
 ) -> NodePool:
-    """Return the process's pool for these parameters; aliases with equal ones share it."""
+    """Return this process's pool for these parameters. Aliases with equal parameters share a pool.
+
+    :param params: arguments of ``MySQLdb.connect``, without a schema.
+    :param isolation_level: isolation level of each session; None for the server's default.
+    :param settings: an alias's entry in ``DATABASES``, for ``POOL`` and ``CONN_MAX_AGE``.
+    :param sender: the backend's ``DatabaseWrapper`` class.
+    """
     bounds: Mapping[str, Any] = settings.get("POOL") or {}
     max_age = settings.get("CONN_MAX_AGE", 0)
     key = (_frozen(params), isolation_level, max_age, _frozen(bounds))
@@ -127,7 +144,7 @@ def node_pool(
 def _frozen(value: Any) -> Hashable:
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):
-            return id(value)  # the driver's converters: one shared dict
+            return id(value)  # the driver's converters, a dict that all aliases share
         return tuple(sorted((key, _frozen(item)) for key, item in value.items()))
     if isinstance(value, (list, tuple, set, frozenset)):
         return (type(value), tuple(_frozen(item) for item in value))

@@ -1,4 +1,7 @@
-"""Cursors of a node, for statements that name their schemas, as reads of many shards do."""
+"""Cursors of a node rather than of a shard, for statements that name the schema of each table.
+
+Queries that read many shards of a node at once use these cursors.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 
 
 class _NodeCursorMixin(BaseCursor):
-    """Runs statements in no particular schema, on one session until it is closed.
+    """A cursor that leases one session of the node until the cursor is closed.
 
-    If the session turns out to be dead, a read is repeated once on another one.
+    Its statements must name the schema of each table. If the session turns out to be dead, a read is
+    repeated once on another session.
     """
 
     def __init__(self, pool: NodePool) -> None:
@@ -61,7 +65,7 @@ class _NodeCursorMixin(BaseCursor):
 
     def close(self) -> None:
         session, self._session = self._session, None
-        # Not Cursor.close(): the session is no longer ours.
+        # Only cut the cursor off. Cursor.close() would use the session, which is given back below.
         self.connection = None
         if session is None:
             return
@@ -75,11 +79,14 @@ class _NodeCursorMixin(BaseCursor):
 
 
 class NodeCursor(_NodeCursorMixin, Cursor):
-    """``execute`` fetches all rows."""
+    """A node's cursor whose ``execute`` fetches all rows."""
 
 
 class NodeStream(_NodeCursorMixin, SSCursor):
-    """``fetchmany`` fetches rows from the server; ``close`` closes a session with rows to read."""
+    """A node's cursor that leaves rows on the server until ``fetchmany`` fetches them.
+
+    If unread rows are left, ``close`` also closes the session.
+    """
 
     _unread = False
 

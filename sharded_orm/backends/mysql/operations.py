@@ -1,4 +1,4 @@
-"""Django's operations on MySQL and MariaDB, and ours."""
+"""Django's ``DatabaseOperations`` for MySQL and MariaDB, with the methods that this package adds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():
             name = "`{}`".format(table.replace("`", "``"))
-            # information_schema may be a day old on MySQL; this is what holds.
+            # SHOW CREATE TABLE has the current counter. On MySQL, information_schema may show one that
+            # is a day old.
             cursor.execute(f"SHOW CREATE TABLE {name}")
             match = _NEXT.search(cursor.fetchone()[1])
             if match is None or int(match[1]) < first:

@@ -1,7 +1,8 @@
-"""MariaDB's replication, and the fence against writes, for the account of an operator.
+"""Questions and commands about MariaDB's replication, and the fence that stops writes to a server.
 
-Each :class:`ReplicationServer` has a connection outside of any pool: its statements are about the
-server as a whole, and must not wait for those of the application.
+Management commands use this module with an operator's account. Each :class:`ReplicationServer` has a
+connection outside of any pool: its statements are about the server as a whole and must not wait until
+the application releases a session.
 """
 
 from __future__ import annotations
@@ -15,46 +16,49 @@ from django.db import Error
 
 from sharded_orm.topology.aliases import complete
 
-#: Privileges to write in spite of ``read_only``; SUPER is one up to MariaDB 10.10.
+#: Privileges that let an account write although ``read_only`` is on. Up to MariaDB 10.10, SUPER is
+#: such a privilege.
 WRITES_THROUGH: Final = frozenset({"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN"})
-#: Privileges of an operator on the old primary and on the new one; ALL PRIVILEGES contains them.
+#: Privileges that an operator needs on the old primary, to fence it. ALL PRIVILEGES contains them.
 TO_FENCE: Final = ("READ_ONLY ADMIN", "BINLOG MONITOR")
+#: Privileges that an operator needs on the new primary. ALL PRIVILEGES contains them.
 TO_PROMOTE: Final = ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR")
 
 _CONNECT_TIMEOUT = 5  # seconds
-# Seconds; longer than any single statement waits.
+# Seconds. Longer than any single statement of this module waits.
 _READ_TIMEOUT = 60
 _FILTERS = (
     "Replicate_Do_DB", "Replicate_Ignore_DB", "Replicate_Do_Table", "Replicate_Ignore_Table",
     "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table", "Replicate_Ignore_Server_Ids",
     "Replicate_Do_Domain_Ids", "Replicate_Ignore_Domain_Ids", "Replicate_Rewrite_DB",
 )  # fmt: skip
-#: Errors of the client: no connection, none in time, or a lost one.
+#: Error codes of the client library: it cannot connect, times out, or loses the connection.
 _NO_ANSWER = frozenset({2001, 2002, 2003, 2004, 2005, 2006, 2011, 2012, 2013, 2055})
-#: Errors with which a server refuses an account, by its name, password, host, plugin or a lock.
+#: Error codes with which a server refuses an account: because of its name, password, host or
+#: authentication plugin, or because the account is locked.
 _REFUSED = frozenset(
     {1044, 1045, 1130, 1251, 1275, 1524, 1698, 1820, 1862, 1873, 2049, 2054, 2058, 2059, 2061, 4151}
 )  # fmt: skip
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
-# GRANT a, b (columns) ON *.* TO …: only privileges on all schemas are about the server.
+# Matches a line of SHOW GRANTS about the whole server (ON *.*). Grants on single schemas do not count.
 _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
 
 @dataclass(frozen=True)
 class ReplicationStatus:
-    """The state of a server at one moment. Positions are MariaDB's text: ``0-1-15,1-2-7``."""
+    """The state of a server at one moment. Positions are MariaDB's GTID lists: ``0-1-15,1-2-7``."""
 
     version: str
-    #: Different for any two servers, and the same by all addresses of one.
+    #: Identity of the server: no other server has it, and all addresses of the server show it.
     identity: str
     server_id: int
     domain: int
     read_only: bool
     writes_log: bool
     logs_replicated: bool
-    #: Last event in the binary log, per domain.
+    #: Position of the last event in the binary log, per domain.
     logged: str
-    #: Last event that replication has executed or the server itself has written.
+    #: Position of the last event that replication has executed or the server itself has written.
     current: str
 
     @property
@@ -64,46 +68,47 @@ class ReplicationStatus:
 
 @dataclass(frozen=True)
 class ReplicationLink:
-    """A replication connection of a server to another: a row of ``SHOW ALL SLAVES STATUS``."""
+    """A server's replication connection to its source: a row of ``SHOW ALL SLAVES STATUS``."""
 
     name: str
     host: str
     port: int
-    #: ``server_id`` of the source when it last answered; 0 before the first time.
+    #: ``server_id`` of the source when the source last answered; 0 if it has never answered.
     source_id: int
     receives: bool
-    #: It is reconnecting: the source is gone.
+    #: Whether the server is trying to reconnect because the source is gone.
     connecting: bool
     executes: bool
     uses_gtid: bool
-    #: Last event that has arrived, and last that was executed.
+    #: Position of the last event that has arrived.
     received: str
+    #: Position of the last event that was executed.
     executed: str
-    #: None without a connection.
+    #: Seconds by which the server is behind its source; None if it is not connected to the source.
     seconds_behind: int | None
     delay: int
-    #: Settings that leave out events, with their values.
+    #: Settings that exclude events from replication: name -> value, for those that are set.
     filters: Mapping[str, str]
     error: str
 
 
 class ReplicationServer:
-    """A connection of an account to a server; a context manager. For one thread.
+    """An operator's connection to a server, and a context manager that closes it. For one thread.
 
-    :param name: the node, for messages.
-    :param settings: of the node, with the account, as an entry of ``DATABASES``.
+    :param name: name of the node, for messages.
+    :param settings: the node's settings with the operator's account, like an entry of ``DATABASES``.
     :raises django.db.Error: the server does not answer within 5 seconds, or refuses the account.
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        # Imported here: it needs the driver, and projects without MySQL import this module with
-        # the commands.
+        # Imported here, as Django's backend needs the driver: the management commands import this
+        # module in projects without MySQL, too.
         from django.db.backends.mysql.base import DatabaseWrapper
 
         self.name = name
         own = {
             **complete(settings),
-            # An operator's account need not see any schema.
+            # No schema: the operator's account may have no access to any.
             "NAME": "",
             "TIME_ZONE": None,
         }
@@ -138,12 +143,12 @@ class ReplicationServer:
         (value,) = row.values()
         return value
 
-    # ##### Its state #####
+    # ##### Questions about the state of the server #####
 
     def status(self) -> ReplicationStatus:
         """Return the state of the server. Two round trips.
 
-        One round trip if the server is not MariaDB; then only the version is set.
+        If the server is not MariaDB, only the version is filled in, after one round trip.
         """
         version = str(self._value("SELECT VERSION()"))
         if "mariadb" not in version.lower():
@@ -167,13 +172,13 @@ class ReplicationServer:
         )
 
     def links(self) -> list[ReplicationLink]:
-        """Return the connections to sources; needs ``SLAVE MONITOR``."""
+        """Return the server's replication connections. Needs the privilege ``SLAVE MONITOR``."""
         return [_link(row) for row in self._rows("SHOW ALL SLAVES STATUS")]
 
     def privileges(self) -> set[str]:
-        """Return the account's privileges on the whole server, those of its roles among them.
+        """Return the account's privileges on the whole server, including those of its roles.
 
-        Roles that a session has to activate count, and so does ``PUBLIC``.
+        Roles that are not active in this session count as well, and so does the role ``PUBLIC``.
         """
         texts = [self._grants("SHOW GRANTS")]
         roles = self._rows(
@@ -193,20 +198,24 @@ class ReplicationServer:
         return [str(value) for row in self._rows(sql) for value in row.values()]
 
     def schemas(self) -> set[str]:
-        """Return the schemas that the account may see."""
+        """Return the names of the schemas that the account may see."""
         rows = self._rows("SELECT SCHEMA_NAME name FROM information_schema.SCHEMATA")
         return {str(row["name"]) for row in rows}
 
     def log_filters(self) -> dict[str, str]:
-        """Return settings that keep events out of the binary log; needs ``BINLOG MONITOR``."""
+        """Return the settings that keep events out of the binary log: name -> value, if set.
+
+        Needs the privilege ``BINLOG MONITOR``.
+        """
         rows = self._rows("SHOW MASTER STATUS")
         names = ("Binlog_Do_DB", "Binlog_Ignore_DB")
         return {name: row[name] for row in rows for name in names if row[name]}
 
     def idle_seconds(self) -> float | None:
-        """Return seconds since replication executed its last event; None if they are not known.
+        """Return the seconds for which replication has had no event left to execute.
 
-        Needs ``PROCESS``, without which threads of the server are hidden.
+        None if replication is busy or stopped, or if the account lacks the privilege ``PROCESS``, without
+        which the server hides its own threads.
         """
         rows = self._rows(
             "SELECT TIME_MS milliseconds FROM information_schema.PROCESSLIST"
@@ -217,13 +226,14 @@ class ReplicationServer:
     # ##### Changes #####
 
     def fence(self, patience: float) -> None:
-        """Refuse all writes but those of privileged accounts from now on.
+        """Make the server refuse all writes, except those of privileged accounts (``read_only``).
 
-        An open transaction is refused at its ``COMMIT``. When this method returns, no commit is
-        running any more.
+        A transaction that is open now is refused at its ``COMMIT``. When this method returns, no
+        commit is running any more.
 
-        :param patience: seconds to wait for running statements; others queue up behind the fence.
-        :raises django.db.OperationalError: they took longer; nothing has changed.
+        :param patience: seconds to wait until running statements end. Meanwhile, other statements
+            wait behind this one.
+        :raises django.db.OperationalError: the running statements took longer. Nothing has changed.
         """
         self._rows("SET SESSION lock_wait_timeout = %s", max(1, int(patience)))
         self._rows("SET GLOBAL read_only = ON")
@@ -232,19 +242,19 @@ class ReplicationServer:
         self._rows("SET GLOBAL read_only = OFF")
 
     def wait_for(self, position: str, seconds: float) -> bool:
-        """Wait until replication has executed ``position``; False after ``seconds``."""
+        """Wait until replication has executed ``position``. Return False if ``seconds`` pass first."""
         return bool(self._value("SELECT MASTER_GTID_WAIT(%s, %s)", position, seconds) == 0)
 
     def stop(self, link: str) -> None:
-        """Stop a replication connection; no error if it is stopped."""
+        """Stop the replication connection ``link``. Does nothing if it is stopped already."""
         self._rows(f"STOP SLAVE {self._connection_name(link)}")
 
     def start(self, link: str) -> None:
-        """Start a replication connection; no error if it runs."""
+        """Start the replication connection ``link``. Does nothing if it runs already."""
         self._rows(f"START SLAVE {self._connection_name(link)}")
 
     def _connection_name(self, link: str) -> str:
-        # The grammar wants a literal here, neither a parameter nor a quoted name.
+        # MariaDB's grammar wants a string literal as the name, not a parameter or a quoted name.
         return str(self._connection.connection.literal(link).decode())
 
 
@@ -273,22 +283,22 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
 
 
 def has_no_answer(exc: Error) -> bool:
-    """Whether ``exc`` is an error of the connection: no answer, or an incomplete one.
+    """Whether ``exc`` says that the server gave no answer, or an incomplete one.
 
-    A server that refuses an account has answered, and so has one with which TLS fails.
+    False if the server refuses the account or if TLS fails: such a server has answered.
     """
     return _code(exc) in _NO_ANSWER
 
 
 def is_kept_off(exc: Error) -> bool:
-    """Whether a statement gave up waiting for a lock."""
+    """Whether ``exc`` says that a statement gave up waiting for a lock."""
     return _code(exc) == _LOCK_WAIT
 
 
 def why_no_session(node: str, account: str, exc: Error) -> str:
-    """Return a sentence about why ``account`` gets no session on ``node``.
+    """Return a sentence that explains why ``account`` gets no session on ``node``.
 
-    :param account: with its role, such as ``the OPERATOR account 'root'``.
+    :param account: the account and what it is for, such as ``the OPERATOR account 'root'``.
     """
     if has_no_answer(exc):
         return f"node {node!r} does not answer: {exc}"
@@ -305,13 +315,16 @@ def _code(exc: Error) -> object:
 
 
 def positions(text: str) -> dict[int, tuple[int, int]]:
-    """Parse a position: domain -> server and sequence number of its last event."""
+    """Parse a position, a list of GTIDs such as ``0-1-15,1-2-7``.
+
+    Return domain -> (server id, sequence number) of the domain's last event.
+    """
     parts = (part.strip().split("-") for part in text.split(",") if part.strip())
     return {int(domain): (int(server), int(number)) for domain, server, number in parts}
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return the part of the position ``wanted`` that ``have`` has not reached; "" if none."""
+    """Return the GTIDs of ``wanted`` that the position ``have`` has not reached; "" if it has all."""
     reached = positions(have)
     return ",".join(
         f"{domain}-{server}-{number}"

@@ -1,4 +1,4 @@
-"""Django's schema editor on connections that lease sessions of a node."""
+"""Django's schema editor, for connections that lease a session only when they need one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sharded_orm.backends.schema import EditorMixin
 
 class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
     def quote_value(self, value: Any) -> Any:
-        # Django's method takes it for granted that a session is open; ours may have to open one.
+        # Django's method assumes an open session. Ours may have to open one, which can raise an error
+        # of the driver.
         with self.connection.wrap_database_errors:
             return super().quote_value(value)

@@ -1,4 +1,4 @@
-"""A physical session with a server, which the pool keeps."""
+"""Physical sessions (server connections) of MySQL and MariaDB, which a pool keeps and leases."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
 _BUSY = 0.001  # seconds
-#: Before LAST_INSERT_ID() of a connection that has inserted nothing: another alias may have.
+#: Sent before LAST_INSERT_ID() of an alias that has inserted nothing: another alias may have inserted
+#: on the same session.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
-# Errors after which the server closes the connection: shutdown, network trouble, killed
-# (MariaDB), idle for too long (MySQL).
+# Error codes after which the server closes the session: shutdown, network errors, killed (MariaDB),
+# idle for too long (MySQL).
 _FATAL = frozenset([1053, *range(1152, 1162), 1927, 4031])
 
 
 def is_lost(exc: BaseException) -> bool:
-    """Whether ``exc`` says that the session is gone, or in an unknown state."""
+    """Whether the session is gone or in an unknown state after ``exc``."""
     if not isinstance(exc, MySQLError) or not exc.args or not isinstance(exc.args[0], int):
         return True
     code = exc.args[0]
@@ -37,9 +38,10 @@ def is_syntax_error(exc: BaseException) -> bool:
 
 
 class NodeSession:
-    """One connection to a node; always in autocommit when it is idle.
+    """A physical session with a node's server. While it is idle in the pool, it is in autocommit.
 
-    The C functions of the driver are bound once: the hot path calls them directly.
+    Some attributes are the driver's C functions, so that code that runs for each statement calls them
+    directly.
     """
 
     __slots__ = (
@@ -50,27 +52,28 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: The name of the current schema, None if it is unknown. Invariant: never wrong. It is
-        #: set to None before a packet is sent, and set again after all of it succeeded. If the
-        #: schema was dropped and created again, the session keeps the former character set.
+        #: Name of the current schema, None if it is unknown. Invariant: the name is never wrong. It is
+        #: set to None before a packet is sent, and to the name after the whole packet has succeeded.
+        #: If the schema was dropped and created again, the session keeps the old schema's character
+        #: set.
         self.schema: str | None = None
-        #: Send prefixes as statements of their own (multi-statements are switched off).
+        #: Whether to send each statement in a packet of its own, as multi-statements are switched off.
         self.split = split
-        #: The result of the last statement was read from the socket, but for further results.
-        #: Set to False before a statement is sent.
+        #: Whether the first result of the last statement has been read from the socket. The statement
+        #: may have further results. Set to False before a statement is sent.
         self.stored = True
-        #: A cursor of the connection that holds the session has results to read.
+        #: Whether a cursor of the connection that holds this session has unread results.
         self.busy = False
         self.close_at: float | None = None
         self.suspect = False
         self.retired = False
         self.user = 0
-        #: Its identity on the server; None until the server was asked.
+        #: Identity of the session on its server; None until the server was asked.
         self.identity: SessionID | None = None
-        #: The virtual connection that used the session last.
+        #: The virtual connection that used this session last.
         self.last_user: object = None
-        #: The virtual connection whose insert LAST_INSERT_ID() is about. (An insert with an
-        #: explicit id counts as well, although the function then returns an earlier id.)
+        #: The virtual connection whose insert LAST_INSERT_ID() would report on this session. An insert
+        #: with an explicit id counts as well, although the function then returns an earlier id.
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
         base: Any = super(Connection, raw)
@@ -85,10 +88,11 @@ class NodeSession:
         self.literal: Callable[[Any], bytes] = raw.literal
 
     def send(self, prefix: Sequence[bytes], statement: bytes) -> int:
-        """Run ``prefix`` and ``statement`` in one packet, up to the statement's result.
+        """Run the statements ``prefix`` and then ``statement``, in one packet.
 
-        Returns the number of prefix statements. An error has the attribute ``prefix_done``, the
-        number of those that succeeded.
+        Return the number of prefix statements. The result of ``statement`` is left to the caller to
+        fetch. An error of the driver has the attribute ``prefix_done``: the number of prefix
+        statements that succeeded.
         """
         done = 0
         self.stored = False
@@ -102,8 +106,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # An OK packet has nothing to fetch. An error of next_result() is about the
-                # next part.
+                # A prefix statement has no rows to fetch. An error of next_result() comes from the
+                # statement after it.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
@@ -113,7 +117,7 @@ class NodeSession:
         return done
 
     def bind(self, query: str | bytes | bytearray, args: Any) -> bytes:
-        """The statement with its parameters, as ``MySQLdb`` binds them."""
+        """Return the statement with its parameters filled in, as ``MySQLdb`` does it."""
         if isinstance(query, str):
             statement = query.encode(self.raw.encoding)
         else:
@@ -138,19 +142,19 @@ class NodeSession:
         return bound
 
     def run(self, *statements: bytes) -> None:
-        """Run statements that return no rows, in one packet."""
+        """Run statements that return no rows. All are sent in one packet."""
         if not self.split:
             statements = (b"; ".join(statements),)
         for statement in statements:
             self.stored = False
             self.query(statement)
-            # An OK packet has nothing to fetch.
+            # These statements have no rows to fetch.
             while self.next_result() == 0:
                 pass
             self.stored = True
 
     def rows_in(self, schema: str, *statements: str) -> list[list[tuple[Any, ...]]]:
-        """Run statements in ``schema``, in one packet; the rows of each."""
+        """Run statements in ``schema``, in one packet, and return a list of rows for each of them."""
         parts = [statement.encode(self.raw.encoding) for statement in statements]
         if self.schema != schema:
             parts.insert(0, b"USE `%s`" % schema.replace("`", "``").encode())
@@ -174,17 +178,17 @@ class NodeSession:
         return row
 
     def is_in_order(self, exc: BaseException) -> bool:
-        """Whether the session can be used after a statement on it has raised ``exc``.
+        """Whether the session can still be used after one of its statements has raised ``exc``.
 
-        It can after an error of the server about the statement, and after one of the client if
-        all results had been read.
+        True after an error that the server reports about the statement. True after an exception in
+        Python code if all results had been read by then.
         """
         if isinstance(exc, MySQLError):
             return not is_lost(exc)
         return isinstance(exc, Exception) and self.stored and not self.more_results()
 
     def drain(self) -> None:
-        """Read and drop the results that were not read."""
+        """Read all remaining results and drop them."""
         while self.next_result() == 0:
             self.raw.discard_result()
         self.stored = True
@@ -203,16 +207,19 @@ class NodeSession:
             except ProgrammingError:
                 if not self.raw.open:
                     return
-                # The driver uses the session in another thread, perhaps to free a result. A
+                # Another thread uses the driver's connection, perhaps to free a result. Try again: a
                 # session left open would keep its transaction and locks on the server.
-                time.sleep(_BUSY)  # The driver does not signal that it is done.
+                time.sleep(_BUSY)  # The driver does not signal when it is done.
             except MySQLError:
                 return
             else:
                 return
 
     def abandon(self) -> None:
-        """Close the socket without a message to the server: the session is the parent process's."""
+        """Let go of the socket in a forked child, without a message to the server.
+
+        The session belongs to the parent process, which goes on using it.
+        """
         try:
             descriptor = self.raw.fileno()
         except MySQLError:
@@ -221,12 +228,12 @@ class NodeSession:
 
 
 def connect(params: dict[str, Any]) -> NodeSession:
-    """Open a session in autocommit, with no schema.
+    """Open a session in autocommit, with no current schema.
 
-    :param params: of ``MySQLdb.connect``.
+    :param params: arguments of ``MySQLdb.connect``.
     """
     raw = Connection(**params)
-    # As Django's backend: the driver's encoder of bytes does not work.
+    # Remove the driver's encoder of bytes, which does not work. Django's backend does the same.
     if raw.encoders.get(bytes) is bytes:
         raw.encoders.pop(bytes)
     return NodeSession(raw, split=not params.get("multi_statements", True))

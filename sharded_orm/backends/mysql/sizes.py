@@ -1,4 +1,4 @@
-"""Sizes of schemas and tables, as InnoDB estimates them."""
+"""Read the sizes of schemas and tables, as InnoDB estimates them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def read(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
-    """Return schema -> size; 0 without tables, or if the schema does not exist. One query."""
+    """Return the size of each of ``schemas``, keyed by schema name. One query.
+
+    The size is 0 bytes and 0 rows if the schema has no tables or does not exist.
+    """
     sizes = dict.fromkeys(schemas, ShardSize(0, 0))
     if sizes:
         cursor.execute(
@@ -21,20 +24,20 @@ def read(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
             f" WHERE table_schema IN ({', '.join(['%s'] * len(sizes))}) GROUP BY table_schema",
             list(sizes),
         )
-        # Both are NULL for views.
+        # Size and rows are NULL for a view, so for a schema that has only views.
         for name, size, rows in cursor.fetchall():
             sizes[name] = ShardSize(int(size or 0), int(rows or 0))
     return sizes
 
 
 def tables(cursor: NodeCursor, schema: str) -> list[TableSize]:
-    """Return the tables of one schema, without views. One query."""
+    """Return the sizes of the tables of one schema, sorted by name, without views. One query."""
     cursor.execute(
         "SELECT table_name, table_rows, data_length + index_length FROM information_schema.tables"
         " WHERE table_schema = %s AND table_type = 'BASE TABLE' ORDER BY table_name",
         [schema],
     )
-    # Both are NULL for a damaged table.
+    # Size and rows are NULL for a damaged table.
     return [
         TableSize(name, int(rows or 0), "estimated", int(size or 0))
         for name, rows, size in cursor.fetchall()

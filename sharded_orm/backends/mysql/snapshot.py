@@ -1,4 +1,7 @@
-"""Reading and building schemas: one packet for the list, one for all definitions."""
+"""Read the definitions of a schema, and build a schema from them.
+
+Reading takes two packets: one for the list of tables, views, …, and one for all their definitions.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,14 @@ if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
     from sharded_orm.backends.mysql.node_cursor import NodeCursor
 
-#: The most schemas that one statement reads.
+#: The most schemas that one query reads.
 BATCH = 500
 _RECORDS = "django_migrations"
-# Errors about a schema or table that does not exist, or that the account may not see.
+# Error codes for a schema or table that does not exist or that the account may not see.
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
-# The counter is no part of a table's definition, nor is the account that created a view or trigger.
+# These two match what is removed from definitions: the AUTO_INCREMENT counter of a table, and the
+# account that created a view, trigger or routine.
 _AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
 _CONDITION = re.compile(r"^ IF NOT EXISTS\b", re.IGNORECASE)
@@ -38,26 +42,27 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # Not the variables of the session: they may be those of an earlier schema of the same name.
+    # The session's variables have the same values, but perhaps of an earlier schema of the same name.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
-    # Not by trigger_schema, which is the same: MariaDB would look into every schema of the server.
+    # Filter by event_object_schema. trigger_schema has the same value, but with a filter by it MariaDB
+    # would look into every schema of the server.
     "SELECT 'TRIGGER', trigger_name FROM information_schema.triggers"
     " WHERE event_object_schema = DATABASE() UNION ALL"
     " SELECT routine_type, routine_name FROM information_schema.routines"
     " WHERE routine_schema = DATABASE()",
 )
-# The column of SHOW CREATE … that has the statement, if not the second one.
+# Position of the column of SHOW CREATE <kind> that has the statement. For other kinds it is 1.
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
-# Kinds that SHOW TABLES does not list.
+# Kinds that SHOW TABLES does not list: triggers and routines.
 _NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
-# Tables refer to functions; views refer to both.
+# The order in which to create the kinds: tables refer to functions, and views refer to both.
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 
 def read(session: NodeSession, schema: str) -> SchemaSnapshot:
-    """Return the definitions of ``schema``. Two packets; one if the schema is empty."""
+    """Return the definitions of ``schema``. Sends two packets, or one if the schema is empty."""
     defaults, tables, others = session.rows_in(schema, *_LIST)
     character_set, collation = (_text(value) for value in defaults[0])
     kinds = [(_text(kind), _text(name)) for kind, name in others]
@@ -74,7 +79,7 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
                 definition = _DEFINER.sub(r"\1", definition, count=1)
             own_names = kind in _STATEMENT_COLUMN
             if own_names:
-                # MariaDB keeps IF NOT EXISTS.
+                # Remove IF NOT EXISTS, which MariaDB keeps in the definitions of these kinds.
                 head, keyword, tail = definition.partition(kind)
                 definition = head + keyword + _CONDITION.sub("", tail, count=1)
             definitions[f"{kind.lower()} {name}" if own_names else name] = definition
@@ -84,7 +89,11 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """Return ``known`` with ``tables`` as they are now, with new tables and without dropped ones."""
+    """Return a copy of ``known`` in which the definitions of ``tables`` are up to date. One packet.
+
+    A new table or view that is not in ``tables`` is added with "" as its definition. Dropped ones are
+    left out. Everything else is copied from ``known``.
+    """
     listed, *results = session.rows_in(
         schema, _TABLES, *(_show_create("TABLE", name) for name in tables)
     )
@@ -112,23 +121,25 @@ def _without_counter(name: str, definition: str, counters: dict[str, int]) -> st
 
 
 def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
-    """Create what ``snapshot`` has and ``schema`` lacks. Three packets."""
+    """Create the tables, views, … of ``snapshot`` that ``schema`` does not have. Three packets."""
     statements = [_repeatable(definition) for definition in _in_order(snapshot)]
     if not statements:
         return
     ((checks,),) = session.rows_in(schema, "SELECT @@foreign_key_checks")[0]
     try:
-        # Tables refer to each other in any order.
+        # Without foreign key checks, as tables may refer to tables that are created later.
         session.rows_in(schema, "SET foreign_key_checks = 0", *statements)
     finally:
         session.run(b"SET foreign_key_checks = %d" % int(checks))
 
 
 def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
-    """Create an empty schema, instead of one of that name without rows. Two or three packets.
+    """Create an empty schema. An existing schema of that name is dropped if it has no rows.
 
-    :param defaults: the ``defaults`` of a snapshot.
-    :raises RehearsalFailed: a schema of that name has rows.
+    Three packets.
+
+    :param defaults: character set and collation, the ``defaults`` of a snapshot.
+    :raises RehearsalFailed: the existing schema of that name has rows.
     """
     character_set, collation = defaults.split()
     if _has_rows(pool, schema):
@@ -166,7 +177,8 @@ def drop_schema(pool: NodePool, schema: str) -> None:
 
 
 def _run(pool: NodePool, *statements: str) -> None:
-    # A new session: one that is in the schema would be in none afterwards.
+    # On a new session, which is closed afterwards: dropping the current schema of a pooled session would
+    # leave that session in no schema.
     session = pool.lease_new()
     try:
         session.run(*(statement.encode() for statement in statements))
@@ -175,19 +187,20 @@ def _run(pool: NodePool, *statements: str) -> None:
 
 
 def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]:
-    """Return schema -> digest of its ``django_migrations``; see ``applied_digests``.
+    """Return a digest of each schema's applied migrations, keyed by schema name.
 
-    One query per 500 schemas. If a schema or table is missing: the query that fails, two for the
-    node, and one per 500 of the others.
+    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does not
+    exist. One query per 500 schemas. If a schema or table is missing: the queries up to the one that
+    fails, two queries to list what the node has, and one query per 500 schemas that have the table.
     """
     try:
-        # Most often all of them exist; looking for them would list all schemas of the node.
+        # Most often all schemas exist. Checking that first would list all schemas of the node.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:
             raise
     present = names(cursor)
-    # With a constant for the table, the server opens none.
+    # As the table's name is a constant, the server opens no table for this query.
     cursor.execute(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = %s", [_RECORDS]
     )
@@ -200,13 +213,14 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
 
 
 def names(cursor: NodeCursor) -> set[str]:
-    """Return all schemas of the node that the account may see."""
+    """Return the names of all schemas of the node that the account may see."""
     cursor.execute("SHOW DATABASES")
     return {name for (name,) in cursor.fetchall()}
 
 
 def _digests(cursor: NodeCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # The same digest as snapshot.applied_digest(). Not by GROUP_CONCAT, whose length is limited.
+    # SQL for the digest of snapshot.applied_digest(). A digest of GROUP_CONCAT would be simpler, but
+    # the length of its result is limited.
     row = "MD5(CONCAT(CONVERT(app USING utf8mb4), '/', CONVERT(name USING utf8mb4)))"
     digest = f"BIT_XOR(CAST(CONV(LEFT({row}, 16), 16, 10) AS UNSIGNED))"
     marker = f"app = '{MARKER_APP}' AND name LIKE '{MARKER_PREFIX}%%'"
@@ -242,7 +256,8 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     }
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
-    except CycleError:  # A column may have the name of a view: let the server decide.
+    except CycleError:
+        # A column may have the name of a view. Keep the order, and let the server decide.
         return list(views.values())
 
 
@@ -258,10 +273,11 @@ def _repeatable(definition: str) -> str:
 
 
 def _without_generated_keys(definition: str) -> str:
-    """Remove the indexes of foreign keys, so that the server creates them itself.
+    """Return ``definition`` without the indexes of foreign keys, which the server creates by itself.
 
-    An index that the server created goes away when another one can replace it; an explicit one
-    stays. SHOW CREATE TABLE shows both alike, so the tables would differ after a later migration.
+    The server drops such an index when a later index can replace it, but keeps an index that was
+    created explicitly. SHOW CREATE TABLE shows both alike. So if the copy had explicit indexes, a
+    later migration could make it differ from the original table.
     """
     for name, columns in _FOREIGN_KEY.findall(definition):
         definition = definition.replace(f"  KEY `{name}` ({columns}),\n", "", 1)

@@ -1,10 +1,10 @@
-"""What a statement does to the session that runs it. Pure.
+"""Classify statements by what they do to the session that runs them. Pure functions.
 
-All shards of a node share its sessions, so a statement may only be run on a shared one if it leaves
-no state there. A statement that is not surely harmless pins its session. The text is read before
-parameters are filled in: a parameter becomes a literal and cannot change the kind of a statement.
+All shards of a node share its sessions. So a statement that leaves state in its session, or might,
+pins the session: one alias keeps the session until close(). The functions see the text
+without parameters: a parameter becomes a literal and cannot change the kind of a statement.
 
-The effects of stored functions, triggers and settings of the server are not visible here.
+The text does not show the effects of stored functions, triggers and the server's settings.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from functools import lru_cache
 
 
 class StatementKind(IntEnum):
-    """Ordered: statements up to WRITE leave nothing behind but rows."""
+    """The kinds of statements. The order counts: kinds up to WRITE leave nothing behind but rows."""
 
     READ = 0
-    """A plain read; may be repeated if its session turns out to be dead."""
+    """A plain read. It may be repeated if its session turns out to be dead."""
     WRITE = 1
-    """Changes rows or takes row locks; leaves no session state."""
+    """A statement that changes or locks rows, and leaves no session state."""
     IMPLICIT = 2
-    """Commits implicitly (DDL), changes savepoints that are not Django's, or asks whether there is
-    a transaction."""
+    """A statement that commits implicitly (DDL), changes a savepoint that is not Django's, or asks
+    whether a transaction is open."""
     AFFINE = 3
-    """Reads what an earlier statement left in its session, such as ``LAST_INSERT_ID()``."""
+    """A statement that reads what an earlier one left in the session, such as ``LAST_INSERT_ID()``."""
     SAVEPOINT = 4
     ROLLBACK_TO = 5
     RELEASE = 6
@@ -33,10 +33,11 @@ class StatementKind(IntEnum):
     """``SET foreign_key_checks = 0``."""
     CHECKS_ON = 8
     STATE = 9
-    """Leaves state in the session, or may."""
+    """A statement that leaves state in the session, or might."""
 
 
-# Longer statements, such as bulk inserts, seldom come again and would fill the cache.
+# The most characters of a statement whose kind is cached. Longer statements, such as bulk inserts,
+# are seldom repeated and would fill the cache.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 
@@ -49,9 +50,10 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
                   "CHECKSUM", "GRANT", "REVOKE"])  # fmt: skip
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
-# With one of these, literals and comments are removed from the text before it is classified.
+# If a statement contains one of these marks, its literals and comments are removed before it is
+# classified: the mark may be inside them.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
-# Cheap to search for; without any of these, the regular expressions below need not be tried.
+# A cheap first test: only if a statement contains one of these, can _PIN_FUNCTION or _AFFINE match.
 _SUSPICIOUS_NAMES = (
     "_LOCK",
     "LAST",
@@ -76,7 +78,8 @@ _LITERALS_AND_COMMENTS = re.compile(
     r"|(/\*.*?\*/|--(?=\s|$)[^\n]*|\#[^\n]*)",  # comment
     re.DOTALL,
 )
-# The names of BaseDatabaseWrapper.savepoint(): they nest, and none is used twice.
+# Django's own savepoints, by the names that BaseDatabaseWrapper.savepoint() makes. They nest, and no
+# name is used twice.
 _SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) (`s\d+_x\d+`)$")
 _OTHER_SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK\s+(WORK\s+)?TO|RELEASE\s+SAVEPOINT)\s")
 _CHECKS = re.compile(
@@ -89,31 +92,34 @@ _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
 
 def classify(sql: str | bytes | bytearray) -> StatementKind:
-    """Return the :class:`StatementKind` of ``sql``. Cached for short texts."""
+    """Return the kind of the statement ``sql``. Results for short statements are cached."""
     if type(sql) is not str:
         sql = bytes(sql).decode("latin-1") if isinstance(sql, (bytes, bytearray)) else str(sql)
     return _cached(sql) if len(sql) <= _CACHED_LENGTH else _classify(sql)
 
 
 def savepoint_name(sql: str) -> str:
-    """Return the savepoint's name in a statement of kind SAVEPOINT, ROLLBACK_TO or RELEASE."""
+    """Return the name in ``sql``, a statement of the kind SAVEPOINT, ROLLBACK_TO or RELEASE."""
     match = _SAVEPOINT.match(sql.strip())
     assert match is not None
     return match[2]
 
 
 def reads_insert_id(sql: str | bytes | bytearray) -> bool:
-    """Whether a statement of kind AFFINE reads the id of an earlier insert."""
+    """Whether ``sql``, a statement of the kind AFFINE, reads the id of an earlier insert."""
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     return _INSERT_ID.search(text.upper()) is not None
 
 
 def reason(sql: str | bytes | bytearray) -> str:
-    """Return why a STATE statement pins its session, for logs: without literals or values."""
+    """Return why ``sql``, a statement of the kind STATE, pins its session: a word or two for logs.
+
+    The text contains no literals or values of the statement.
+    """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # With escapes or executable comments, there may be several.
+        # The text has escapes or executable comments, so it may be several statements.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
@@ -126,9 +132,12 @@ def reason(sql: str | bytes | bytearray) -> str:
 
 
 def _bare(sql: str) -> str | None:
-    """Return ``sql`` with ``?`` for literals and quoted names, without comments; None if unsure."""
+    """Return ``sql`` without comments, with ``?`` for each literal and each quoted name.
+
+    None if that cannot be done for certain.
+    """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # Escapes depend on the SQL mode; executable comments are code.
+        # What a backslash means depends on the SQL mode, and executable comments are code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()
@@ -136,7 +145,7 @@ def _bare(sql: str) -> str | None:
 
 def _classify(sql: str) -> StatementKind:
     text = sql.strip()
-    # Before quoted names are removed: Django quotes the names of savepoints.
+    # Look for savepoints before quoted names are removed, as Django quotes the names of savepoints.
     if text[:1] in "SRsr" and (match := _SAVEPOINT.match(text)):
         return (
             {"S": StatementKind.SAVEPOINT, "R": StatementKind.RELEASE}[match[1][0]]
@@ -166,7 +175,8 @@ def _classify(sql: str) -> StatementKind:
 
 def _by_word(word: str, upper: str) -> StatementKind:
     if word == "ANALYZE":
-        # MariaDB's ANALYZE <statement> runs the statement; ANALYZE TABLE commits.
+        # ANALYZE TABLE commits, so treat it as DDL. MariaDB's ANALYZE <statement> runs the statement,
+        # so treat it as a write.
         word = "CREATE" if _ANALYZE_TABLE.match(upper) else "UPDATE"
     elif word == "LOAD" and not _LOAD_ROWS.match(upper):
         return StatementKind.STATE

@@ -1,8 +1,8 @@
-"""Statements that read what an earlier statement left in its session.
+"""Find the session for a statement that reads what an earlier statement left in a session.
 
-``LAST_INSERT_ID()``, ``ROW_COUNT()``, ``SHOW WARNINGS`` and the like need the session of this
-alias's earlier statement, which other aliases may have used since. They run on that session or
-raise an error; they never read what another alias left.
+Such a statement (``LAST_INSERT_ID()``, ``ROW_COUNT()``, ``SHOW WARNINGS``) must run on the session of
+the same alias's earlier statement. If another alias has used that session since, the statement is
+refused: it never reads what another alias left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from sharded_orm.exceptions import SessionStateRefused
 
 
 def is_show(query: Any) -> bool:
-    """Whether the statement is like ``SHOW WARNINGS``: any statement before it empties its list."""
+    """Whether ``query`` is a ``SHOW`` such as ``SHOW WARNINGS``, whose list any other statement clears.
+
+    So not even ``USE`` may be sent before ``query``.
+    """
     text = query if isinstance(query, str) else bytes(query).decode("latin-1")
     return text.lstrip()[:4].upper() == "SHOW"
 
@@ -24,7 +27,10 @@ def is_show(query: Any) -> bool:
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
     """Lease the session on which the earlier statement of ``connection`` ran.
 
-    :raises SessionStateRefused: another alias has used it since.
+    The earlier statement is the last insert if ``query`` reads an insert's id, else the last
+    statement. If there is none, lease any session and make it forget the last insert's id.
+
+    :raises SessionStateRefused: another alias has used the session since.
     """
     pool = connection.pool
     reads_id = reads_insert_id(query)
@@ -38,7 +44,7 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Checked again once it is leased: another thread may have used it in between.
+    # Check again once the session is leased: another thread may have used it in between.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier
@@ -47,9 +53,10 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
 
 
 def must_forget(connection: VirtualConnection, session: NodeSession, query: Any) -> bool:
-    """Whether the held session has to forget the id of another alias's insert first.
+    """Whether ``session`` has to forget the id of another alias's insert before ``query`` runs.
 
-    :raises SessionStateRefused: our own insert was on another session.
+    :param session: the session that ``connection`` holds.
+    :raises SessionStateRefused: the last insert of ``connection`` ran on another session.
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False

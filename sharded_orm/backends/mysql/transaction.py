@@ -1,4 +1,4 @@
-"""What the server has been sent of a transaction, and what waits for the next statement."""
+"""The state of a transaction on the server, and its statements that have not been sent yet."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ AUTOCOMMIT_ON = b"SET autocommit=1"
 
 
 class ServerTransaction:
-    """The transaction of a virtual connection on its session; one object for all of them in turn.
+    """The state of a virtual connection's transaction on the server.
 
-    ``BEGIN`` and savepoints travel with the next statement that the server must see.
+    ``BEGIN`` and savepoints are not sent at once, but together with the next statement that the server
+    must see. The same object serves all transactions of the connection, one after the other.
     """
 
     __slots__ = ("is_open", "pending", "strict", "unsure")
 
     def __init__(self) -> None:
-        #: The server has begun the transaction.
+        #: Whether the server has begun the transaction.
         self.is_open = False
-        #: The session is in autocommit=0 on our behalf: it always has a transaction.
+        #: Whether the session was put into autocommit=0, so that it is always in a transaction.
         self.strict = False
-        #: An error or an implicit commit may have ended the transaction, or removed savepoints.
+        #: Whether an error or an implicit commit may have ended the transaction or removed savepoints.
         self.unsure = False
-        #: Savepoint statements that the next statement takes along.
+        #: Savepoint statements that will be sent with the next statement.
         self.pending: list[bytes] = []
 
     def prefix(self, *, plain: bool) -> list[bytes]:
-        """The statements that must go to the server before the next one.
+        """Return the statements to send before the next one: BEGIN and savepoints, if needed.
 
-        :param plain: the next one neither commits implicitly nor leaves session state.
+        :param plain: whether the next statement neither commits implicitly nor leaves session state.
         """
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
         return self.pending[:] if self.is_open else [BEGIN, *self.pending]
 
     def record(self, executed: Sequence[bytes]) -> None:
-        """The server has executed these statements, the first ones of a prefix."""
+        """Note that the server has executed these statements.
+
+        :param executed: the first statements of what :meth:`prefix` returned, or all of them.
+        """
         begins = 0
         if executed and executed[0] in (BEGIN, AUTOCOMMIT_OFF):
             begins = 1
@@ -49,21 +53,22 @@ class ServerTransaction:
             del self.pending[: len(executed) - begins]
 
     def ending(self, statement: bytes) -> list[bytes]:
-        """The statements that end the transaction.
+        """Return the statements that end the transaction and restore autocommit.
 
         :param statement: COMMIT or ROLLBACK.
         """
         return [statement, AUTOCOMMIT_ON] if self.strict else [statement]
 
     def forget(self) -> None:
-        """The transaction is over, on the server as well."""
+        """Reset the state, as the transaction is over on the server as well."""
         self.is_open = self.strict = self.unsure = False
         self.pending.clear()
 
     def defer(self, kind: StatementKind, sql: str) -> bool:
-        """Keep one of Django's savepoint statements back; False if the server must see it now.
+        """Keep back one of Django's savepoint statements. Return False if it must be sent now.
 
-        A savepoint that ends before another statement follows costs nothing.
+        If a savepoint is released before another statement needs the server, none of its statements
+        is sent.
         """
         statement = sql.encode()
         if kind is StatementKind.SAVEPOINT:
@@ -71,12 +76,13 @@ class ServerTransaction:
             return True
         created = b"SAVEPOINT " + savepoint_name(sql).encode()
         if created in self.pending:
-            # What came after it belonged to it. ROLLBACK TO keeps the savepoint itself.
+            # The savepoint was not sent yet. Drop it and the statements after it, which are nested in
+            # it. ROLLBACK TO keeps the savepoint itself.
             keep = kind is StatementKind.ROLLBACK_TO
             del self.pending[self.pending.index(created) + keep :]
             return True
         if kind is StatementKind.RELEASE and self.is_open and not self.unsure:
-            # It cannot fail.
+            # This RELEASE cannot fail, so it can be sent later.
             self.pending.append(statement)
             return True
         return False

@@ -1,7 +1,7 @@
-"""Django's SQLite backend with one file per shard, in the folder of the node.
+"""Django's SQLite backend, with one file per shard in the folder of the shard's node.
 
-A shard's file is opened, but never created by accident: see
-:meth:`DatabaseWrapper.create_shard_database`.
+Unlike with Django's backend, connecting to a shard does not create a missing file. Only
+:meth:`DatabaseWrapper.create_shard_database` creates one.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from sharded_orm.exceptions import ShardDatabaseMissing
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Open the file of a shard for reading and writing, but do not create it.
+# Query string of a shard's file URI: open the file for reading and writing, but do not create it.
 _EXISTING_ONLY = "?mode=rw"
 
 
 class _Immediate(Atomic):
-    """A transaction that locks the file for writing from the start.
+    """An atomic block that locks the file for writing from the start (``BEGIN IMMEDIATE``).
 
-    If a transaction begins with a read, SQLite does not let it wait for another writer later, but
-    refuses its write at once.
+    Without this, a transaction that begins with a read asks for the lock at its first write. If another
+    connection is writing then, SQLite refuses the lock at once instead of waiting.
     """
 
     def __init__(self, wrapper: DatabaseWrapper) -> None:
@@ -67,7 +67,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
     transaction_mode: str | None
-    # References to the driver's connection without an open cursor; the driver has some itself.
+    # Reference count of the driver's connection when no cursor is open. Some of the references are the
+    # driver's.
     _references = 0
 
     def get_connection_params(self) -> dict[str, Any]:
@@ -88,14 +89,14 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 f" 'manage.py migrate --database {self.alias}', or correct NAME of the node."
             ) from exc
         if self._touched is not None:
-            # A test database need not survive a power cut.
+            # Faster settings, as a test database need not survive a power cut.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
         self._references = sys.getrefcount(connection)
         return connection
 
     def create_shard_database(self) -> None:
-        """Create the file, empty, and its folder; no error when it exists."""
+        """Create the shard's empty file, and the folder. Does nothing if the file exists."""
         relocation.follow(self)
         path = Path(self.settings_dict["NAME"])
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
         folder = Path(self.settings_dict["NAME"]).parent
         paths = {shard.alias: folder / f"{shard.schema}{snapshot.SUFFIX}" for shard in shards}
-        # SQLite does not know how many rows there are without counting them.
+        # The number of rows is None: SQLite would have to count them.
         return {
             alias: ShardSize(path.stat().st_size if path.exists() else 0, None)
             for alias, path in paths.items()
@@ -157,19 +158,19 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             copy.build_schema(definitions)
             yield copy
         finally:
-            # Not SQLite's close(), which keeps databases in memory open.
+            # Skip the close() of Django's SQLite backend, which keeps databases in memory open.
             BaseDatabaseWrapper.close(copy)
 
     def is_idle(self) -> bool:
-        # A cursor with rows to read refers to the connection. The reference of our attribute
-        # replaces that of the local variable in get_new_connection.
+        # A cursor with unread rows has a reference to the driver's connection. _references counted the
+        # local variable in get_new_connection; self.connection has taken its place.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
 
     def holds_session(self) -> bool:
         return self.connection is not None and self.connection.in_transaction
 
     def write_transaction(self) -> Atomic:
-        super().write_transaction()  # Refuses a copy of the connection.
+        super().write_transaction()  # For its check: raises an error on a copy of the connection.
         return _Immediate(self)
 
     def commit_outcome(self) -> CommitOutcome:

@@ -1,4 +1,4 @@
-"""Django's test databases, whose rows have names of their own in the cache."""
+"""Creation of SQLite test databases whose rows have separate keys in the cache."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
-    """Django's own, otherwise."""
+    """Django's creation of test databases, with separate cache keys and a fix for pytest-xdist."""
 
     def _get_test_db_name(self) -> str:
-        # Overrides DatabaseCreation._get_test_db_name. With xdist, pytest-django recognizes Django's
-        # engine by its name and keeps its databases in memory. For any other engine it builds a name
-        # from NAME, which is a path here, so such a file cannot be created.
+        # Overrides Django's method, to ignore a TEST["NAME"] that pytest-django has set. With xdist,
+        # pytest-django keeps the databases of Django's own SQLite engine in memory. For any other
+        # engine, it sets a name made from NAME, which is a path here: such a file cannot be created.
         settings = self.connection.settings_dict
         prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(prefix):
             settings["TEST"]["NAME"] = None
-        creation: Any = super()  # The stubs leave the method out.
+        creation: Any = super()  # Any, as Django's type stubs leave this method out.
         return str(creation._get_test_db_name())

@@ -1,4 +1,4 @@
-"""Django's operations on SQLite, and ours."""
+"""Django's ``DatabaseOperations`` for SQLite, with the methods that this package adds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():
-            # A counter is the last number of its table.
+            # sqlite_sequence stores the last number that was given out, not the next one.
             name, last = "'{}'".format(table.replace("'", "''")), first - 1
             cursor.execute(
                 f"UPDATE sqlite_sequence SET seq = {last} WHERE name = {name} AND seq < {last}"

@@ -1,4 +1,4 @@
-"""Django's schema editor, which counts itself on its connection while it is open."""
+"""Django's schema editor for SQLite; the connection object counts how many editors are open."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from sharded_orm.backends.schema import EditorMixin
 
 
 class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
-    """As Django's."""
+    """Django's schema editor, counted in ``connection.open_editors`` while it is open."""

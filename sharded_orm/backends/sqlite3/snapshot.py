@@ -1,4 +1,4 @@
-"""Reading and building the schema of a file."""
+"""Read the definitions and sizes of the tables in an SQLite file, and build a schema in a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sharded_orm.backends.snapshot import SchemaSnapshot, applied_digest, kind_o
 from sharded_orm.backends.statements import Effect
 
 SUFFIX = ".sqlite3"
-#: The most rows of a table that are counted: SQLite reads each.
+#: The most rows of a table that are counted, as SQLite has to read each row to count it.
 COUNTED = 100_000
 _RECORDS = "django_migrations"
 _ORDER = ("table", "index", "view", "trigger")
@@ -33,7 +33,10 @@ _VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\b", re.IGNORECASE)
 
 
 def read(connection: sqlite3.Connection) -> SchemaSnapshot:
-    """Return the definitions of a file. Indexes of constraints are part of their tables."""
+    """Return the definitions of all tables, indexes, … in a file.
+
+    The indexes that SQLite creates for constraints are left out: their tables' definitions imply them.
+    """
     rows = connection.execute(
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%'"
         " ESCAPE '\\' ORDER BY name"
@@ -42,7 +45,7 @@ def read(connection: sqlite3.Connection) -> SchemaSnapshot:
 
 
 def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
-    """Create what ``snapshot`` has and the file lacks, in one transaction."""
+    """Create the tables, indexes, … of ``snapshot`` that the file does not have, in one transaction."""
     present = set(read(connection).definitions)
     missing = [
         definition for name, definition in snapshot.definitions.items() if name not in present
@@ -59,17 +62,22 @@ def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
 
 
 def digests(paths: Iterable[tuple[str, Path]]) -> dict[str, str | None]:
-    """Return alias -> digest of the ``django_migrations`` of its file; see ``applied_digests``."""
+    """Return a digest of the applied migrations in each file, keyed by alias.
+
+    The digest is "" if the file has no table ``django_migrations``, and None if there is no file.
+
+    :param paths: alias and path of each file.
+    """
     return {alias: _digest(path) for alias, path in paths}
 
 
 def names(folder: Path) -> set[str]:
-    """Return the names of the schemas that are files of ``folder``."""
+    """Return the names of the shard files in ``folder``, without the suffix."""
     return {path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}")}
 
 
 def effect_of(sql: str) -> Effect:
-    """Return what a statement changes, judged by its first word."""
+    """Return what ``sql`` changes: nothing, rows or the schema. Looks at the first word only."""
     match = _WORD.match(sql)
     word = match[1].upper() if match else ""
     if word in _HARMLESS:
@@ -93,7 +101,10 @@ def _digest(path: Path) -> str | None:
 
 
 def table_sizes(path: Path) -> list[TableSize]:
-    """Return the tables of a file by name, with at most :data:`COUNTED` rows; none without a file."""
+    """Return the sizes of the tables in a file, sorted by the table's name.
+
+    At most :data:`COUNTED` rows of a table are counted. The list is empty if there is no file.
+    """
     if not path.exists():
         return []
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
@@ -118,5 +129,5 @@ def _table_size(connection: sqlite3.Connection, name: str) -> TableSize:
 
 
 def _rank(definition: str) -> int:
-    # A virtual table first: it creates the tables behind it.
+    # Virtual tables come first, as each of them creates its own shadow tables.
     return _ORDER.index(kind_of(definition)) - bool(_VIRTUAL.match(definition))

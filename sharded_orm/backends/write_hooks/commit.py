@@ -1,9 +1,9 @@
-"""The end of transactions that wrote to cached models: the hooks around COMMIT and ROLLBACK.
+"""Hooks around COMMIT and ROLLBACK, for transactions that wrote to cached models.
 
-Each backend's ``DatabaseWrapper`` has :class:`CommitHookMixin` among its bases, also for aliases
-that are no shards. A :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` does
-the work before COMMIT and after the end. This module calls each of its methods once, however the
-transaction ends.
+:class:`CommitHookMixin` is a base class of each backend's ``DatabaseWrapper``, also for aliases that
+are no shards. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
+before COMMIT and after the end of the transaction. The listener learns of the end exactly once,
+however the transaction ends.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class CommitOutcome(Enum):
     """The state of a transaction after its COMMIT has raised an error."""
 
     OPEN = auto()
-    """The transaction continues; Django rolls it back."""
+    """The transaction is still open. Django rolls it back."""
     OVER = auto()
-    """It has ended."""
+    """The transaction has ended."""
     UNKNOWN = auto()
-    """COMMIT may still take effect."""
+    """The connection was lost in COMMIT, which may still take effect."""
 
 
 if TYPE_CHECKING:
 
     class _Wrapper(BaseDatabaseWrapper):
-        """Private attributes that Django's stubs leave out."""
+        """``BaseDatabaseWrapper`` with the private attributes that Django's type stubs leave out."""
 
         _thread_ident: int
         _thread_sharing_count: int
@@ -57,57 +57,63 @@ else:
 
 
 class CommitHookMixin(_Wrapper):
-    """The hooks of a connection object; see the module.
+    """The hooks of a connection object around COMMIT and ROLLBACK; see the module's docstring.
 
-    A backend overrides :meth:`commit_outcome` and, if its sessions have ids, the other methods
-    about sessions.
+    A backend overrides :meth:`commit_outcome` and, if its sessions have ids on a server, also the
+    methods about sessions.
     """
 
-    #: The listener of the open transaction; None if it has not written to cached models.
+    #: The listener of the open transaction; None if the transaction has not written to cached models.
     transaction_writes: observer.TransactionListener | None = None
-    #: The ORM has written in the open transaction.
+    #: Whether the ORM has written anything in the open transaction.
     wrote = False
 
-    # ##### The session, by each backend #####
+    # ##### Methods about the session, for backends to override #####
 
     def session_id(self) -> SessionID:
-        """Return the identity of the session that has the transaction; empty if sessions have none.
+        """Return the identity of the session that runs the transaction.
 
-        May query the database, in the transaction.
+        The identity is empty if the backend's sessions have none. May query the database, inside the
+        transaction.
         """
         return SessionID()
 
     def judges(self, writer: SessionIdentity) -> bool:
-        """Whether :meth:`sessions_gone` can decide about ``writer``.
+        """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists.
 
-        May query the database, but not in the transaction. True while it does not answer.
+        Also True while the database does not answer. May query the database, but outside of the
+        transaction.
         """
         return False
 
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
-        """Return the writers whose session no longer exists on this alias's server.
+        """Return those of ``writers`` that no longer exist as sessions of this alias's server.
 
-        Their transactions can neither commit nor continue. Empty if the server does not answer.
+        The transaction of such a session can neither continue nor commit any more. The set is empty
+        if the server does not answer.
         """
         return set()
 
     def hold_session(self) -> None:
-        """Do not share the transaction's session until :meth:`release_session`."""
+        """Keep the transaction's session from other aliases until :meth:`release_session`."""
 
     def release_session(self) -> None:
-        """Share the session again. Repeatable."""
+        """Undo :meth:`hold_session`: other aliases may use the session again. Repeatable."""
 
     def discard_session(self) -> None:
-        """Close the session of :meth:`hold_session`, unless it has other state."""
+        """Close the session that :meth:`hold_session` kept, unless the session has other state."""
 
     def commit_outcome(self) -> CommitOutcome:
-        """Return the state of the transaction after COMMIT or another statement has failed."""
+        """Return the state of the transaction. Called after COMMIT or another statement has failed."""
         raise NotImplementedError
 
-    # ##### Ends of transactions that wrote #####
+    # ##### The end of a transaction that wrote #####
 
     def write_transaction(self) -> Atomic:
-        """Return an atomic block around one write in autocommit."""
+        """Return an atomic block to run one write in, while the connection is in autocommit.
+
+        :raises TransactionManagementError: this object is not the thread's connection of its alias.
+        """
         if connections[self.alias] is not self:
             raise TransactionManagementError(
                 f"A cached model cannot be written by a copy of the connection {self.alias!r}."
@@ -115,9 +121,9 @@ class CommitHookMixin(_Wrapper):
         return Atomic(self.alias, savepoint=False, durable=False)
 
     def announce_commit(self) -> None:
-        """Announce to the cache what was written; COMMIT follows.
+        """Announce the transaction's writes to the cache. COMMIT follows.
 
-        :raises CacheUnavailable: the cache does not answer; the transaction has been rolled back.
+        :raises CacheUnavailable: the cache does not answer. The transaction has been rolled back.
         """
         listener = self.transaction_writes
         if listener is None:
@@ -125,19 +131,20 @@ class CommitHookMixin(_Wrapper):
         try:
             listener.announce()
         except BaseException as exc:
-            # Atomic would roll back only after errors of databases. A transaction that is left
-            # open is committed when autocommit is switched on.
+            # Roll back here, as Atomic does so only after an error of a database. If the transaction
+            # stayed open, it would be committed when autocommit is switched on.
             try:
                 self._rollback()
-            except Exception:  # Logged: the first error is on its way to the caller.
+            except Exception:  # Logged, as the caller gets the first error.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
-            # As BaseDatabaseWrapper.rollback(); otherwise the next commit would call them.
+            # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does: otherwise the next
+            # commit would call them.
             self.run_on_commit = []
             raise
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit. Functions of on_commit run later.
+        # Overrides BaseDatabaseWrapper._commit, after which the on_commit functions run.
         if self.transaction_writes is None:
             super()._commit()
         else:
@@ -145,7 +152,8 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _set_autocommit(self, autocommit: bool) -> None:
-        # Overrides the backend's: switching autocommit on commits an open transaction.
+        # Overrides the method of Django's backend. When autocommit is switched on, an open transaction is
+        # committed.
         if autocommit and self.transaction_writes is not None:
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
@@ -161,7 +169,8 @@ class CommitHookMixin(_Wrapper):
             and listener.is_announced
             and self.commit_outcome() is CommitOutcome.UNKNOWN
         ):
-            # Perhaps lost in a statement that commits implicitly.
+            # The connection may have been lost in a statement that commits implicitly, so the writes may
+            # still take effect.
             self._leave_writes()
         if self.transaction_writes is None:
             super()._rollback()
@@ -172,7 +181,7 @@ class CommitHookMixin(_Wrapper):
                 self._conclude_writes()
             except BaseException:
                 if self.commit_outcome() is not CommitOutcome.OPEN:
-                    # COMMIT was not sent, so the transaction cannot take effect.
+                    # COMMIT was never sent, so the writes cannot take effect.
                     self._conclude_writes()
                 raise
             finally:
@@ -208,7 +217,7 @@ class CommitHookMixin(_Wrapper):
             listener.over()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close, which rolls an open transaction back.
+        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open transaction.
         try:
             super()._close()
         finally:

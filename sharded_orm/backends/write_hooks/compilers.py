@@ -1,8 +1,8 @@
-"""Hooks in the compilers, which every statement of the ORM passes.
+"""Hooks in the SQL compilers, so that no statement of the ORM goes unnoticed.
 
-``save()``, ``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related
-managers, the admin, fixtures and migrations: Django gets the compiler of each statement
-from ``connection.ops.compiler()``.
+For each statement, Django gets a compiler from ``connection.ops.compiler()``. That holds for
+``save()``, ``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related managers, the
+admin, fixtures and migrations.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sharded_orm.backends.write_hooks import observer
 
 
 class ReadMixin(SQLCompiler):
-    """First base of every compiler, as a SELECT may be part of any statement.
+    """First base class of every compiler, as a SELECT may be part of any statement.
 
-    Before a statement is sent to a shard, the tables that it reads are checked: their keys have to
-    compare as the router compares them.
+    Before a statement is sent to a shard, it checks the tables that the statement reads: the database
+    must compare their shard keys as the router does.
     """
 
     def get_from_clause(self) -> Any:
-        # Overrides SQLCompiler.get_from_clause, which is called when all joins are known, also
-        # those of select_related and of the order.
+        # Overrides SQLCompiler.get_from_clause, which is called when all joins are known, including
+        # those that select_related and order_by add.
         clause = super().get_from_clause()
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
@@ -45,17 +45,18 @@ class ReadMixin(SQLCompiler):
 
 
 class WriteMixin(ReadMixin):
-    """First base of a compiler of writes. Reports the write to the observer and the connection.
+    """First base class of a compiler of INSERT, UPDATE or DELETE.
 
-    A write to a cached model runs in a transaction; in autocommit, in one of its own.
+    It reports the write to the cache's observer and to the connection. A write to a cached model
+    always runs in a transaction. In autocommit, one is opened for this write alone.
     """
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
-        # Overrides SQLCompiler.execute_sql, and those of SQLInsertCompiler and
-        # SQLUpdateCompiler, whose arguments are not the same.
+        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler. Their arguments
+        # differ, so any are passed on.
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
-            # Before the queries of the observer.
+            # Check the keys before the observer sends its queries.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
@@ -76,6 +77,6 @@ class WriteMixin(ReadMixin):
 
 @cache
 def with_hooks(compiler: type) -> type[SQLCompiler]:
-    """Return the subclass of one of Django's compilers that has the hooks of its statements."""
+    """Return the subclass of ``compiler``, a compiler class of Django, that has the hooks."""
     writes = issubclass(compiler, SQLInsertCompiler | SQLUpdateCompiler | SQLDeleteCompiler)
     return type(compiler.__name__, (WriteMixin if writes else ReadMixin, compiler), {})

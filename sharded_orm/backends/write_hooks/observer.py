@@ -1,8 +1,9 @@
-"""The hook by which the cache learns of the ORM's writes and of the ends of transactions.
+"""The hooks by which the cache learns of the ORM's writes and of the ends of transactions.
 
-The compilers of all writes call it (see :mod:`sharded_orm.backends.write_hooks.compilers`), and the
-connection object calls a :class:`TransactionListener` when a transaction ends. The observer is
-above this layer: the app provides it when it is ready.
+The compilers report each write to a :class:`WriteObserver` (see
+:mod:`sharded_orm.backends.write_hooks.compilers`). The connection object reports the end of a
+transaction to a :class:`TransactionListener`. The observer belongs to a higher layer, so the app
+provides it (:func:`provide_observer`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any, Protocol
 
 
 class TransactionListener(Protocol):
-    """Learns of the end of one transaction; a connection has it in ``transaction_writes``.
+    """Is told how one transaction ends. The connection object has it in ``transaction_writes``.
 
-    The connection calls the listener in its own thread, and drops it after :meth:`over` or
-    :meth:`lost`.
+    All calls come from the thread that owns the connection object. After :meth:`over` or :meth:`lost`,
+    there are no more calls.
     """
 
     @property
@@ -24,67 +25,71 @@ class TransactionListener(Protocol):
         """Whether :meth:`announce` has reached the cache."""
 
     def announce(self) -> None:
-        """Called immediately before COMMIT, and before a statement that may commit implicitly.
+        """Announce the transaction's writes to the cache, as they may be committed now.
 
-        After such a statement the transaction may continue. An error of this method prevents both.
+        Called immediately before COMMIT, and before each statement that may commit implicitly; the
+        transaction may continue after such a statement. If this method raises an error, neither COMMIT
+        nor the statement is sent.
         """
 
     def over(self) -> None:
-        """The transaction was committed or rolled back, or its session is gone for good.
+        """Note that the transaction was committed or rolled back, or that its session is gone for good.
 
-        Called before any function of ``on_commit``. Raises nothing but exceptions that are thrown
-        into the thread, such as ``KeyboardInterrupt``.
+        Called before any function of ``on_commit`` runs. Must not raise errors, apart from exceptions
+        that are thrown into the thread, such as ``KeyboardInterrupt``.
         """
 
     def lost(self) -> None:
-        """The connection was lost in COMMIT, or after :meth:`announce`.
+        """Note that the connection was lost in COMMIT, or at some time after :meth:`announce`.
 
-        The announced writes may take effect at any time, or never.
+        The announced writes may take effect at any later time, or never.
         """
 
 
 class WriteObserver(Protocol):
-    """Learns of the ORM's writes."""
+    """Is told of each write of the ORM to a cached model."""
 
     def cached_model_of(self, model: Any) -> Any:
-        """Return what :meth:`write` needs to know of ``model``; None if it is not cached.
+        """Return what :meth:`write` needs to know about ``model``; None if the model is not cached.
 
-        Called for each write of every model, so it is cheap.
+        Called for each write to any model, so it must be cheap.
         """
 
     def write(
         self, cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool
     ) -> Any:
-        """Run the statement of ``compiler`` inside a transaction, and return its result.
+        """Run the statement of ``compiler``, and return its result. A transaction is open.
 
-        :param execute: runs the statement of ``compiler.query``, which may have been changed.
-        :param counted: the result is the number of rows that matched.
+        :param cached_model: what :meth:`cached_model_of` returned for the statement's model.
+        :param execute: function that runs the statement. It compiles ``compiler.query``, which this
+            method may change first.
+        :param counted: whether the result is the number of rows that matched.
         """
 
     def table_flush(self, connection: Any) -> AbstractContextManager[object]:
-        """A context manager around statements that empty whole tables, outside of transactions."""
+        """Return a context manager for statements that empty whole tables outside of transactions."""
 
 
 _observer: WriteObserver | None = None
 
 
 def provide_observer(observer: WriteObserver) -> None:
-    """Set the observer. The app calls this when it is ready."""
+    """Set the observer that the functions below call. The app calls this function when it is ready."""
     global _observer
     _observer = observer
 
 
 def cached_model_of(model: Any) -> Any:
-    """See :meth:`WriteObserver.cached_model_of`."""
+    """Call :meth:`WriteObserver.cached_model_of`. Return None if there is no observer."""
     return None if _observer is None else _observer.cached_model_of(model)
 
 
 def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-    """See :meth:`WriteObserver.write`."""
+    """Call :meth:`WriteObserver.write`. There must be an observer."""
     assert _observer is not None
     return _observer.write(cached_model, compiler, execute, counted)
 
 
 def table_flush(connection: Any) -> AbstractContextManager[object]:
-    """See :meth:`WriteObserver.table_flush`."""
+    """Call :meth:`WriteObserver.table_flush`. The context does nothing if there is no observer."""
     return nullcontext() if _observer is None else _observer.table_flush(connection)

@@ -1,4 +1,7 @@
-"""Identities of database sessions. A write marker in the cache names the session of its writer."""
+"""Types for the identity of a database session.
+
+A write marker in the cache says which session is about to commit a change of an entry.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from typing import NamedTuple, Protocol
 
 
 class SessionID(NamedTuple):
-    """A session of a database server.
+    """The identity of a session of a database server. It is empty for a backend without such ids.
 
-    :param server: hash of the server's identity; empty if sessions have none.
-    :param account: hash of the session's account on the server.
-    :param connection: id of the session on that server, 0 for none.
+    :param server: hash of the server's identity; empty if the session has no identity.
+    :param account: hash of the account with which the session has logged in.
+    :param connection: id of the session on the server; 0 if the session has no identity.
     """
 
     server: str = ""
@@ -19,17 +22,18 @@ class SessionID(NamedTuple):
 
 
 class OpenSessions(NamedTuple):
-    """Numbers of sessions of a server."""
+    """How many sessions a database server has."""
 
-    #: Sessions of this process, in use or idle, and the idle ones among them.
+    #: Number of sessions of this process, in use or idle.
     process: int
+    #: Number of idle sessions of this process.
     idle: int
-    #: Sessions of all clients.
+    #: Number of sessions of all clients.
     server: int
 
 
 class SessionIdentity(Protocol):
-    """A :class:`SessionID`, or an equivalent of another layer."""
+    """A :class:`SessionID`, or an object of another layer that has the same attributes."""
 
     @property
     def server(self) -> str: ...
