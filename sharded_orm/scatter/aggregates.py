@@ -166,9 +166,10 @@ def _value_without_rows(expression: Any) -> Any:
 def _distinct_value(
     targets: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
 ) -> Any:
-    """Compute an aggregate with ``distinct=True`` here: read the distinct values of all shards.
+    """Return the value of an aggregate with ``distinct=True``.
 
-    Duplicates between shards are removed. Shards are read at the cost of all their distinct values.
+    Read the distinct values of every shard, remove those that several shards have, and aggregate the
+    rest in Python.
     """
     aggregate = _without_default(expression)
     if type(aggregate) not in (Count, Sum, Avg):
