@@ -201,7 +201,7 @@ class TopologyWatcher(Generic[T]):
         if self._copy is not None:
             try:
                 self._copy.save(document)
-            except Exception as exc:  # For example, a TOML document has a date, which JSON cannot hold.
+            except Exception as exc:  # For example, a date in a TOML file cannot become JSON.
                 logger.error(
                     "The last good copy of the topology cannot be written (%s): this process could"
                     " not start while %s does not answer.", exc, self.source.describe(),
