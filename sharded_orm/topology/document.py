@@ -228,7 +228,7 @@ def _problem_in(value: Any, path: str = "", depth: int = 0) -> str | None:
 
     :param path: the keys that lead to ``value``, for the sentence. Text in ``value`` is not shown, because
         it may be a credential.
-    :param depth: the number of these keys.
+    :param depth: the number of mappings and lists around ``value``.
     """
     if isinstance(value, str):
         try:
