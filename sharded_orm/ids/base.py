@@ -1,4 +1,4 @@
-"""The contract of an id generator."""
+"""The abstract base class of id generators."""
 
 from __future__ import annotations
 

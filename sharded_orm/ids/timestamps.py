@@ -76,7 +76,7 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Guards the dict of lanes.
+        # Guards _lanes: the dict, not the lanes in it, each of which has a lock.
         self._lock = threading.Lock()
         _clocks.add(self)
 

@@ -20,7 +20,7 @@ import hashlib
 
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 
-_MAX_IDENTIFIER = 63  # bytes
+_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
 #: First half of the advisory lock's key; the second half is the oid of the SQL sequence.
 _LOCK = 0x5348_4F52
 

@@ -184,7 +184,7 @@ class _Root(SQLCompiler):
         if self.qualify:
             raise refuse("a filter on a window function", "filter in Python, or ask one shard")
         grouped = self.query.group_by is not None
-        # As in Django, Meta.ordering does not apply to groups.
+        # As in Django, Meta.ordering does not apply to a query with GROUP BY.
         ordered = [] if grouped and self._meta_ordering else list(order_by)
         self._added: list[Any] = list(extra)
         self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]
@@ -252,7 +252,7 @@ class _Root(SQLCompiler):
             parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
             columns += [column_of(part) for part in parts]
         if len(columns) != len(self.select) + len(extra):
-            # A composite primary key is one expression and several columns.
+            # A composite primary key is one expression with several columns, so list the SQL per column.
             self._sql = []
             for expression, sql, _ in [*self.select, *extra]:
                 if isinstance(expression, ColPairs):

@@ -1,4 +1,4 @@
-"""The errors for queries that a scatter cannot merge exactly."""
+"""The errors for queries of several shards whose results cannot be merged exactly."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _drain(queue: deque[list[Row]]) -> Iterator[list[Row]]:
 
 
 def _iterable(
-    # Any: a queryset's private attributes have no stubs.
+    # The parameters are of type Any because a queryset's private attributes have no type stubs.
     queryset: Any,
     compiler: Any,
     alias: str,

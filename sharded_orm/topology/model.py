@@ -38,7 +38,7 @@ class Shard:
 
     @property
     def alias(self) -> str:
-        """The Django database alias, e.g. ``photos_00042``."""
+        """The shard's database alias in Django, e.g. ``photos_00042``."""
         return f"{self.group}_{self.number:0{ALIAS_DIGITS}d}"
 
 

@@ -179,7 +179,10 @@ class _CommonNames:
 
 
 def _same_text(one: _Window, other: _Window) -> bool:
-    """Whether two windows agree at all positions where neither has a digit of its number."""
+    """Whether two windows have the same text at all positions where both have text and no digits.
+
+    Both windows must have the same length.
+    """
     head = min(len(one.before), len(other.before))
     tail = max(one.end, other.end)
     if one.before[:head] != other.before[:head]:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """Where the topology of a process comes from."""
+    """Where a process got its topology from."""
 
     SETTINGS = "settings"
     SOURCE = "source"
@@ -64,7 +64,7 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def document(self) -> Document | None:
-        """The document in use; None before :meth:`begin`."""
+        """The topology document in use; None before :meth:`begin`."""
         return self._used[0]
 
     @property

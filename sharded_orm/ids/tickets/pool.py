@@ -15,7 +15,7 @@ from django.db.utils import Error
 from sharded_orm.exceptions import SequenceNotChecked, TicketError, TicketServerBehind
 from sharded_orm.ids.tickets.session import SequenceSlot, TicketSession, seconds_left, session_class
 
-#: Errors of a server that is down, unreachable or broken.
+#: Exceptions that mean that a ticket server is down, unreachable or broken.
 FAILURES = (Error, OSError)
 # Errors that another session of the same server would raise as well, so a retry is pointless.
 _SAME_FROM_ANY = (TicketServerBehind, SequenceNotChecked)

@@ -30,9 +30,9 @@ except ImportError as exc:
         f"Ticket servers on PostgreSQL need psycopg 3 ({exc}); install sharded-orm[postgresql]."
     ) from exc
 
-_MAX_IDENTIFIER = 63  # bytes
+_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
 _BINARY = pq.Format.BINARY
-_INTEGERS = {20, 21, 23, 26}  # the types int8, int2, int4, oid
+_INTEGERS = {20, 21, 23, 26}  # The oids of the types int8, int2, int4 and oid.
 #: Key of the advisory lock around CREATE … IF NOT EXISTS, which may fail if two processes run it at
 #: the same moment. If another application uses the same key, the only effect is that we wait.
 _CREATING = 0x5348_4F52_4D53_4551
@@ -127,7 +127,8 @@ class PostgreSQLSession(TicketSession):
     )
 
     def _single(self, name: str) -> str:
-        # OFFSET 0 keeps the subquery separate, so that the log is checked after nextval.
+        # OFFSET 0 prevents the planner from merging the subquery into the outer query. So the outer
+        # query checks the write-ahead log only after nextval.
         return (
             f"SELECT number, {self._ON_DISK} FROM"
             f" (SELECT nextval({self._regclass(name)}) AS number {self._from_valid(name, '1')}"

@@ -126,7 +126,7 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            raise  # The partner failed, not this server.
+            raise  # Do not count this as a failure of this server: its partner failed.
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise

@@ -20,7 +20,7 @@ from sharded_orm.exceptions import InvalidSequence
 
 #: Name of the table, called the catalog, in which each ticket server has one row per sequence.
 CATALOG = "sharded_orm_sequence"
-#: Ids are the positive numbers of a signed BIGINT.
+#: The largest id: ids are the positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
 MAX_NAME = 100
 _A_MOMENT = 0.01  # seconds
@@ -51,7 +51,10 @@ class SequenceSlot:
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """The row of one sequence in the catalog of one server."""
+    """A row of the catalog table: the state of one sequence on one ticket server.
+
+    ``form`` is the way in which the sequence counts; ``position`` and ``step`` are its slot.
+    """
 
     name: str
     form: str
@@ -226,7 +229,7 @@ class TicketSession(ABC):
         ops = self._wrapper.ops
         columns = ", ".join(map(ops.quote_name, _COLUMNS))
         placeholders = ", ".join(["%s"] * len(_COLUMNS))
-        ignore = OnConflict.IGNORE  # Another process may have created it meanwhile.
+        ignore = OnConflict.IGNORE  # Another process may have inserted the row in the meantime.
         self.execute(
             f"{ops.insert_statement(on_conflict=ignore)} {self.table} ({columns})"
             f" VALUES ({placeholders}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",

@@ -60,7 +60,7 @@ _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "a
 # Seconds without a connection after which the kazoo client is replaced by a new one. A client that was
 # refused for good (authentication, a server restored from an older backup) does not try again.
 _RENEW_AFTER = 60.0
-# Seconds until a failed read on an open connection is repeated.
+# Seconds until a read that failed on an open connection is repeated.
 _REPEAT_AFTER = 1.0
 # Seconds until a read is repeated after an unexpected error, which may well occur again.
 _RECOVER_AFTER = 5.0
