@@ -141,7 +141,7 @@ class TimestampClock:
         self._lock = threading.Lock()
         for lane in self._lanes.values():
             lane.lock = threading.Lock()
-            # The parent may make more ids of this millisecond, so the child must not.
+            # Leave the current millisecond, in which the parent may make more ids.
             self._leave(lane)
 
 

@@ -41,8 +41,8 @@ def _node_wrapper(shard: Shard) -> Any:
         wrapper.shard == shard and relocation.is_current(wrapper)
     ):
         return wrapper
-    # The connection object is for another node than the plan: a transaction keeps it on the former
-    # node, or the shard has moved since the plan was made.
+    # The connection object is for another node than the plan's: a transaction keeps it on the former
+    # node, or the shard has moved since the plan was made. So use a copy for the plan's node.
     settings = runtime.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
@@ -90,10 +90,10 @@ class Executor:
             }
 
     def streams(self) -> list[Iterator[Row]]:
-        """Return an iterator over the rows of each statement, in the order of the statements.
+        """Return a list of iterators over rows, one per statement, in the order of the statements.
 
-        Each iterator is in the order of the query. The rows of a union (a statement for many shards) are
-        read at once, unless ``stream`` is set.
+        Each iterator yields its rows in the order of the query. The rows of a union (a statement for many
+        shards) are read at once, unless the executor was made with ``stream=True``.
         """
         rows_of = self._run_all([s for s in self._statements if s.union])
         return [

@@ -121,7 +121,7 @@ def may_be_the_query(error: BaseException) -> bool:
 
 def is_node_gone(error: BaseException) -> bool:
     code = _code(error)
-    # Errors that MySQL's client library itself detects are numbered from 2000.
+    # Codes from 2000 to 2999 are errors that MySQL's client library detects, such as a lost connection.
     return isinstance(code, int) and (code in _NODE_GONE or 2000 <= code < 3000)
 
 

@@ -18,8 +18,8 @@ _EXPECTED = (
     "a template of {shard} (once; with leading zeros as {shard:05d}) and {group}, and nothing else in"
     " braces"
 )
-# A format of the shard's number: d, 05d, 05. The width has at most two digits, because no database
-# allows names of 100 characters.
+# The format of {shard} in a template: empty, d, 05 or 05d. The width has at most two digits, because no
+# database allows names of 100 characters.
 _WIDTH = re.compile(r"(?:0([0-9]{1,2}))?d?")
 
 

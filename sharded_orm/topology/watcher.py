@@ -33,7 +33,10 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A report on the topology that a process uses: its version, where it came from, and since when."""
+    """A report on the topology that a process uses: its version, its origin, since when it is used.
+
+    Also says why a newer document was refused, if one was.
+    """
 
     version: int
     origin: Origin
@@ -84,7 +87,7 @@ class TopologyWatcher(Generic[T]):
         return child
 
     def begin(self) -> T:
-        """Take the source's document into use, and return its value.
+        """Take the source's document into use, and return its value (see :meth:`check`).
 
         If that document cannot be read or used, take the last good copy (a file) instead.
 
@@ -117,9 +120,11 @@ class TopologyWatcher(Generic[T]):
         return value
 
     def check(self, document: Document) -> T:
-        """Return the value of ``document``, after checking that it may replace the document in use.
+        """Check that ``document`` may replace the document in use, and return its value.
 
-        :raises InvalidTopology: it may not; the message lists every reason.
+        The value is what the ``check`` argument of the class returns for the document.
+
+        :raises InvalidTopology: the document must not be used; the message lists every reason.
         """
         if not self.source.allows_credentials and (problems := document.credentials()):
             raise InvalidTopology(problems)
@@ -131,8 +136,8 @@ class TopologyWatcher(Generic[T]):
         Return True if it replaces the document in use, and False if it is the document in use.
 
         :param document: the document, or the error with which it could not be read.
-        :param use: called with the value of the document, to take it into use. If it raises an exception,
-            it must not have changed anything.
+        :param use: called with the document's value (see :meth:`check`), to take it into use. If ``use``
+            raises an exception, it must not have changed anything.
         :raises TopologyError: the document is refused, or ``document`` is an error. The reason is logged
             once, not for each repetition.
         """

@@ -12,7 +12,10 @@ from sharded_orm.forks import identity
 
 @dataclass
 class _ProcessBlocks:
-    """The blocks of one process. A forked child starts without blocks: the ids belong to its parent."""
+    """The blocks of ids of one process, keyed by sequence.
+
+    A forked child must not use them, because the ids belong to its parent; it starts without blocks.
+    """
 
     process: tuple[int, int] = field(default_factory=identity)
     # Guards the blocks' iterators, so that each id is handed out once.

@@ -175,8 +175,8 @@ class PostgreSQLSession(TicketSession):
 
         :raises OperationalError: the server reports an error, or has not answered by ``deadline``.
         """
-        # Compute the deadline once: seconds_left() allows at least 10 ms, and an answer may come in
-        # many pieces.
+        # Fix one deadline for the whole answer, which may come in many pieces: seconds_left() would
+        # grant at least 10 ms to each of them.
         deadline = time.monotonic() + seconds_left(deadline)
         try:
             send()

@@ -175,7 +175,8 @@ class TicketServer:
             refusals = state.refusals.get(name, 0)
             started = time.monotonic()
             learned = self._learn_high_water_mark(state, name, new_connection=checked is None)
-            # The wait for the partner must not shorten the time that this server has.
+            # Extend the deadline by the time spent waiting for the partner, so that this server still
+            # has its full time to answer.
             lent.deadline += time.monotonic() - started
             row = self._verify(state, session, name, lent.deadline)
             seconds = _SECONDS_CHECKED if learned else self._backoff
@@ -183,8 +184,8 @@ class TicketServer:
         else:
             row = checked.row
         deadline = lent.deadline
-        # Read the mark before the request is sent. Another thread's later request may be answered
-        # first and raise the mark above our ids.
+        # Read the high-water mark before the request is sent. Otherwise another thread's later request
+        # might be answered first, and raise the mark above our ids.
         high_water_mark = state.high_water_marks.get(name, 0)
         predecessor_mark = (
             self.predecessor.high_water_mark(name) if self.predecessor is not None else 0
@@ -207,8 +208,8 @@ class TicketServer:
     def _verify(
         self, state: _State, session: TicketSession, name: str, deadline: float
     ) -> SequenceRow:
-        # Read the mark before the position: both only rise, so a healthy position cannot be below an
-        # older mark.
+        # Read the high-water mark before the sequence's position. Both only rise, so on a healthy server
+        # the position cannot be below a mark that was read earlier.
         high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
@@ -348,7 +349,8 @@ class TicketServer:
         predecessor_mark: int,
         deadline: float,
     ) -> None:
-        # Storing the mark costs an extra statement, so do it at most once a second, not for every id.
+        # Storing the predecessor's mark costs an extra statement here, so do it at most once a second,
+        # not for every id.
         now = time.monotonic()
         written = state.predecessor_mark_written.get(name, -_SECONDS_BETWEEN_MARKS)
         if now - written >= _SECONDS_BETWEEN_MARKS:
@@ -387,7 +389,7 @@ class TicketServer:
         return self._current().pool.lend(deadline)
 
     def close(self) -> None:
-        """Close the idle sessions."""
+        """Close the idle sessions with this server; later requests open new ones."""
         self._current().pool.close()
 
     def _current(self) -> _State:

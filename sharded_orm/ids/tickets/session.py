@@ -211,7 +211,7 @@ class TicketSession(ABC):
     # ##### Administration #####
 
     def position(self, row: SequenceRow, deadline: float) -> int:
-        """Return the last id that the sequence has handed out, or may have handed out."""
+        """Return the highest id that the sequence of ``row`` has handed out, or may have handed out."""
         return row.value
 
     @abstractmethod

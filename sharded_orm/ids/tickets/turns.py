@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from sharded_orm.forks import identity
 
-# A SystemRandom has no seed. With a seeded generator, a forked child would draw its parent's numbers.
+# Use SystemRandom, which has no seed: with a seeded generator, a forked child would draw the same
+# numbers as its parent.
 _random = random.SystemRandom()
 
 
