@@ -102,7 +102,10 @@ class Executor:
         ]
 
     def chained(self) -> Iterator[Row]:
-        """Yield all rows, unordered. At any time, only one statement of each node is being read."""
+        """Yield all rows, in the order of the shards and not of the query, in rounds.
+
+        A round reads one statement of each node.
+        """
         for wave in self._waves():
             rows_of = self._run_all([s for s in wave if s.union])
             for statement in wave:

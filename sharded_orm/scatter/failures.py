@@ -130,7 +130,7 @@ def _code(error: BaseException) -> Any:
 
 
 def concerns_one_shard(error: BaseException) -> bool:
-    """Whether ``error`` concerns one shard, so that others in the same statement may answer."""
+    """Whether ``error`` concerns one shard only, so that other shards of the statement may answer."""
     code = _code(error)
     return code in _SCHEMA or code in _SCHEMA_OR_QUERY
 

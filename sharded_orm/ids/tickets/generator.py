@@ -87,8 +87,8 @@ class TicketGenerator(IdGenerator):
         :raises SynchronousOnlyOperation: called in an event loop; use ``sync_to_async``.
         :raises UnknownSequence: no server has the sequence.
         :raises SequenceExhausted: no server has ``count`` numbers left below 2**63.
-        :raises TicketServerMisconfigured: a sequence was not made for the server's position in
-            ``TICKETS``.
+        :raises TicketServerMisconfigured: a server is set up so that it may repeat ids, for example
+            because ``TICKETS`` has another order than when the sequence was made.
         :raises TicketServersUnavailable: no server gave ids; the message names the causes.
         """
         if type(count) is not int or not 1 <= count <= MAX_TICKETS:

@@ -175,9 +175,8 @@ class MySQLSession(TicketSession):
     def position(self, row: SequenceRow, deadline: float) -> int:
         if row.form != "replace":
             return row.value
-        # Read the counter by a write that changes nothing. The engine locks whole tables and prefers
-        # writers, so a SELECT would wait for as long as other writers do not pause (measured: 10
-        # seconds).
+        # Read the counter by a write that changes nothing. The engine locks whole tables, so a SELECT
+        # would wait for as long as other writers do not pause (measured: 10 seconds).
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
         # The insert id is 0 if the row of the counter table is gone. Then only the catalog's value is

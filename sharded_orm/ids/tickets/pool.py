@@ -140,7 +140,7 @@ class Lent:
         return self
 
     def ask(self, work: Callable[[TicketSession], T]) -> T:
-        """Call ``work`` with a session and return its result.
+        """Call ``work`` with a session and return the result of ``work``.
 
         ``work`` may run twice: if an idle session fails, its connection may just have been dead, so
         ``work`` runs again with a new session.

@@ -348,8 +348,8 @@ class PostgreSQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # psycopg does not close another process's connection on its own account. Should somebody
-            # call close() on it, the message now goes nowhere, and the parent's connection stays open.
+            # psycopg does not close another process's connection by itself. Should somebody call close()
+            # on it, the message to the server goes nowhere, and the parent's connection stays open.
             send_nowhere(self._pgconn.socket)
 
     # ##### Names #####
