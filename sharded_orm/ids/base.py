@@ -1,4 +1,4 @@
-"""The contract of an id generator."""
+"""The abstract base class of id generators."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 
 class IdGenerator(ABC):
-    """Hands out 64-bit ids, each only once. Thread-safe."""
+    """A generator of 64-bit ids: hands out no id of a sequence twice. Thread-safe.
+
+    A sequence is a named series of ids, such as the ids of one model.
+    """
 
     def next(self, sequence: str) -> int:
-        """One id of ``sequence``; one round trip."""
+        """Return a new id of ``sequence``. Costs one round trip."""
         return self.take(sequence, 1)[0]
 
     @abstractmethod
     def take(self, sequence: str, count: int) -> Sequence[int]:
-        """``count`` ids of ``sequence``, ascending; one round trip for any ``count``."""
+        """Return ``count`` new ids of ``sequence``, ascending. Costs one round trip for any ``count``."""

@@ -1,15 +1,16 @@
-"""Ids that hold the shard of their row: 64 bits, cut into parts.
+"""Ids that contain the shard of their row: 64-bit integers whose bits are divided into parts.
 
-Pure: no Django, no database. Every part is checked when an id is packed and when it is unpacked:
-a number that does not fit its bits would change the part above it.
+Pure: no Django, no database. Every part is checked when an id is packed and when it is unpacked,
+because a number that does not fit its bits would change the next higher part.
 
 ========================  =====================================================
 :class:`PackedID`         shard, type, local id (Pinterest, P1)
 :class:`TimestampedID`    milliseconds, shard, sequence (Instagram, I2)
 ========================  =====================================================
 
-Each class has a layout, which holds the widths; the default is the published one.
-All ids fit into a signed ``BIGINT``: 0 to 2**63 - 1.
+An id of either class has a layout, which says how many bits each part has. The default layouts
+are those that Pinterest and Instagram published.
+All ids fit into a signed ``BIGINT``: they are from 0 to 2**63 - 1.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from sharded_orm.exceptions import InvalidID, TimestampExhausted
 _MILLISECOND = timedelta(milliseconds=1)
 _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: The default epoch of :class:`TimestampedLayout`: its ids last until 2059.
+#: The default epoch of :class:`TimestampedLayout`: ids with this epoch last until 2059.
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
 
 
 def _check(name: str, value: object, last: int | None = None) -> None:
-    # A bool is an int in Python, but no part of an id.
+    # Refuse a bool: it is an int in Python, but makes no sense as a part of an id.
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidID(f"{name}={value!r} is of type {type(value).__name__}; give an integer.")
     if value < 0 or (last is not None and value > last):
@@ -38,10 +39,10 @@ def _check(name: str, value: object, last: int | None = None) -> None:
 
 
 class _Layout:
-    """Base of the layouts. Subclasses are frozen dataclasses, so they compare by value."""
+    """Base class of the layouts. Subclasses are frozen dataclasses, so layouts compare by value."""
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
-        """The form in which migrations write a layout: dotted path, arguments, keyword arguments."""
+        """Return what migrations need to write this layout: dotted path, arguments, keyword arguments."""
         parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are
         return f"{type(self).__module__}.{type(self).__qualname__}", (), parts
 
@@ -59,7 +60,9 @@ class _Layout:
 
 @dataclass(frozen=True)
 class PackedLayout(_Layout):
-    """``shard | type | local``; 16, 10 and 36 bits leave the top two bits at zero (P1).
+    """The widths, in bits, of the parts of a packed id: ``shard | type | local`` (P1).
+
+    The default widths of 16, 10 and 36 bits leave the top two bits of the id at zero.
 
     :raises InvalidID: the widths have more than 63 bits in all, or a width is no positive integer.
     """
@@ -78,13 +81,13 @@ class PackedLayout(_Layout):
 
     @property
     def shard_shift(self) -> int:
-        """The bits below the shard: ``SHIFT`` of the embedded strategy."""
+        """The number of bits below the shard: the ``SHIFT`` option of the embedded strategy."""
         return self.type_bits + self.local_bits
 
     def pack(self, shard: int, type: int, local: int) -> int:
-        """The id of these parts.
+        """Return the id that consists of these parts.
 
-        :raises InvalidID: a part does not fit; the message names the part.
+        :raises InvalidID: a part does not fit its bits; the message names the part.
         """
         _check("shard", shard, (1 << self.shard_bits) - 1)
         _check("type", type, (1 << self.type_bits) - 1)
@@ -92,7 +95,7 @@ class PackedLayout(_Layout):
         return shard << self.shard_shift | type << self.local_bits | local
 
     def unpack(self, value: int) -> PackedID:
-        """The parts of an id.
+        """Return the parts of the id ``value``.
 
         :raises InvalidID: ``value`` is no id of this layout.
         """
@@ -105,7 +108,10 @@ class PackedLayout(_Layout):
         )
 
     def counted(self, shard: int, type: int) -> range:
-        """The ids of the table of ``type`` on ``shard``: local id 1 to the last that fits."""
+        """Return the range of all ids that the table of ``type`` on ``shard`` can have.
+
+        Local ids count from 1 to the largest number that fits.
+        """
         last = (1 << self.local_bits) - 1
         return range(self.pack(shard, type, 1), self.pack(shard, type, last) + 1)
 
@@ -115,7 +121,7 @@ PACKED = PackedLayout()
 
 @dataclass(frozen=True)
 class PackedID:
-    """An id made of a shard, a type, and the number of a row in its table there (P1).
+    """An id made of a shard, a type (the number of a table), and the row's number in that table (P1).
 
     >>> PackedID.from_int(241294492511762325)
     PackedID(shard=3429, type=1, local=7075733)
@@ -147,16 +153,18 @@ class PackedID:
 
 @dataclass(frozen=True)
 class TimestampedLayout(_Layout):
-    """``milliseconds | shard | sequence``; 41, 13 and 10 bits, so ids order by time (I2).
+    """The epoch and the widths of a timestamped id: ``milliseconds | shard | sequence`` (I2).
+
+    The time is the highest part, so ids sort by time.
 
     :param epoch: the aware datetime from which milliseconds are counted. It must never
-        change: all existing ids would mean another time.
+        change, or all existing ids would mean another time.
 
-    41 + 13 + 10 are all 64 bits, and the highest bit is the sign of a ``BIGINT``. So the time
-    ends at 2**40 - 1 ms, 34.8 years after the epoch.
+    The default widths of 41, 13 and 10 bits use all 64 bits, and the highest bit is the sign of a
+    ``BIGINT``. So the last time that fits is 2**40 - 1 ms, 34.8 years after the epoch.
 
     :raises InvalidID: the widths have more than 64 bits in all, or leave no bit for the time,
-        or the epoch is naive.
+        or the epoch has no time zone.
     """
 
     epoch: datetime = EPOCH
@@ -181,7 +189,7 @@ class TimestampedLayout(_Layout):
 
     @property
     def shard_shift(self) -> int:
-        """The bits below the shard: ``SHIFT`` of the embedded strategy."""
+        """The number of bits below the shard: the ``SHIFT`` option of the embedded strategy."""
         return self.sequence_bits
 
     @property
@@ -190,19 +198,19 @@ class TimestampedLayout(_Layout):
 
     @property
     def last_millisecond(self) -> int:
-        """The last millisecond after the epoch that fits into an id."""
+        """The largest number of milliseconds after the epoch that fits into an id."""
         return int((1 << min(self.time_bits, 63 - self.time_shift)) - 1)
 
     @cached_property
     def epoch_milliseconds(self) -> int:
-        """The epoch in milliseconds of Unix time."""
+        """The Unix time of the epoch, in milliseconds."""
         return (self.epoch - _UNIX) // _MILLISECOND
 
     def pack(self, milliseconds: int, shard: int, sequence: int) -> int:
-        """The id of these parts.
+        """Return the id that consists of these parts.
 
-        :raises TimestampExhausted: the time does not fit any more.
-        :raises InvalidID: another part does not fit; the message names the part.
+        :raises TimestampExhausted: ``milliseconds`` is too late for this layout.
+        :raises InvalidID: another part does not fit its bits; the message names the part.
         """
         _check("milliseconds", milliseconds)
         if milliseconds > self.last_millisecond:
@@ -216,7 +224,7 @@ class TimestampedLayout(_Layout):
         return milliseconds << self.time_shift | shard << self.sequence_bits | sequence
 
     def unpack(self, value: int) -> TimestampedID:
-        """The parts of an id.
+        """Return the parts of the id ``value``.
 
         :raises InvalidID: ``value`` is no id of this layout.
         """
@@ -229,9 +237,9 @@ class TimestampedLayout(_Layout):
         )
 
     def milliseconds_of(self, moment: datetime) -> int:
-        """``moment`` in whole milliseconds after the epoch; negative before it.
+        """Return the whole milliseconds from the epoch to ``moment``; negative if it is earlier.
 
-        :raises InvalidID: ``moment`` is no aware datetime.
+        :raises InvalidID: ``moment`` is not a datetime with a time zone.
         """
         if not isinstance(moment, datetime) or moment.utcoffset() is None:
             raise InvalidID(f"{moment!r} is no datetime with a time zone: give it one.")
@@ -243,13 +251,13 @@ TIMESTAMPED = TimestampedLayout()
 
 @dataclass(frozen=True)
 class TimestampedID:
-    """An id made of a time, a shard, and a number among the ids of that millisecond (I2).
+    """An id made of a time, a shard, and a sequence number among the ids of that millisecond (I2).
 
     >>> int(TimestampedID(1387263000, shard=31341 % 2000, sequence=5001 % 1024))
     11637205501278089
 
     :param milliseconds: milliseconds after the epoch of the layout.
-    :raises TimestampExhausted: the time does not fit any more.
+    :raises TimestampExhausted: ``milliseconds`` is too late for the layout.
     :raises InvalidID: another part is no integer or does not fit its bits.
     """
 
@@ -273,12 +281,15 @@ class TimestampedID:
         sequence: int,
         layout: TimestampedLayout = TIMESTAMPED,
     ) -> TimestampedID:
-        """The id of an aware datetime: ``at(moment, 0, 0)`` is a lower bound of its ids."""
+        """Return the id of the aware datetime ``moment``.
+
+        ``at(moment, 0, 0)`` is a lower bound of all ids that are made at ``moment`` or later.
+        """
         return cls(layout.milliseconds_of(moment), shard, sequence, layout)
 
     @property
     def time(self) -> datetime:
-        """When the id was made, in the time zone of the epoch."""
+        """The time at which the id was made, in the time zone of the epoch."""
         return self.layout.epoch + self.milliseconds * _MILLISECOND
 
     def to_int(self) -> int:

@@ -1,4 +1,4 @@
-"""Timestamped ids that this process makes, for databases that cannot make them (I2)."""
+"""Timestamped ids that this process makes, for databases that cannot make such ids themselves (I2)."""
 
 from __future__ import annotations
 
@@ -21,38 +21,45 @@ def _now() -> int:
 
 @dataclass
 class _Lane:
-    """The last id of one shard and table. ``used`` counts the ids of millisecond ``last``."""
+    """What this process remembers of the ids of one table on one shard.
+
+    ``last`` is the millisecond of the latest id, after the epoch; ``sequence`` is that id's sequence
+    number; ``used`` is how many ids were made in millisecond ``last``.
+    """
 
     last: int
     used: int
     sequence: int
-    # Guards the lane: (last, sequence) is handed out at most once. Held while a caller waits for
-    # the clock; callers of other lanes do not wait.
+    # Guards this lane, so that no pair (last, sequence) is handed out twice. It is held while a
+    # caller waits for the clock; callers that use other lanes do not wait for it.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# A caller waits for a clock that is at most so many milliseconds behind the last id.
+# If the clock is behind the last id by at most this number of milliseconds, a caller waits for it.
 _PATIENCE = 1000
 
 
 class TimestampClock:
-    """Makes ids of one layout; never the same id twice. Thread-safe, fork-safe.
+    """A maker of timestamped ids of one layout; it never makes an id twice. Thread-safe, fork-safe.
 
     :param layout: the widths and the epoch.
-    :param clock: returns the time in milliseconds since 1970.
-    :param wait: sleeps for a number of seconds; called when a millisecond is used up.
-    :param draw: returns a random number below its argument, at which a sequence begins.
+    :param clock: returns the Unix time in milliseconds.
+    :param wait: sleeps for the number of seconds that it is given; called when all sequence numbers
+        of a millisecond are used up.
+    :param draw: returns a random number from 0 up to, but not including, its argument; the first
+        sequence number is drawn with it.
 
-    - A shard and table get at most ``2**sequence_bits`` ids of one millisecond; a caller that
+    - A table on a shard gets at most ``2**sequence_bits`` ids of one millisecond; a caller that
       needs more waits for the next millisecond.
-    - When the clock steps back, ids go on from the last millisecond. When that is used up and the
-      clock is at most a second behind, callers wait for the clock. If it is further behind, ids
-      take the following milliseconds, as fast as they are needed.
-    - A child process repeats none of the ids that its parent made.
+    - If the clock is set back, new ids continue with the millisecond of the last id. If the numbers
+      of that millisecond are used up and the clock is at most a second behind, callers wait for
+      the clock. If the clock is further behind, new ids use the following milliseconds, ahead of
+      the clock and without waiting.
+    - A forked child repeats none of the ids that its parent made.
 
-    Two processes (or a process that is restarted while the clock steps back) may make the same id
-    for one table. That is rare, because sequences begin at random numbers, and the insert detects
-    it: see ``TimestampedIDField``.
+    Two processes may make the same id for one table, and so may one process that is restarted while
+    the clock is set back. Such collisions are rare, because sequence numbers begin at random, and
+    the insert detects them: see ``TimestampedIDField``.
     """
 
     def __init__(
@@ -69,16 +76,16 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Guards the dict of lanes.
+        # Guards _lanes: the dict, not the lanes in it, each of which has a lock.
         self._lock = threading.Lock()
         _clocks.add(self)
 
     def take(self, shard: int, table: str, count: int = 1) -> list[int]:
-        """``count`` new ids for ``table`` on ``shard``, in the order of time.
+        """Return ``count`` new ids for ``table`` on ``shard``, in the order of their time.
 
-        :param table: a name that differs for any two tables of all groups.
-        :raises TimestampExhausted: the time does not fit into the layout any more.
-        :raises InvalidID: the shard does not fit, or the clock is before the epoch.
+        :param table: a name that no other table of any group has.
+        :raises TimestampExhausted: the current time is too late for the layout.
+        :raises InvalidID: the shard does not fit its bits, or the clock is before the epoch.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))
@@ -89,9 +96,10 @@ class TimestampClock:
             return [self._next(lane, shard) for _ in range(count)]
 
     def leave(self, shard: int, table: str) -> None:
-        """Leave the current millisecond, and begin the next at a random sequence number.
+        """Make no more ids of the current millisecond; begin the next at a random sequence number.
 
-        For a process whose id was taken by another process: its next ids would collide as well.
+        To be called after an id of this process collided with one of another process: the ids that
+        follow would collide as well.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))
@@ -111,7 +119,8 @@ class TimestampClock:
         if now > lane.last:
             lane.last, lane.used = now, 0
         elif lane.used >= self._size:
-            # The clock was set back, by hours perhaps: too long to wait.
+            # The clock was set back by more than _PATIENCE, perhaps by hours: too long to wait. Use
+            # the next millisecond ahead of the clock.
             lane.last, lane.used = lane.last + 1, 0
         lane.used += 1
         lane.sequence = (lane.sequence + 1) % self._size
@@ -127,11 +136,12 @@ class TimestampClock:
         return now
 
     def _after_fork(self) -> None:
-        # The child has one thread; another thread of the parent may have held a lock.
+        # Replace all locks: another thread of the parent may have held one at the fork. The child has
+        # a single thread here, so nobody holds the old locks.
         self._lock = threading.Lock()
         for lane in self._lanes.values():
             lane.lock = threading.Lock()
-            # The parent may go on making ids of this millisecond.
+            # Leave the current millisecond, in which the parent may make more ids.
             self._leave(lane)
 
 
@@ -148,5 +158,5 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 @cache
 def clock_of(layout: TimestampedLayout) -> TimestampClock:
-    """The clock of all tables with ids of ``layout`` in this process."""
+    """Return the clock that all tables of this process with ids of ``layout`` share."""
     return TimestampClock(layout)

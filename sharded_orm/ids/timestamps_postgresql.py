@@ -1,16 +1,16 @@
-"""Timestamped ids that PostgreSQL makes itself, as a column's default: the SQL (I2, I3).
+"""The SQL for timestamped ids that PostgreSQL makes itself, as the default of a column (I2, I3).
 
-Pure: returns statements, runs none. Each table has a sequence, and each schema (that is,
-each shard) has a function, which holds the number of the shard. Neither names its schema, so
-the schema may be renamed, dumped and moved.
+Pure: the functions return statements and run none. Each table has an SQL sequence. Each schema
+(that is, each shard) has an SQL function, which contains the number of the shard. Neither contains
+the name of the schema, so the schema may be renamed, dumped and moved.
 
-The published function takes ``nextval % 1024`` for the last bits. It repeats an id if the clock
-steps back, or if 1024 numbers are drawn while one session is between its ``nextval`` and its
-reading of the clock: bulk inserts of four sessions did that within a second.
-Here the sequence holds the last time *and* number, and one session at a time advances it:
-the ids of a table only grow, and none is repeated. A session that finds the numbers of a
-millisecond used up waits for the next millisecond; after a step back of the clock, ids go on from
-the last. In exchange a call takes 6 microseconds instead of 1, which bounds a table to some
+The function that Instagram published uses ``nextval % 1024`` as the last bits. It repeats an id if
+the clock is set back, or if 1024 numbers are drawn while one session is between its ``nextval`` and
+its reading of the clock: bulk inserts of four sessions did that within a second.
+Here the SQL sequence holds both the time and the number of the last id, and one session at a time
+advances it. So the ids of a table only grow, and none is repeated. If the numbers of a millisecond
+are used up, the session waits for the next millisecond. If the clock is set back, new ids continue
+after the last id. The price: a call takes 6 microseconds instead of 1, which limits a table to some
 50,000 rows a second if several sessions insert at once.
 """
 
@@ -20,8 +20,8 @@ import hashlib
 
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 
-_MAX_IDENTIFIER = 63  # bytes
-#: First half of the advisory lock's key; the second half is the sequence.
+_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
+#: First half of the advisory lock's key; the second half is the oid of the SQL sequence.
 _LOCK = 0x5348_4F52
 
 _FUNCTION = """\
@@ -67,7 +67,7 @@ $function$"""
 
 
 def function_name(layout: TimestampedLayout = TIMESTAMPED) -> str:
-    """The name that the function of this layout has in every schema."""
+    """Return the name that the SQL function of ``layout`` has in every schema."""
     return (
         f"sharded_orm_next_id_{layout.epoch_milliseconds}_{layout.time_bits}"
         f"_{layout.shard_bits}_{layout.sequence_bits}"
@@ -75,8 +75,9 @@ def function_name(layout: TimestampedLayout = TIMESTAMPED) -> str:
 
 
 def create_function(schema: str, shard: int, layout: TimestampedLayout = TIMESTAMPED) -> str:
-    """The statement that creates the function of a schema, or replaces it.
+    """Return the statement that creates or replaces the function of ``layout`` in ``schema``.
 
+    :param shard: the number that the ids of this schema contain.
     :raises InvalidID: ``shard`` does not fit into the layout.
     """
     layout.pack(0, shard, 0)
@@ -93,9 +94,10 @@ def create_function(schema: str, shard: int, layout: TimestampedLayout = TIMESTA
 
 
 def create_sequence(schema: str, table: str, column: str) -> list[str]:
-    """Statements for the sequence that keeps the last id of a column; it is dropped with the column.
+    """Return the statements that create the SQL sequence, which stores the last id of a column.
 
-    Roles that insert need UPDATE on the sequence.
+    PostgreSQL drops the sequence together with the column. Database roles that insert rows need the
+    UPDATE privilege on the sequence.
     """
     sequence = _qualified(schema, _sequence_name(table, column))
     return [
@@ -107,7 +109,10 @@ def create_sequence(schema: str, table: str, column: str) -> list[str]:
 def set_default(
     schema: str, table: str, column: str, layout: TimestampedLayout = TIMESTAMPED
 ) -> str:
-    """The statement that gives rows without an id one from the function. Locks the table briefly."""
+    """Return the statement that makes the function's result the default of ``column``.
+
+    The statement locks the table briefly.
+    """
     sequence = _qualified(schema, _sequence_name(table, column)).replace("'", "''")
     return (
         f"ALTER TABLE {_qualified(schema, table)} ALTER COLUMN {_quoted(column)} SET DEFAULT"

@@ -1,6 +1,7 @@
-"""Scatter: sends one query to many shards, and merges the results as one database would.
+"""Scatter: sends a query to many shards, and merges the results into what one database would return.
 
-A *node* is a database server with many shards. A *target* is a shard with the query to send to it.
+A *node* is a database server with many shards. A *target* is a shard together with the query that
+is sent to it.
 """
 
 from sharded_orm.scatter.api import aggregate, count, exists, fetch

@@ -1,4 +1,4 @@
-"""``aggregate()`` over many shards: one row of partial aggregates from each."""
+"""``aggregate()`` over many shards: each returns a row of partial aggregates, which are merged."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Leaves Django's ``get_aggregation()`` when the query is ready to be compiled."""
+    """Raised inside Django's ``get_aggregation()`` to leave it when its query is ready to compile."""
 
     def __init__(self, elide_empty: bool) -> None:
         self.elide_empty = elide_empty
 
 
 class _Alias:
-    """The alias for ``get_aggregation()``, which reads it only for a subquery."""
+    """A database alias for ``get_aggregation()``, which tests its truth only if it needs a subquery.
+
+    Such aggregates are refused here.
+    """
 
     def __bool__(self) -> NoReturn:
         raise refuse(
@@ -45,14 +48,17 @@ class _Alias:
 
 @dataclass(frozen=True)
 class Summary:
-    """A query whose annotations are the aggregates, resolved by Django."""
+    """A query whose annotations are the aggregates to compute, resolved by Django.
+
+    ``elide_empty`` is Django's flag: whether a query that can have no rows need not be sent.
+    """
 
     query: Query
     elide_empty: bool
 
 
 def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
-    """The query that Django would run for ``aggregates``; raises Django's errors."""
+    """Return the query that Django would run for ``aggregates``. Raises the errors that Django raises."""
     query = query.clone()
 
     def ready(using: Any, connection: Any = None, elide_empty: bool = True) -> NoReturn:
@@ -64,7 +70,7 @@ def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
     except _Resolved as resolved:
         del query.get_compiler
         return Summary(query, resolved.elide_empty)
-    return Summary(query, True)  # There are no aggregates.
+    return Summary(query, True)  # get_aggregation() compiles nothing if there are no aggregates.
 
 
 def aggregate(
@@ -73,7 +79,7 @@ def aggregate(
     aggregates: Mapping[str, Any],
     failures: Failures,
 ) -> dict[str, Any]:
-    """The values of ``aggregates`` by name, with the types that one database would return."""
+    """Return the values of ``aggregates``, keyed by name, with the types that one database returns."""
     if not aggregates:
         return {}
     summaries: dict[int, Summary] = {}
@@ -160,7 +166,11 @@ def _value_without_rows(expression: Any) -> Any:
 def _distinct_value(
     targets: Sequence[tuple[Target, Summary]], alias: str, expression: Any, failures: Failures
 ) -> Any:
-    """An aggregate of distinct values: reads the values of all shards and removes duplicates."""
+    """Return the value of an aggregate with ``distinct=True``.
+
+    Read the distinct values of every shard, remove those that several shards have, and aggregate the
+    rest in Python.
+    """
     aggregate = _without_default(expression)
     if type(aggregate) not in (Count, Sum, Avg):
         raise refuse(f"{type(aggregate).__name__}(distinct=True)", "compute it in Python")

@@ -1,4 +1,4 @@
-"""The interface for querysets: fetch, count, exists and aggregate over many shards."""
+"""The functions that querysets call to fetch, count, check or aggregate rows of many shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sharded_orm.exceptions import ScatterError
     from sharded_orm.scatter.keys import Row
 
-# Number of rows read at a time, as of QuerySet.iterator().
+# Number of rows read at a time; the same default as that of QuerySet.iterator().
 CHUNK_SIZE = 2000
 
 OnFailure = Callable[["ScatterError"], None]
@@ -44,21 +44,25 @@ def fetch(
 ) -> Iterator[Any]:
     """Yield the results of ``queryset`` from all ``targets``, as if from one database.
 
-    Order, OFFSET, LIMIT, ``distinct()`` and groups hold over all shards; an instance has the
-    alias of its own shard.
+    Order, OFFSET, LIMIT, ``distinct()`` and groups apply to the rows of all shards together. An
+    instance's database alias is that of its shard.
 
-    :param targets: each shard with the query to send to it.
-    :param partial: yield the rows of the shards that answer, instead of raising
-        :exc:`ScatterError`; ``on_failure`` gets that error after the last row.
-    :param local_columns: the columns of the shard key; a group that contains them is on one shard.
+    :param targets: the shards, each with the query to send to it.
+    :param partial: whether to yield the rows of the shards that answer if others do not. If False,
+        :exc:`ScatterError` is raised then.
+    :param on_failure: if ``partial`` is true and a shard did not answer, called with a
+        :exc:`ScatterError` after the last row.
+    :param local_columns: the columns of the shard key. If GROUP BY contains them, all rows of a group
+        are on one shard.
     :param chunk_size: number of rows read at a time.
-    :param stream: leave the rows of an unlimited query on the servers until they are read. Each
-        batch of shards holds a session meanwhile, and a server drops a reader that pauses for its
-        ``net_write_timeout`` (60 seconds).
+    :param stream: whether to leave the rows on the servers until they are read; ignored if the query
+        has a limit. Until then, each statement, for up to 1024 shards, occupies a database session,
+        and a server drops a reader that pauses for longer than ``net_write_timeout`` (60 seconds).
     :raises ScatterNotSupported: the results cannot be merged exactly.
-    :raises ScatterError: a shard does not answer.
+    :raises ScatterError: a shard does not answer, and ``partial`` is false.
 
-    For use in the calling thread; nodes are asked in parallel, in threads of the engine.
+    The returned iterator must be used in the calling thread. Nodes (database servers) are asked in
+    parallel, in threads of this package.
     """
     failures = Failures(len(targets), partial=partial, report=on_failure)
     try:
@@ -78,7 +82,7 @@ def count(
     on_failure: OnFailure | None = None,
     local_columns: frozenset[str] = frozenset(),
 ) -> int:
-    """``queryset.count()`` over all ``targets``; see :func:`fetch`."""
+    """Return ``queryset.count()`` over all ``targets``. For the parameters, see :func:`fetch`."""
     if not targets:
         return 0
     query = targets[0].query
@@ -103,7 +107,7 @@ def exists(
     on_failure: OnFailure | None = None,
     local_columns: frozenset[str] = frozenset(),
 ) -> bool:
-    """``queryset.exists()`` over all ``targets``; see :func:`fetch`."""
+    """Return ``queryset.exists()`` over all ``targets``. For the parameters, see :func:`fetch`."""
     if not targets:
         return False
     query = targets[0].query
@@ -134,7 +138,7 @@ def aggregate(
     *,
     on_failure: OnFailure | None = None,
 ) -> dict[str, Any]:
-    """``queryset.aggregate(**aggregates)`` over all ``targets``; see :func:`fetch`."""
+    """Return ``queryset.aggregate(**aggregates)`` over all ``targets``; parameters as in :func:`fetch`."""
     failures = Failures(len(targets), partial=partial, report=on_failure)
     query = targets[0].query if targets else queryset.query
     check(query)
@@ -173,7 +177,7 @@ def _rows(
 def _count_rows(
     targets: Sequence[Target], failures: Failures, local_columns: frozenset[str]
 ) -> int:
-    """The number of rows of a distinct or grouped query, without its limits."""
+    """Return the number of rows of a distinct or grouped query, regardless of OFFSET and LIMIT."""
     unlimited = _transformed(targets, _without_limits)
     plan = make_plan(unlimited, CompileOptions(local_columns=local_columns), failures)
     template = plan.template
@@ -187,14 +191,17 @@ def _count_rows(
 
 def _without_limits(query: Query) -> Query:
     query = query.clone()
-    # As Django, keeps the order of a sliced query, whose columns count for DISTINCT.
+    # As Django does, keep the ORDER BY of a sliced query, because DISTINCT includes its columns.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query
 
 
 def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) -> Sequence[Target]:
-    """The targets with changed queries. Targets that share a query share the changed one."""
+    """Return ``targets`` with ``change`` applied to each query.
+
+    Targets that share a query share its changed copy, too.
+    """
     changed_queries: dict[int, Query] = {}
     changed_targets = []
     for target in targets:

@@ -1,12 +1,12 @@
-"""Compiles a query once, to a template for the statements of all shards.
+"""Compiles a query once, to a template of the SQL for all shards.
 
-The SQL comes from subclasses of Django's compilers, with three changes: a mark in front of each
-table stands for the shard's schema; the keys of order and groups are extra columns; and whatever
-cannot be merged exactly is refused, anywhere in the query.
+The SQL comes from subclasses of Django's compilers, with three changes. A placeholder in front of each
+table's name stands for the shard's schema. The expressions of ORDER BY and GROUP BY are selected as
+extra columns. A feature that cannot be merged exactly is refused, anywhere in the query.
 
-A *branch* is the SELECT of one shard; the branches of a node are sent as one UNION ALL. A query
-for few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`): the first reads
-primary keys, the second the chosen rows.
+A *branch* is the SELECT of one shard. The branches of a node (a database server) are sent as UNION ALL.
+A query for few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`): the first reads
+primary keys, the second reads the chosen rows.
 """
 
 from __future__ import annotations
@@ -42,27 +42,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """SQL with marks, and the meaning of its columns. Immutable: all branches share it."""
+    """The compiled SQL of a branch, with placeholders for what differs between shards, and its columns.
+
+    Immutable, because all branches of a node share it.
+    """
 
     sql: str
     params: tuple[Any, ...]
     compiler: Any
-    # The number of columns that the queryset selects; the others are for the merge.
+    # The number of columns that the queryset selects. The columns after these are for the merge only.
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # Columns that identify the rows of a DISTINCT, or the groups of a GROUP BY.
+    # Numbers of the columns that identify a row of a DISTINCT (distinct) or a group of a GROUP BY
+    # (groups).
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
-    # Whether rows of several shards have to be merged into one group.
+    # Whether a group may have rows on several shards, so that their rows must be merged.
     merges_groups: bool = False
     pk: int | None = None
     tables: frozenset[str] = frozenset()
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The columns whose values are compared in Python."""
+        """The numbers of the columns whose values are compared in Python, ascending."""
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:
@@ -72,38 +76,41 @@ class Template:
 
 @dataclass
 class CompileOptions:
-    """Requirements for the SQL of a branch, beyond Django's."""
+    """What a scatter wants the SQL of a branch (the SELECT of one shard) to do."""
 
-    # The number of rows of a branch that can matter: offset + limit; None for all.
+    # The number of rows of a branch that can matter: OFFSET + LIMIT. None means all.
     limit: int | None = None
-    # Read by primary key, in the second phase: without order, with the keys as last parameters.
+    # Whether to read rows by primary key, in the second of two phases: without ORDER BY, and with the
+    # keys as the last parameters.
     by_pk: bool = False
-    # Select the primary key as an extra column.
+    # Whether to select the primary key as an extra column.
     with_pk: bool = False
-    # The columns of the shard key: a group that contains them is on one shard.
+    # The columns of the shard key. If GROUP BY contains them, all rows of a group are on one shard.
     local_columns: frozenset[str] = field(default_factory=frozenset)
-    # Ask only whether there is a row: groups need no merge.
+    # Whether the query only asks if there is a row; then groups need no merge.
     existence: bool = False
-    # Select one row of aggregates, which may be left out if there can be no rows.
+    # Whether the query selects one row of aggregates, for aggregate().
     summary: bool = False
+    # Django's flag for compilers: whether not to send a query that can have no rows.
     elide_empty: bool = True
-    # Select the number of rows instead of the rows.
+    # Whether to select the number of rows instead of the rows.
     counted: bool = False
 
 
 def compile_query(
     query: Query, wrapper: BaseDatabaseWrapper, options: CompileOptions, *, qualify: bool
 ) -> Template:
-    """Compile ``query``, which is not changed, for any shard on the node of ``wrapper``.
+    """Compile a copy of ``query`` for all shards on the same node (database server).
 
-    :param qualify: whether to put the schema mark in front of each table.
+    :param wrapper: the connection object of one of these shards.
+    :param qualify: whether to write a placeholder for the schema in front of each table's name.
     :raises EmptyResultSet: the query can have no rows.
-    :raises ScatterNotSupported: its results cannot be merged exactly.
+    :raises ScatterNotSupported: the results of the query cannot be merged exactly.
     """
     query = query.clone()
     query.clear_limits()
     if options.by_pk:
-        # Not a Node, but it has all that a WhereNode needs of a condition.
+        # _PkAmong is not one of Django's Node classes, but has all that a WhereNode needs.
         query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
         query.clear_ordering(force=True)
     facade = Facade(wrapper, qualify=qualify)
@@ -139,7 +146,10 @@ def _count_sql(sql: str, qualify: bool) -> str:
 
 
 class _PkAmong:
-    """The condition of the second phase. Its parameters come last in the statement."""
+    """The condition ``pk IN (…)`` of the second phase, with a placeholder for the keys.
+
+    It is the last condition, so its parameters come last in the statement.
+    """
 
     contains_aggregate = False
     contains_over_clause = False
@@ -154,7 +164,7 @@ class _PkAmong:
 
 
 class _Root(SQLCompiler):
-    """The outermost compiler of a branch: adds the columns that the merge needs."""
+    """The compiler of a branch's outermost query. It adds the columns that the merge needs."""
 
     options: CompileOptions
     marks_rows: bool
@@ -174,7 +184,7 @@ class _Root(SQLCompiler):
         if self.qualify:
             raise refuse("a filter on a window function", "filter in Python, or ask one shard")
         grouped = self.query.group_by is not None
-        # As in Django, Meta.ordering does not apply to groups.
+        # As in Django, Meta.ordering does not apply to a query with GROUP BY.
         ordered = [] if grouped and self._meta_ordering else list(order_by)
         self._added: list[Any] = list(extra)
         self._sql = [_hashable(s[1]) for s in [*self.select, *extra]]
@@ -199,21 +209,23 @@ class _Root(SQLCompiler):
             self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # The outer statement of a union orders all branches together, so a branch is only ordered
-        # for its LIMIT. A statement of one shard must be in order.
+        # Keep ORDER BY in a branch of a union only if the branch has a LIMIT, because the outer SELECT
+        # orders the rows of all branches. A statement for a single shard (marks_rows is False) must
+        # always be ordered.
         keep_order = (
             self.options.limit is not None or not self.marks_rows
         ) and not self.merges_groups
         if self.marks_rows and not self.options.counted:
-            # The last column, because ORDER BY and GROUP BY may name columns by position.
+            # The shard's index must be the last column, because ORDER BY and GROUP BY may name columns
+            # by position.
             self._added.append((None, (SHARD_MARK, ()), "__scatter_shard"))
         return self._added, (ordered if keep_order else []), group_by
 
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
-        """The columns of the order that DISTINCT must select.
+        """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
-        Django selects the SQL of ORDER BY, which is two columns where NULLS FIRST or LAST is
-        emulated. The expression alone distinguishes the same rows.
+        Django would select the SQL of ORDER BY, which is two columns where NULLS FIRST or NULLS LAST is
+        emulated. This method selects only the expression, which distinguishes the same rows.
         """
         if not self.query.distinct:
             return []
@@ -240,7 +252,7 @@ class _Root(SQLCompiler):
             parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
             columns += [column_of(part) for part in parts]
         if len(columns) != len(self.select) + len(extra):
-            # A composite primary key is one expression and several columns.
+            # A composite primary key is one expression with several columns, so list the SQL per column.
             self._sql = []
             for expression, sql, _ in [*self.select, *extra]:
                 if isinstance(expression, ColPairs):
@@ -251,7 +263,7 @@ class _Root(SQLCompiler):
         return columns
 
     def _column(self, expression: Any) -> int:
-        """The index of the column of ``expression``, which is added if need be."""
+        """Return the number of the column that selects ``expression``; add the column if it is missing."""
         while isinstance(expression, Ref):
             expression = expression.get_source_expressions()[0]
         sql = self._compile_selected(expression)
@@ -267,10 +279,9 @@ class _Root(SQLCompiler):
         return len(self.columns) - 1
 
     def _compile_selected(self, expression: Any) -> Any:
-        """The SQL of an expression in the select list.
+        """Compile an expression of the select list, as ``SQLCompiler.get_select()`` does.
 
-        As ``SQLCompiler.get_select()``: an empty subquery is a value, and does not make the query
-        empty.
+        A subquery that can have no rows becomes a value; it does not make the whole query empty.
         """
         try:
             return self.compile(expression)
@@ -313,7 +324,7 @@ class _Root(SQLCompiler):
         return self._group_expressions
 
     def _has_pk(self, columns: Any) -> bool:
-        """Whether the primary key is among ``columns``: then no two shards have the same row."""
+        """Whether ``columns`` include the whole primary key, so that no two shards have the same row."""
         pks = {f.column for f in self.query.model._meta.pk_fields}
         selected = {
             c.name
@@ -323,7 +334,7 @@ class _Root(SQLCompiler):
         return selected == pks
 
     def _groups_are_local(self) -> bool:
-        """Whether each group is on one shard, because it has the primary key or the shard key."""
+        """Whether each group is on one shard, because GROUP BY has the primary key or the shard key."""
         pks = {f.column for f in self.query.model._meta.pk_fields}
         names = {
             expression.target.column
@@ -374,7 +385,7 @@ class _Root(SQLCompiler):
 
 
 def _refuse_time_and_chance(expression: Any) -> None:
-    """Refuse functions that have one value per statement, and so one per shard."""
+    """Refuse ``Now()`` and ``Random()`` in groups and distinct rows: their values differ by statement."""
     if any(isinstance(part, Now | Random) for part in _parts(expression)):
         raise refuse(
             "groups or distinct rows that depend on Now() or Random()",
@@ -383,7 +394,7 @@ def _refuse_time_and_chance(expression: Any) -> None:
 
 
 def _parts(expression: Any) -> list[Any]:
-    """``expression`` and all its source expressions, without those of subqueries."""
+    """Return ``expression`` and, at any depth, its source expressions. Subqueries are not entered."""
     parts, pending = [], [expression]
     while pending:
         part = pending.pop()

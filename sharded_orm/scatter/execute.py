@@ -1,4 +1,4 @@
-"""Sends the statements of a plan: to all nodes in parallel, to each node one by one."""
+"""Sends the statements of a plan: to all nodes (database servers) in parallel, to a node in sequence."""
 
 from __future__ import annotations
 
@@ -26,29 +26,35 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# The number of shards that may be streamed at once, each by its own connection.
+# The largest number of shards that may be streamed at once, with a separate connection for each.
 _MOST_OPEN = 100
 
 
 def _node_wrapper(shard: Shard) -> Any:
-    """A connection object to the node of ``shard`` in the plan, made in this thread."""
+    """Return a connection object to the node that ``shard`` had when the scatter was planned.
+
+    Must be called in the thread of the scatter.
+    """
     wrapper: Any = connections[shard.alias]
     relocation.follow(wrapper)
     if not wrapper.features.can_union_shards or (
         wrapper.shard == shard and relocation.is_current(wrapper)
     ):
         return wrapper
-    # A transaction keeps the connection on the former node, or the shard has moved since.
+    # The connection object is for another node than the plan's: a transaction keeps it on the former
+    # node, or the shard has moved since the plan was made. So use a copy for the plan's node.
     settings = runtime.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
 
 class Executor:
-    """Runs the statements of a plan for the calling thread. Not shared between threads.
+    """A runner of a plan's statements, for the calling thread; not to be shared between threads.
 
-    :raises ScatterError: a shard does not answer. With partial results: the error may be the
-        query's, and no shard has answered. If one shard answers, the query is right; whether one
-        does is known before the last row is yielded.
+    :param chunk_size: the number of rows read at a time.
+    :param stream: whether to read the rows of unions on demand, not all at once.
+    :raises ScatterError: a shard does not answer. If partial results are allowed, the error is raised
+        only if no shard has answered and a wrong query may be the cause; if one shard answers, the
+        query is right. Which of these is the case is known before the last row is yielded.
     """
 
     def __init__(
@@ -60,27 +66,35 @@ class Executor:
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._unreachable: dict[str, BaseException] = {}
-        # Invariant: if an error may be the query's (_doubt) and all statements are settled
-        # without an answer, neither a row nor the end of the rows is returned. Threads of nodes
-        # set _doubt and _answered only.
+        # _doubt is an error that a wrong query may have caused; _answered says whether a shard has
+        # answered; _unsettled counts the statements that neither were answered nor have failed.
+        # Invariant: if there is a doubt and all statements have failed, ScatterError is raised; the
+        # caller gets neither a row nor the end of the rows. The threads that ask the nodes may set
+        # only _doubt and _answered.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
-            # Raises in a test case that does not list the group in ``databases``.
+            # In a test case that does not list the group in ``databases``, connect() raises Django's
+            # error.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
                 prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
-            # Made here, because other threads must not use the connections of this one.
+            # Make all connection objects here, because the threads that ask the nodes must not look
+            # them up in this thread's connections.
             self._wrappers: dict[str, Any] = {
                 s.node: _node_wrapper(s.branches[0].shard) for s in plan.statements
             }
 
     def streams(self) -> list[Iterator[Row]]:
-        """The rows of each statement; those of unions are read at once unless streamed."""
+        """Return a list of iterators over rows, one per statement, in the order of the statements.
+
+        Each iterator yields its rows in the order of the query. The rows of a union (a statement for many
+        shards) are read at once, unless the executor was made with ``stream=True``.
+        """
         rows_of = self._run_all([s for s in self._statements if s.union])
         return [
             iter(rows_of[statement]) if statement.union else self._alias_stream(statement)
@@ -88,14 +102,17 @@ class Executor:
         ]
 
     def chained(self) -> Iterator[Row]:
-        """All rows, in the order of the shards; reads one statement of each node at a time."""
+        """Yield all rows, in the order of the shards and not of the query, in rounds.
+
+        A round reads one statement of each node.
+        """
         for wave in self._waves():
             rows_of = self._run_all([s for s in wave if s.union])
             for statement in wave:
                 yield from rows_of[statement] if statement.union else self._alias_rows(statement)
 
     def close(self) -> None:
-        """Close open cursors. Call it when no more rows are needed."""
+        """Close all open cursors. Call this method when no more rows are needed."""
         for rows in self._open:
             rows.close()
         self._open.clear()
@@ -103,7 +120,7 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Few rows, or more shards than may have their files open.
+            # Read all rows now: they are few (LIMIT), or too many shards would be open at once.
             return iter(list(rows))
         self._open.append(rows)
         return rows
@@ -145,9 +162,9 @@ class Executor:
         return rows_of
 
     def _settle(self, statements: int) -> None:
-        """Note that ``statements`` more were answered or have failed.
+        """Note that ``statements`` more statements were answered or have failed.
 
-        :raises ScatterError: none was answered, and the query may be wrong.
+        :raises ScatterError: all statements have failed, and a wrong query may be the cause.
         """
         self._unsettled -= statements
         if self._doubt is not None and not self._answered and not self._unsettled:
@@ -169,19 +186,21 @@ class Executor:
         }
 
     def _started(self, statement: ShardStatement) -> Iterable[Row]:
-        """The rows of a statement that the server has begun to send."""
+        """Send a statement, and return an iterator over its rows once the server has executed it.
+
+        If the server refuses the statement, find the shards that fail, and return the rows of the others.
+        """
         rows = self._node_stream(statement)
         try:
             next(rows)
         except DatabaseError:
-            # Find the shards that fail, and read the rows of the others.
             return self._run(statement, statement.branches)
         self._answered = True
         self._open.append(rows)
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Yield None once the statement is executed, then its rows."""
+        """Execute the statement and yield None; after that, yield its rows."""
         sql, params = statement.sql()
         started = False
         try:
@@ -239,7 +258,10 @@ class Executor:
     # -- Statements for one shard
 
     def _alias_rows(self, statement: ShardStatement) -> Generator[Row, None, None]:
-        """The rows of one shard, read on demand; closes the cursor after the last."""
+        """Yield the rows of a statement for one shard, read on demand; close the cursor at the end.
+
+        The shard's index is appended to each row.
+        """
         (branch,) = statement.branches
         assert statement.alias is not None
         sql, params = statement.sql()

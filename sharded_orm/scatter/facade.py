@@ -1,4 +1,4 @@
-"""The connection object that a scatter compiles for, and its compilers."""
+"""The stand-in for a connection for which a scatter compiles SQL, and the mixins of its compilers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.query import Query
 
-# Marks in the SQL for the shard's schema, the keys of the second phase, and the shard's index
-# among the targets. Each process draws them anew, so no identifier or literal contains them.
+# Placeholders in the compiled SQL, to be replaced for each shard: the shard's schema, the primary
+# keys of the rows to read (in the second of two phases), and the shard's index among the targets.
+# They contain a number that each process draws at random, so no identifier or literal contains them.
 _NONCE = secrets.token_hex(8)
 SCHEMA_MARK = f"`{_NONCE}schema`"
 PK_MARK = f"`{_NONCE}pk`"
@@ -26,22 +27,25 @@ SHARD_MARK = f"`{_NONCE}shard`"
 
 
 class Facade:
-    """A copy of a shard's connection object whose ``ops`` return our compilers.
+    """A holder of :attr:`connection`, a copy of a shard's connection object for compiling a query.
 
-    A shallow copy does not affect other queries of the thread, and costs them nothing. It never
-    connects.
+    The ``ops`` of the copy return this package's compilers. The copy is shallow, does not affect other
+    queries of the thread, and never connects.
+
+    :param wrapper: the connection object of one of the shards.
+    :param qualify: whether to write the schema's placeholder in front of each table's name.
     """
 
     def __init__(self, wrapper: BaseDatabaseWrapper, *, qualify: bool) -> None:
-        # Fill the wrapper's cache, or the copy would connect to read it.
+        # Make the wrapper read and cache the server's data (on MySQL); the copy would have to connect.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
-        # The compiler must neither use nor keep the connection.
+        # The compiler must neither use the driver's connection nor keep it open.
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
-        # The SQL for one shard is sent to all shards that share the query.
+        # Tell the compilers that the SQL is not for one shard, but for all that share the query.
         self.connection.stands_for_many = True  # type: ignore[attr-defined]  # of our compilers
-        #: Names of the tables that the query reads; complete once it is compiled.
+        #: Names of the tables that the query reads; complete only after the query is compiled.
         self.tables: set[str] = set()
         self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # of our compilers
         self._ops = wrapper.ops
@@ -53,7 +57,7 @@ class Facade:
         return _subclass(self._mixins, base)
 
     def root(self, mixin: type, query: Query) -> Any:
-        """The compiler of ``query`` itself, with ``mixin`` as its first base."""
+        """Return the compiler for the outermost query, ``query``, with ``mixin`` as its first base."""
         base = self._ops.compiler("SQLCompiler")
         return _subclass((mixin, *self._mixins), base)(query, self.connection, None)
 
@@ -70,7 +74,10 @@ def _subclass(mixins: tuple[type, ...], base: type) -> type:
 
 
 class CheckedSQL(SQLCompiler):
-    """Refuses SQL that may read another shard, or differ from shard to shard."""
+    """A compiler mixin that refuses raw SQL and window functions.
+
+    Raw SQL could read another shard. The result of a window function depends on rows of all shards.
+    """
 
     def compile(self, node: Any) -> Any:
         if isinstance(node, RawSQL | ExtraWhere):
@@ -84,7 +91,7 @@ class CheckedSQL(SQLCompiler):
 
 
 class Qualified(SQLCompiler):
-    """Puts the schema mark in front of every table."""
+    """A compiler mixin that writes the schema's placeholder in front of the name of every table."""
 
     def compile(self, node: Any) -> Any:
         sql, params = super().compile(node)

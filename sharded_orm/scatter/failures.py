@@ -1,12 +1,13 @@
 """Failures of a scatter: the shards that did not answer.
 
-There are three kinds of database errors:
+A scatter distinguishes three kinds of database errors:
 
-- errors of the *shard*: its connection, its server's state, its schema or file. The shard did not
-  answer; see :func:`is_failure`.
-- errors of the shard *or the query*: a missing table, column or right. If another shard has
-  answered, the query is right; see :func:`may_be_the_query`.
-- errors of the *query*: all others. They are raised as they are.
+- The *shard* is the cause: its connection, its server's state, its schema or file. The shard counts
+  as not answering; see :func:`is_failure`.
+- The shard *or the query* is the cause: a table, a column or a privilege is missing. The shard counts
+  as not answering, too. If another shard has answered, the query is right; see
+  :func:`may_be_the_query`.
+- The *query* is the cause of all other errors. They are raised unchanged.
 """
 
 from __future__ import annotations
@@ -22,39 +23,42 @@ from sharded_orm.exceptions import ScatterError, ShardedOrmError
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# MySQL errors of one schema, for any query: it does not exist, is forbidden, or is broken.
+# MySQL's error codes if a schema does not exist, is forbidden, or is broken, for any query.
 _SCHEMA = frozenset({1044, 1049, 1932})
-# Errors of a schema that was not migrated, or of a wrong query: no such table or column, or no
-# rights on it.
+# MySQL's error codes if a table or column is missing, or a privilege on it: either the schema was
+# not migrated, or the query is wrong.
 _SCHEMA_OR_QUERY = frozenset({1054, 1142, 1143, 1146})
-# Errors of the connection, after which other batches of the node are not tried.
+# MySQL's error codes if the connection fails; then no more statements are sent to that node.
 _NODE_GONE = frozenset({1040, 1045, 1053, 1129, 1130, 1203})
-# Errors of the server's state: full, locked, killed, read-only.
+# MySQL's error codes for a state of the server: full, locked, killed, read-only.
 _STATE = frozenset(
     {1016, 1020, 1021, 1030, 1033, 1034, 1035, 1037, 1038, 1041, 1114, 1135, 1194, 1195, 1205, 1213}
     | {1290, 1317, 1412, 1836, 1927, 1969, 3024, 4031}
     | set(range(1152, 1162))
 )
-# Errors of the file's state on SQLite. SQLITE_ERROR concerns the statement.
+# SQLite's error codes for a state of the file. SQLITE_ERROR is not among them: it concerns the
+# statement.
 _SQLITE_STATE = frozenset({
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS,
     sqlite3.SQLITE_NOTADB,
 })  # fmt: skip
-# SQLite has no codes for a missing table or column.
+# Beginnings of SQLite's messages for a missing table or column, which have no error codes.
 _SQLITE_MISSING = ("no such table: ", "no such column: ")
-# After this many failures, a scatter that fails anyway looks for no more of them.
+# A scatter without partial results will fail as a whole after its first failure. It goes on to find
+# other shards that fail, for the message, up to this number.
 _ENOUGH = 8
 
 
 class Failures:
-    """The shards that did not answer in one scatter.
-
-    Without ``partial``, the first failure ends the scatter with :exc:`ScatterError`. With it,
-    ``report`` gets one such error after the scatter.
+    """A record of the shards that did not answer in one scatter.
 
     :param asked: the number of shards that were asked.
+    :param partial: whether the rows of the other shards are wanted if a shard fails. If False,
+        :meth:`check` raises :exc:`ScatterError` after a failure.
+    :param report: if ``partial`` is true and shards have failed, called once with a
+        :exc:`ScatterError` after the scatter.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Failures:
             self.causes[shard.alias] = cause
 
     def check(self) -> None:
-        """Raise :exc:`ScatterError` for the failures so far, unless results may be partial."""
+        """Raise :exc:`ScatterError` if a shard has failed and partial results are not allowed."""
         if self.causes and not self.partial:
             raise self.error() from next(iter(self.causes.values()))
 
@@ -91,20 +95,24 @@ class Failures:
 
 
 def is_failure(error: Exception) -> bool:
-    """Whether the shard may have failed; False for an error that is certainly the query's."""
+    """Whether the shard may be the cause of ``error``; False if the query certainly is."""
     if may_be_the_query(error):
         return True
     if (cause := _sqlite_error(error)) is not None:
         return _primary(cause) in _SQLITE_STATE
     code = _code(error)
     if not isinstance(code, int):
-        # An error of the library, such as ShardDatabaseMissing, or of a driver without numbers.
+        # The error has no MySQL code: it is an error of this package, such as ShardDatabaseMissing,
+        # or of a driver whose errors have no numbers.
         return isinstance(error, OperationalError | InterfaceError)
     return is_node_gone(error) or code in _SCHEMA or code in _STATE or code == 0
 
 
 def may_be_the_query(error: BaseException) -> bool:
-    """Whether ``error`` is the shard's or the query's; if another shard answers, the shard's."""
+    """Whether either the shard or a wrong query may be the cause of ``error``.
+
+    If another shard answers the same query, the shard is the cause.
+    """
     if (cause := _sqlite_error(error)) is not None:
         missing = str(cause).startswith(_SQLITE_MISSING)
         return missing and _primary(cause) == sqlite3.SQLITE_ERROR
@@ -113,7 +121,7 @@ def may_be_the_query(error: BaseException) -> bool:
 
 def is_node_gone(error: BaseException) -> bool:
     code = _code(error)
-    # The client library's own errors are numbered from 2000.
+    # Codes from 2000 to 2999 are errors that MySQL's client library detects, such as a lost connection.
     return isinstance(code, int) and (code in _NODE_GONE or 2000 <= code < 3000)
 
 
@@ -122,20 +130,20 @@ def _code(error: BaseException) -> Any:
 
 
 def concerns_one_shard(error: BaseException) -> bool:
-    """Whether other shards of the same statement may answer."""
+    """Whether ``error`` concerns one shard only, so that other shards of the statement may answer."""
     code = _code(error)
     return code in _SCHEMA or code in _SCHEMA_OR_QUERY
 
 
 def _sqlite_error(error: BaseException) -> sqlite3.Error | None:
-    """The driver's error that Django has wrapped."""
-    # The cause of a ShardDatabaseMissing does not describe the error.
+    """Return the SQLite driver's error that Django has wrapped in ``error``; None if there is none."""
+    # This package's errors, such as ShardDatabaseMissing, mean more than the driver's error behind them.
     if isinstance(error, ShardedOrmError):
         return None
     return error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else None
 
 
 def _primary(error: sqlite3.Error) -> int | None:
-    """SQLite's primary result code; None for an error of the Python module."""
+    """Return SQLite's primary result code; None if Python's module raised the error itself."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

@@ -1,12 +1,12 @@
-"""Compares raw values as their database compares them.
+"""Compares values from the shards in the same way as the database does.
 
-Rows of several shards are merged by the values that the database sent, before any converter.
-Numbers and dates compare alike everywhere; text does not:
+Rows of several shards are merged by the values that the database sent, before Django converts them.
+All databases compare numbers and dates alike, but not text:
 
-* SQLite compares UTF-8 bytes, unless a column names another collation, which is refused;
-* MariaDB and MySQL compare by a collation. So the ``WEIGHT_STRING`` of the text is selected as
-  well, with the weight of a blank and the collation's name. A ``PAD SPACE`` collation compares as
-  if the shorter text continued with blanks.
+* SQLite compares UTF-8 bytes. A column with another collation is refused.
+* MariaDB and MySQL compare by a collation. So, for each text column that is compared, three values are
+  selected as well: the text's sort weight (``WEIGHT_STRING``), the weight of a blank, and the
+  collation's name. A ``PAD SPACE`` collation compares as if the shorter text continued with blanks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
 
-# Servers sort by the first max_sort_length (1024) bytes of a text: some count bytes of
-# characters, others bytes of weights. A character of at most 4 bytes has at least 2 bytes of
-# weight, so all servers agree on texts that differ within this many bytes of weight.
+# If two texts differ within this number of bytes of their weights, every server sorts them correctly.
+# Servers sort by the first max_sort_length (1024) bytes only: some count bytes of the characters,
+# others bytes of the weights. A character has at most 4 bytes and at least 2 bytes of weight, so
+# 1024 bytes of characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
 
-# Character sets of collations with one level of weights, whose weights compare like the texts.
+# Beginnings of the names of collations for which comparing weights gives the same result as comparing
+# the texts, provided that the collation has only one level of weights.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
 _SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
 
@@ -51,20 +53,21 @@ _PLAIN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What the comparison of a column's values depends on."""
+    """A selected column, with the properties that decide how its values are compared."""
 
-    # The table alias and column name; None for an expression.
+    # The table's alias and the column's name; both are None for an expression.
     alias: str | None
     name: str | None
-    # "plain" if Python compares as every database does; "uuid"; "text" for all others.
+    # "plain" for numbers and dates, which Python compares as every database does; "uuid" for UUIDs;
+    # "text" for all other values.
     kind: str
-    # The collation that the query or the field names; None for the table's default.
+    # The collation that the query or the field names; None means the default of the table.
     collation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OrderKey:
-    """A column of ORDER BY, with an explicit place of NULLs."""
+    """An entry of ORDER BY: the number of its column, its direction, and where NULLs are placed."""
 
     column: int
     descending: bool
@@ -72,7 +75,7 @@ class OrderKey:
 
 
 def column_of(expression: Any) -> Column:
-    """The column of ``expression``, with the kind of its values."""
+    """Return the :class:`Column` that describes the values of ``expression``."""
     try:
         output = expression.output_field
     except (AttributeError, FieldError):
@@ -112,7 +115,11 @@ def _collation_of(expression: Any) -> str | None:
 
 
 class Text:
-    """A text by its weights. Refuses comparisons beyond the length that servers sort by."""
+    """The sort weight of a text, to compare texts as the server's collation does.
+
+    ``<`` raises :exc:`ScatterNotSupported` if the texts differ only after the length by which servers
+    sort.
+    """
 
     __slots__ = ("weight",)
 
@@ -143,7 +150,10 @@ class Text:
 
 
 class PaddedText(Text):
-    """A text of a ``PAD SPACE`` collation, which compares as if padded with blanks."""
+    """The sort weight of a text with a ``PAD SPACE`` collation: trailing blanks do not count.
+
+    :param pad: the weight of a blank.
+    """
 
     __slots__ = ("pad",)
 
@@ -168,7 +178,7 @@ class PaddedText(Text):
 
 
 class _Reversed:
-    """A value in reversed order."""
+    """A wrapper around a value whose ``<`` is reversed, for descending order."""
 
     __slots__ = ("value",)
 
@@ -184,34 +194,45 @@ class _Reversed:
 
 
 class Comparison:
-    """Compares values of columns as one kind of database does.
+    """Base class of the comparisons: makes rows of several shards comparable as in one database.
 
-    ``weighted`` are the columns whose weights are selected as well. :meth:`normal` returns a
-    value with the ``==``, ``hash()`` and ``<`` of the database.
+    :param columns: the selected columns.
+    :param compared: the numbers of the columns whose values will be compared.
+
+    :attr:`weighted` are the numbers of the columns whose sort weights must be selected as well.
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
         self.columns = columns
-        # A row has its columns, then the index of its shard, then the weights.
+        # Position of the shard's index in a row: a row holds its columns, that index, then the weights.
         self.shard = len(columns)
         self.compared = tuple(compared)
         self.weighted: tuple[int, ...] = ()
 
     def normal(self, row: Row, column: int) -> Any:
-        """The comparable value of ``column``; None for NULL."""
+        """Return a value for ``column`` whose ``==``, ``hash()`` and ``<`` agree with the database.
+
+        Return None for NULL.
+        """
         raise NotImplementedError
 
     def ordered(self, row: Row, column: int) -> Any:
-        """The value of ``column``, comparable as ORDER BY does; None for NULL."""
+        """Return a value for ``column`` whose ``<`` agrees with ORDER BY; None for NULL."""
         return self.normal(row, column)
 
     def identity(self, columns: Sequence[int]) -> Callable[[Row], tuple[Any, ...]]:
-        """A function that returns equal keys for rows that the database takes for equal."""
+        """Return a function that maps a row to a hashable key.
+
+        Keys are equal if the database considers the rows' values of ``columns`` equal.
+        """
         normal = self.normal
         return lambda row: tuple([normal(row, column) for column in columns])
 
     def order(self, keys: Sequence[OrderKey]) -> Callable[[Row], tuple[Any, ...]]:
-        """A sort key of rows. Equal rows are sorted by shard, so that merging is deterministic."""
+        """Return a key function that sorts rows as ORDER BY does.
+
+        Rows that ORDER BY does not distinguish are sorted by shard, so that merging is deterministic.
+        """
 
         def key(row: Row) -> tuple[Any, ...]:
             parts: list[Any] = []
@@ -228,15 +249,21 @@ class Comparison:
         return key
 
     def check_extremes(self, column: int) -> None:
-        """Raise if MIN and MAX of ``column`` may differ from its order."""
+        """Check that MIN and MAX of ``column`` can be computed with :meth:`ordered`.
+
+        :raises ScatterNotSupported: the server may compute them by another order.
+        """
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
-        """Copy a value, with its weights, from one row to another."""
+        """Copy the value of ``column``, and the weights of that value, from ``source`` to ``target``."""
         target[column] = source[column]
 
 
 class SQLiteComparison(Comparison):
-    """Compares by SQLite's storage class (NULL, numbers, text, blobs), then by value."""
+    """The comparison of SQLite: first by storage class (NULL, numbers, text, blobs), then by value.
+
+    :raises ScatterNotSupported: a compared column has another collation than BINARY.
+    """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
         super().__init__(columns, compared)
@@ -259,13 +286,16 @@ class SQLiteComparison(Comparison):
         if isinstance(value, bytes):
             return (3, value)
         if isinstance(value, datetime.date | datetime.time):
-            # The driver has parsed the text that SQLite compares.
+            # SQLite stores and compares text, which the driver has parsed; compare the text again.
             return (2, str(value))
         raise refuse(f"a comparison of values of type {type(value).__name__!r}", "ask one shard")
 
 
 class MySQLComparison(Comparison):
-    """Compares text by its weights, and all other values as Python does."""
+    """The comparison of MariaDB and MySQL: text by its sort weights, all other values as in Python.
+
+    :param uuid_version: the server's version if it has a native type for UUIDs; otherwise None.
+    """
 
     def __init__(
         self,
@@ -275,7 +305,6 @@ class MySQLComparison(Comparison):
         uuid_version: tuple[int, ...] | None,
     ) -> None:
         super().__init__(columns, compared)
-        # The server's version if it has a native type of UUIDs.
         self._uuid_version = uuid_version
         weighted = []
         for index in self.compared:
@@ -338,10 +367,14 @@ class MySQLComparison(Comparison):
 
 
 def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
-    """The bytes by which MariaDB sorts a native UUID.
+    """Return the bytes by which MariaDB sorts a native UUID; None for NULL.
 
-    UUIDs up to version 5 sort by node and time, most significant parts first; those from version
-    6 on sort as they are written (MDEV-29959). Before that fix, all were swapped.
+    MariaDB sorts UUIDs up to version 5 by their node, then by their time, most significant part first.
+    It sorts UUIDs from version 6 on as they are written. Older servers, without the fix MDEV-29959,
+    sort all UUIDs in the first way.
+
+    :param version: the server's version.
+    :raises ScatterNotSupported: the server does not have that fix.
     """
     if not ((10, 11, 5) <= version < (11,) or version >= (11, 0, 3)):
         raise refuse(

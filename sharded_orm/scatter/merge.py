@@ -1,4 +1,4 @@
-"""Merges the rows of shards: ordered, distinct, grouped, limited."""
+"""Merges the rows of shards, with regard to ORDER BY, DISTINCT, GROUP BY, OFFSET and LIMIT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
-    """All rows of ``plan`` in the order of one database, before OFFSET and LIMIT."""
+    """Return the rows of all shards, in the order in which one database would return them.
+
+    DISTINCT and GROUP BY are applied; OFFSET and LIMIT are not.
+    """
     template = plan.template
     if template is None:
         return iter(())
@@ -34,7 +37,7 @@ def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
 
 
 def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
-    """Apply OFFSET and LIMIT."""
+    """Apply OFFSET and LIMIT: return the rows from number ``low`` up to ``high``; None means no end."""
     return islice(rows, low, high)
 
 
@@ -49,7 +52,7 @@ def _distinct(rows: Iterable[Row], comparison: Comparison, columns: Sequence[int
 
 
 def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
-    """The groups of all shards; all are held in memory."""
+    """Return one merged row per group of GROUP BY, in the query's order. Holds all groups in memory."""
     template, comparison = plan.template, plan.comparison
     assert template is not None
     identity = comparison.identity(template.groups)

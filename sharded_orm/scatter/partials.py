@@ -1,4 +1,4 @@
-"""Partial aggregates: the part that each shard computes, and their merge."""
+"""Partial aggregates: what each shard computes of an aggregate, and how the parts are merged."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.keys import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
-# Decimal places that the server adds to a quotient: MariaDB's div_precision_increment.
+# Decimal places that MariaDB and MySQL add to a quotient: the default of div_precision_increment.
 _QUOTIENT_SCALE = 4
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """An aggregate of the select list, in column ``column``.
+    """An aggregate in column number ``column`` of the select list, and how to merge it.
 
-    ``parts`` are the columns that are merged: the aggregate itself for count, sum, min and max;
-    sum and count for avg. If the merged value is NULL, the column keeps its own value, such as
-    the default of ``Sum(..., default=0)``.
+    ``kind`` is "count", "sum", "min", "max" or "avg". ``parts`` are the numbers of the columns whose
+    values are merged over the shards: for avg, a sum and a count; otherwise one column with the
+    aggregate. If the merged value is NULL, ``column`` keeps the value that a shard sent, such as the
+    default of ``Sum(..., default=0)``.
     """
 
     column: int
@@ -43,9 +44,11 @@ class Partial:
 def partial_of(
     column: int, expression: Any, add_column: Callable[[Any], int], features: type[ShardFeatures]
 ) -> Partial:
-    """The partial aggregate of ``expression``.
+    """Return the partial aggregate for ``expression``, which is column ``column`` of the select list.
 
-    :param add_column: a function that selects another expression and returns its column.
+    :param add_column: a function that adds an expression to the select list and returns the number of
+        its column.
+    :raises ScatterNotSupported: such an aggregate cannot be merged.
     """
     aggregate = expression
     if type(aggregate) is Coalesce:
@@ -67,7 +70,7 @@ def partial_of(
     sources = aggregate.get_source_expressions()[:-1]
     total = Sum(*sources, filter=aggregate.filter)
     count = Count(*sources, filter=aggregate.filter)
-    # On such a database, Django casts the average of durations to an integer.
+    # On databases with this feature, Django casts the average of durations to an integer.
     duration = features.averages_durations_to_integers and isinstance(
         aggregate.output_field, DurationField
     )
@@ -82,7 +85,7 @@ def _refuse(expression: Any) -> Exception:
 
 
 class Merger:
-    """Merges the shards' rows of one group, by the partial aggregates in their columns."""
+    """A merger of rows: combines the rows that several shards return for one group of GROUP BY."""
 
     def __init__(self, partials: Sequence[Partial], comparison: Comparison) -> None:
         self._partials = partials
@@ -92,7 +95,7 @@ class Merger:
                 comparison.check_extremes(part)
 
     def add(self, whole: list[Any], row: Row) -> None:
-        """Merge a shard's row into the row of the group."""
+        """Merge ``row``, the row of another shard for the same group, into ``whole``, in place."""
         seen: set[int] = set()
         for partial in self._partials:
             for part in partial.parts:
@@ -115,7 +118,7 @@ class Merger:
         self._comparison.carry(part, row, whole)
 
     def finish(self, whole: list[Any]) -> None:
-        """Compute the aggregates of a merged row, in their columns."""
+        """Write the final values of the aggregates into ``whole``, after all rows were merged into it."""
         for partial in self._partials:
             target = partial.column
             if partial.kind == "avg":
@@ -138,7 +141,10 @@ def _sum(left: Any, right: Any) -> Any:
 
 
 def total_of(values: Iterable[Any]) -> tuple[Any, int]:
-    """The sum and the number of ``values``; the sum ignores values that are no numbers."""
+    """Return the sum of ``values`` and their number.
+
+    Values that are not numbers are counted, but not added. The sum is None if there are no numbers.
+    """
     total, count = None, 0
     for value in values:
         count += 1
@@ -148,7 +154,11 @@ def total_of(values: Iterable[Any]) -> tuple[Any, int]:
 
 
 def quotient(total: Any, count: int, *, duration: bool = False) -> Any:
-    """``AVG`` as the database computes it: decimals are exact, with four more places."""
+    """Return ``total / count`` as the database computes ``AVG``.
+
+    The result is a float, with two exceptions. If ``total`` is a Decimal, the result is an exact Decimal
+    with four more decimal places. If ``duration`` is true, it is rounded to an integer.
+    """
     if duration:
         value = _EXACT.divide(Decimal(total), count)
         return int(value.to_integral_value(decimal.ROUND_HALF_UP))

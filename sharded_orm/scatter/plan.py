@@ -31,18 +31,24 @@ if TYPE_CHECKING:
 
     from sharded_orm.topology.model import Shard
 
-# The number of branches of one UNION ALL. Above some 2048 branches, the cost of a statement grows
-# faster than linearly; 256 keep a batch short enough to repeat it after a failure.
+# The largest number of branches (SELECTs of one shard) in a UNION ALL. Above some 2048 branches, the
+# cost of a statement grows faster than linearly; 256 keep a statement cheap enough to repeat it after
+# a failure.
 BATCH = 256
-# The same for streams, which hold a session until the last row: fewer statements, at more cost.
+# The largest number of branches in a streamed UNION ALL. It is higher than BATCH because each streamed
+# statement occupies a database session until its last row, so fewer statements are better.
 STREAM_BATCH = 1024
-# The number of parameters of one statement: each branch repeats an __in of thousands of keys.
+# The largest number of parameters of one statement. It is soon reached if the query has an __in with
+# thousands of keys, because each branch repeats them.
 MAX_PARAMETERS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A shard, and the query to send to it: that of the queryset, or the shard's part of it."""
+    """A shard, and the query to send to it.
+
+    The query is the queryset's, or a copy that is limited to the keys on this shard.
+    """
 
     shard: Shard
     query: Query
@@ -50,7 +56,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A compiled target. ``index`` is its index among the targets, and marks its rows."""
+    """A compiled target: the SELECT for one shard.
+
+    ``index`` is the target's index in the list of targets; the rows of the branch contain it. ``pks``
+    are the primary keys to read; None means all rows of the query.
+    """
 
     index: int
     shard: Shard
@@ -64,17 +74,22 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
-    """One statement for branches of a node, sent on a connection of the node or of a shard."""
+    """A statement that runs one or more branches of a node (a database server).
+
+    ``union`` says whether the branches are joined by UNION ALL; otherwise there is only one branch.
+    """
 
     node: str
     branches: tuple[Branch, ...]
-    # The alias whose connection must be used, because its transaction may have written rows.
+    # The shard's alias whose connection must be used, because it is open in a transaction that may have
+    # written rows, or because each shard has a separate connection (SQLite). None means a connection
+    # to the node.
     alias: str | None
     union: bool
     outer: Outer
 
     def sql(self, branches: Sequence[Branch] | None = None) -> tuple[str, list[Any]]:
-        """The statement for ``branches`` (all of them by default) and its parameters."""
+        """Return the SQL and the parameters for ``branches``; None means all branches."""
         branches = self.branches if branches is None else branches
         if not self.union:
             (branch,) = branches
@@ -89,7 +104,11 @@ class ShardStatement:
 
 @dataclass(frozen=True)
 class Outer:
-    """The outer SELECT of a union: its order, its limit, and the weights of texts."""
+    """The outer SELECT around a UNION ALL. It orders and limits the rows, and adds weights of texts.
+
+    ``columns`` is the number of columns of a branch, without the shard's index. ``weighted`` are the
+    numbers of the text columns whose sort weights (``WEIGHT_STRING``) are selected as well.
+    """
 
     columns: int
     weighted: tuple[int, ...] = ()
@@ -107,8 +126,9 @@ class Outer:
                 f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
                 f" COLLATION({name})"
             )
-        # Only WITH can name the columns. It is inside of a SELECT, because the backend repeats
-        # only reads after a lost connection, and a statement that begins with WITH may write.
+        # WITH is needed to name the columns of the union. It is inside a SELECT for the sake of the
+        # backend: after a lost connection, the backend repeats only reads, and it takes a statement
+        # that begins with WITH for a possible write.
         sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
         if self.order:
             sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])
@@ -140,7 +160,11 @@ def _fill(branch: Branch, schema: str | None) -> str:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """The statements of one phase in the order of shards, and the comparison of their rows."""
+    """The statements to send, in the order of their first shards, and what is needed to merge their rows.
+
+    ``comparison`` compares values as the databases do. ``template`` is the compiled query of the first
+    branch; None if there is nothing to send. ``shards`` are the targets' shards, keyed by index.
+    """
 
     statements: tuple[ShardStatement, ...]
     comparison: Comparison
@@ -162,11 +186,14 @@ def make_plan(
 ) -> ScatterPlan:
     """Plan the statements for ``targets``.
 
-    Each query is compiled once per node. A query that can have no rows is not sent. If a node
-    does not answer while its query is compiled, its shards fail and nothing is sent to it.
+    Each query is compiled once per node (database server). A query that can have no rows is not sent.
+    If a node does not answer while a query is compiled for it, all its shards are added to
+    ``failures``, and nothing is sent to the node.
 
-    :param pks: primary keys to read, by the index of their target; None for all rows.
-    :param batch: the number of branches of one statement; None for :data:`BATCH`.
+    :param pks: the primary keys to read, keyed by the index of their target; targets without keys are
+        left out. None means all rows of the query.
+    :param batch: the largest number of branches in one statement; None means :data:`BATCH`.
+    :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}
     templates: dict[tuple[int, str], Template | None] = {}
@@ -214,7 +241,8 @@ def _outer(template: Template, comparison: Comparison, options: CompileOptions) 
     width, weighted = len(template.columns), comparison.weighted
     if template.merges_groups:
         return Outer(width, weighted)
-    # Rows that are equal on two shards count once, so the server must not apply the limit.
+    # With DISTINCT, the server must not apply the limit: equal rows of two shards, which are merged
+    # here, would count twice.
     limit = None if template.distinct else options.limit
     return Outer(width, weighted, template.order, limit)
 
@@ -231,9 +259,11 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
 
 
 def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
-    """The error of a node that cannot be asked how it compares keys of text; None if it can.
+    """Check that the node of ``branches`` compares text shard keys as the router does.
 
-    :raises InexactShardKey: the node does not compare them as the router does.
+    Return the database's error if the node does not answer the question, and None if all is well.
+
+    :raises InexactShardKey: the node compares text keys differently.
     """
     tables = frozenset().union(*(branch.template.tables for branch in branches))
     shards = [branch.shard for branch in branches]

@@ -1,4 +1,4 @@
-"""The errors for queries that a scatter cannot merge exactly."""
+"""The errors for queries of several shards whose results cannot be merged exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def refuse(feature: str, remedy: str) -> ScatterNotSupported:
-    """The error for a feature whose merged results could differ from those of one database."""
+    """Return the error for a query with ``feature``, whose merged result might be wrong.
+
+    :param remedy: what the developer can do instead.
+    """
     return ScatterNotSupported(
         f"A query of several shards cannot have {feature}: its merged result might not be that"
         f" of one database. Remedy: {remedy}."
@@ -19,7 +22,10 @@ def refuse(feature: str, remedy: str) -> ScatterNotSupported:
 
 
 def check(query: Query) -> None:
-    """Raise :exc:`ScatterNotSupported` for features that show before ``query`` is compiled."""
+    """Refuse the features that a scatter cannot merge and that are visible before compiling ``query``.
+
+    :raises ScatterNotSupported: the query has such a feature.
+    """
     if query.combinator:
         raise refuse(
             f"{query.combinator}()", "combine with Q objects and |, or combine lists in Python"

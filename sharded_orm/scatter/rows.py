@@ -1,4 +1,4 @@
-"""Converts raw rows to the results of a queryset, by the queryset's own iterable class."""
+"""Converts the rows of a scatter to a queryset's results, by the queryset's iterable class."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> Iterator[Any]:
-    """Yield one result of ``queryset`` for each of ``rows``, in their order.
+    """Yield one result of ``queryset`` (an instance, a dict, a tuple) per row, in the order of ``rows``.
 
-    An instance has the alias of its database, so each shard needs an iterable of its own, which
-    gets the shard's rows one at a time. Other results have no alias: one iterable serves all.
+    An instance carries the alias of its database. So, for instances, each shard has a separate Django
+    iterable, which gets the shard's rows one at a time. Other results carry no alias, and one
+    iterable converts the rows of all shards.
     """
     template = plan.template
     if template is None:
@@ -60,7 +61,7 @@ def _drain(queue: deque[list[Row]]) -> Iterator[list[Row]]:
 
 
 def _iterable(
-    # Any: a queryset's private attributes have no stubs.
+    # The parameters are of type Any because a queryset's private attributes have no type stubs.
     queryset: Any,
     compiler: Any,
     alias: str,

@@ -1,4 +1,8 @@
-"""Reads the first rows of many shards in two phases: primary keys, then the chosen rows."""
+"""Reads the first rows of a query over many shards in two phases.
+
+The first phase reads candidates from all shards, as primary keys with the values to order by, and
+chooses the winners. The second phase reads the complete rows of the winners.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,20 @@ if TYPE_CHECKING:
 
     from sharded_orm.scatter.keys import Row
 
-# The number of rows above which a second statement with their keys does not pay.
+# Two phases pay only up to this number of rows in the result: the second statement has all their keys.
 MAX_WINNERS = 1000
-# The number of candidates below which two phases do not pay.
+# Two phases pay only from this number of candidates in all shards.
 MIN_CANDIDATES = 100
 
 
 def applies(query: Query, targets: Sequence[Target], limit: int | None, union: bool) -> bool:
-    """Whether the primary key identifies the rows of ``query``, and two phases pay."""
+    """Whether reading in two phases is possible and worthwhile.
+
+    It is possible if the primary key identifies the rows of ``query`` within a shard.
+
+    :param limit: the number of rows to read from each shard, including the OFFSET; None means all.
+    :param union: whether one statement can read many shards.
+    """
     return (
         union
         and limit is not None
@@ -55,12 +65,13 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """The rows from ``low`` to the limit of ``options``, in order.
+    """Return the plan of the last phase that ran, and the rows from ``low`` to ``options.limit``.
 
-    None if a chosen row is missing in the second phase, because it was deleted or changed, or an
-    inner join of ``select_related()`` excludes it. Then the caller reads in one phase.
+    The rows are in the order of the query. Return None if a chosen row is missing in the second phase,
+    because it was deleted or changed, or because an inner join of ``select_related()`` excludes it.
+    Then the caller must read in one phase.
     """
-    # Targets that share a query share its changed copy, which is then compiled once.
+    # Make one changed copy of each query, not one per target, so that each copy is compiled once.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
     keys = [Target(target.shard, key_queries[id(target.query)]) for target in targets]

@@ -1,8 +1,8 @@
-"""``DATABASES`` with shard aliases that are made on demand.
+"""A mapping for ``DATABASES`` that has an alias for every shard, but does not store these aliases.
 
-Django iterates all keys of ``DATABASES`` several times per request, so thousands of configured
-aliases would cost milliseconds before any work. This mapping *holds* the explicit aliases and one
-alias per shard group, and *answers* for every shard.
+Django iterates over all keys of ``DATABASES`` several times per request, so thousands of stored aliases
+would cost milliseconds in each request. This mapping stores only the aliases of the settings and one
+alias per shard group. It makes the settings of a shard's alias when they are looked up.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 
 GROUP_ENGINE = "sharded_orm.backends.group"
 
-# django.db.utils.ConnectionHandler.configure_settings sets these on the aliases that it iterates;
-# shard aliases are made later and get them here.
+# The default values that Django's ConnectionHandler.configure_settings() sets on all stored aliases.
+# Settings of shard aliases are made later, so this module sets the defaults on them.
 _DEFAULTS: Mapping[str, Any] = {
     "ATOMIC_REQUESTS": False,
     "AUTOCOMMIT": True,
@@ -36,38 +36,38 @@ _TEST_DEFAULTS: Mapping[str, Any] = {
 
 
 class Resolver(Protocol):
-    """Looks up the aliases of the topology in use. Thread-safe."""
+    """The interface through which this module looks up groups and shards. Thread-safe."""
 
     def group_aliases(self) -> dict[str, dict[str, Any]]:
-        """Group -> the settings of its alias.
+        """Return the database settings of each group's alias, keyed by the group's name.
 
-        :raises TopologyUnavailable: there is no topology.
+        :raises TopologyUnavailable: the process has no topology.
         """
 
     def shard_alias(self, alias: str) -> dict[str, Any] | None:
-        """The settings of the shard ``alias``; None if there is no such shard."""
+        """Return the database settings of the shard ``alias``; None if there is no such shard."""
 
     def is_shard(self, alias: str) -> bool:
-        """Whether :meth:`shard_alias` has settings for ``alias``, at less cost."""
+        """Whether ``alias`` names a shard; cheaper than :meth:`shard_alias`."""
 
 
-# Set once, by ``runtime``. The settings module makes DATABASES before that module is loaded; Django
-# uses DATABASES when applications are loaded, and by then the resolver is set.
+# Set once, when the module ``runtime`` is loaded. That is after the settings module has made DATABASES,
+# but before Django uses DATABASES, which it does when it loads applications.
 _resolver: Resolver | None = None
 
 
 def provide_resolver(resolver: Resolver) -> None:
-    """Look up groups and shards with ``resolver`` from now on."""
+    """Set the resolver with which all mappings look up groups and shards."""
     global _resolver
     _resolver = resolver
 
 
-# Held while group aliases are added: two threads may make their first requests at once.
+# Held while the aliases of groups are added, because two threads may need them first at the same time.
 _adding = threading.RLock()
 
 
 def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``settings`` with Django's defaults for an entry of ``DATABASES``."""
+    """Return a copy of the database settings ``settings``, with Django's defaults for missing keys."""
     full = {**_DEFAULTS, **settings}
     full["OPTIONS"] = dict(full.get("OPTIONS") or {})
     full["TEST"] = {**_TEST_DEFAULTS, **(full.get("TEST") or {})}
@@ -75,35 +75,35 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ShardedDatabases(dict[str, dict[str, Any]]):
-    """``DATABASES`` with every shard; made by :func:`sharded_databases`.
+    """A mapping for ``DATABASES`` that has an alias for every shard; made by :func:`sharded_databases`.
 
-    Iteration yields explicit and group aliases only, so its cost does not depend on the number
-    of shards. ``in``, ``[]`` and ``get`` know shard aliases as well. Each look-up of a shard makes
-    a new dict, so memory does not grow with the number of shards used.
+    Iteration yields only the aliases of the settings and of groups, so its cost does not depend on the
+    number of shards. ``in``, ``[]`` and ``get`` know the aliases of shards, too. Each look-up of a shard
+    makes a new dict, so memory does not grow with the number of shards used.
     """
 
     _groups_added = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Aliases of the shards that iteration yields.
+        # Aliases of the shards that iteration yields, too; see expose().
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
-        # SHARDED_ORM may come after DATABASES in the settings module, so the groups are added at
-        # first use, when Django's settings are complete.
+        # Add the groups at the first use, not earlier: SHARDED_ORM may come after DATABASES in the
+        # settings module, and at the first use the settings are complete.
         if not self._groups_added:
             with _adding:
                 if not self._groups_added:
-                    # This runs while models are loaded. The app decides later, in ready(),
-                    # whether the process goes on without a topology.
+                    # Ignore a missing topology here, while models are being loaded. Later, in its
+                    # ready(), this package's AppConfig decides whether the process may go on.
                     with suppress(TopologyUnavailable):
                         self._add_groups()
         return self
 
     def _add_groups(self) -> None:
         if _resolver is None:
-            return  # Applications are not loaded yet.
+            return  # Django has not loaded the applications yet.
         groups = _resolver.group_aliases()
         taken = [name for name in groups if super(ShardedDatabases, self).__contains__(name)]
         if taken:
@@ -115,25 +115,31 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = True
 
     def renew_groups(self) -> None:
-        """Renew the settings of groups after a change of topology: their nodes may have changed."""
+        """Replace the settings of groups and exposed shards by those of the current topology.
+
+        To be called after a change of the topology, because the groups' nodes may have changed.
+        """
         if _resolver is None:
             return
         renewed = dict(_resolver.group_aliases()) if self._groups_added else {}
         for alias in self._exposed:
             if settings := _resolver.shard_alias(alias):
                 renewed[alias] = settings
-        # If the settings of one alias are incomplete, none is updated.
+        # Complete all settings before the update: if one alias fails, none is updated.
         self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
-        """Forget the aliases of the groups ``names``: ``runtime.reset`` was called."""
+        """Remove the aliases of the groups ``names``; called by ``runtime.reset``.
+
+        The groups of the new configuration are added at the next use.
+        """
         for name in names:
             if super().__contains__(name) and super().__getitem__(name)["ENGINE"] == GROUP_ENGINE:
                 del self[name]
         self._groups_added = False
 
     def expose(self, arguments: Sequence[str]) -> None:
-        """From now on, iterate also the shards that the command line names by ``--database``.
+        """Make iteration yield the shards, too, that the command line names by ``--database``.
 
         :param arguments: the arguments of the command line.
         """
@@ -176,7 +182,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
             return default
 
     def __iter__(self) -> Iterator[str]:
-        # A list: another thread may add a group that the topology has gained.
+        # Iterate over a copy, because another thread may add a group at the same time.
         return iter(list(super(ShardedDatabases, self._with_groups()).keys()))
 
     def __len__(self) -> int:
@@ -193,12 +199,12 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
 
 def sharded_databases(databases: Mapping[str, dict[str, Any]]) -> ShardedDatabases:
-    """Return the value for ``DATABASES``: ``databases`` and, on demand, every shard.
+    """Return the value for the setting ``DATABASES``, with ``databases`` and an alias for every shard.
 
     ::
 
         DATABASES = sharded_databases({"default": {...}})
 
-    :param databases: the explicit aliases, the global database ``default`` among them.
+    :param databases: the databases that are not shards, including ``default``.
     """
     return ShardedDatabases(databases)

@@ -1,8 +1,8 @@
-"""The topology document: the part of the topology that changes while processes run.
+"""The topology document: the part of the topology that may change while processes run.
 
-Pure: no Django, no drivers. A document has the shape of ``NODES`` and ``GROUPS`` of the setting
-and is laid over them. So everything that belongs to a deploy, above all credentials, stays in the
-settings, and everything that an operator changes is published by a topology source (P2).
+Pure: no Django, no drivers. A document has the same structure as ``NODES`` and ``GROUPS`` in the setting
+``SHARDED_ORM``, and its values override those. So whatever belongs to a deploy, above all credentials,
+stays in the settings; what an operator changes is published by a topology source (P2).
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from sharded_orm.exceptions import InvalidTopology
 from sharded_orm.topology.model import ShardRange
 
 FORMAT = 1
-# The defaults of the keys of an entry of RANGES.
+# The default values of an entry of RANGES, by key.
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# Shards of a range, as text -> the other keys of its entry, without default values.
+# Type of RANGES for comparisons: keyed by the text of an entry's "range" (its shards); the value is the
+# rest of the entry without keys that have their default value.
 _Ranges = dict[str, dict[str, Any]]
-# The deepest nesting of a document. Settings of a driver nest three or four deep; anything much
-# deeper is a mistake, and recursion would fail on it.
+# The deepest nesting that a document may have. Settings of a driver are nested three or four deep; a
+# document that is much deeper is a mistake, and recursive functions would fail on it.
 _MAX_DEPTH = 32
 _KEYS = {"format", "version", "nodes", "groups"}
-# Keys, of a node and at any depth of its OPTIONS, that hold credentials.
+# Names of the keys that hold credentials, in a node's settings and at any depth of its OPTIONS.
 _SECRET = re.compile(
     r"user(name)?|operator|pass(w(or)?d|phrase)?|pwd|.*(password|secret|token|credential).*",
     re.IGNORECASE,
@@ -41,23 +42,25 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True)
 class Document:
-    """One version of the document that a source publishes. Its parts are never changed in place.
+    """A version of the topology document. A document and its parts are never changed in place.
 
-    :param version: grows with every change; 0 for the settings themselves.
-    :param nodes: node -> some or all of the keys in ``SHARDED_ORM["NODES"]``.
-    :param groups: group -> some or all of the keys in ``SHARDED_ORM["GROUPS"]``.
+    :param version: a number that grows with every change; 0 for the settings themselves.
+    :param nodes: settings of nodes, keyed by name, as in ``SHARDED_ORM["NODES"]``. Keys that are missing
+        are taken from there.
+    :param groups: settings of groups, keyed by name, as in ``SHARDED_ORM["GROUPS"]``. Keys that are
+        missing are taken from there.
     """
 
     version: int
-    # Not in repr(): a source may allow credentials in here.
+    # Left out of repr(), because a source may allow credentials in nodes and groups.
     nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
     groups: Mapping[str, Mapping[str, Any]] = field(repr=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Document:
-        """Read JSON, written by :meth:`to_json` or by a person.
+        """Return the document in a JSON text, which :meth:`to_json` or a person has written.
 
-        :raises InvalidTopology: ``text`` is no JSON, or no document; lists all that is wrong.
+        :raises InvalidTopology: ``text`` is not JSON or not a document; the error lists all problems.
         """
         twice: list[str] = []
 
@@ -78,9 +81,9 @@ class Document:
 
     @classmethod
     def from_file(cls, path: Path) -> Document:
-        """Read a file: TOML if its name ends in ``.toml``, else JSON.
+        """Return the document in a file, which is TOML if its name ends in ``.toml``, and otherwise JSON.
 
-        :raises InvalidTopology: the file holds no document.
+        :raises InvalidTopology: the file does not contain a document.
         :raises OSError: the file cannot be read.
         """
         raw = path.read_bytes()
@@ -94,13 +97,15 @@ class Document:
 
     @classmethod
     def from_content(cls, content: Any) -> Document:
-        """The document with a copy of these keys and values.
+        """Return the document that consists of a copy of ``content``, a mapping as from JSON.
 
-        :raises InvalidTopology: the outer shape is wrong; lists all problems.
+        Only the outer structure is checked, not the settings of nodes and groups.
+
+        :raises InvalidTopology: the structure is wrong; the error lists all problems.
         """
         if not isinstance(content, Mapping):
             raise InvalidTopology([f"it must be an object, not {type(content).__name__}"])
-        # This check comes first: the others could not handle such a value.
+        # Check for values that cannot be traversed before anything else, which could fail on them.
         if (problem := _problem_in(content)) is not None:
             raise InvalidTopology([problem])
         problems = [
@@ -130,7 +135,7 @@ class Document:
         return cls(version, parts["nodes"], parts["groups"])
 
     def content(self) -> dict[str, Any]:
-        """A copy of all keys and values, which may be edited and passed to :meth:`from_content`."""
+        """Return a copy of the document as a dict, to be edited and passed to :meth:`from_content`."""
         return {
             "format": FORMAT,
             "version": self.version,
@@ -139,25 +144,31 @@ class Document:
         }
 
     def to_json(self) -> str:
-        """The document as JSON, for people and files; equal documents give the same text.
+        """Return the document as JSON, for people and files. Equal documents give the same text.
 
-        :raises TypeError: JSON cannot hold a value.
+        :raises TypeError: the document contains a value that JSON cannot represent, such as a date.
         """
         return json.dumps(self.content(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     def at_version(self, version: int) -> Document:
-        """The same content under another version."""
+        """Return a document with the same content and the version ``version``."""
         return replace(self, version=version)
 
     def same_content(self, other: Document) -> bool:
-        """Whether both mean the same, apart from their versions: there are no :meth:`differences`."""
+        """Whether the documents mean the same apart from their versions.
+
+        Then :meth:`differences` returns no changes.
+        """
         return bool(
             plain(self.nodes) == plain(other.nodes)
             and _effective(self.groups) == _effective(other.groups)
         )
 
     def over(self, setting: Mapping[str, Any]) -> dict[str, Any]:
-        """``SHARDED_ORM`` with this document laid over its ``NODES`` and ``GROUPS``."""
+        """Return a copy of ``setting`` (``SHARDED_ORM``) in which this document's values override.
+
+        Only ``NODES`` and ``GROUPS`` are affected; mappings in them are merged at any depth.
+        """
         return {
             **setting,
             "NODES": merged(setting.get("NODES", {}), self.nodes),
@@ -165,7 +176,7 @@ class Document:
         }
 
     def credentials(self) -> list[str]:
-        """Problems, in sentences: the places that hold credentials. Values are not shown."""
+        """Return a sentence for each place in ``nodes`` that holds a credential, without its value."""
         return [
             f"node {name!r}: {path} does not belong into a topology document; keep credentials in"
             " NODES or NODE_DEFAULTS of the settings, or set the option CREDENTIALS of the source"
@@ -174,11 +185,11 @@ class Document:
         ]
 
     def without_credentials(self) -> Document:
-        """The same without the values that :meth:`credentials` lists, and without those that JSON cannot hold."""
+        """Return the document without credentials, and without values that JSON cannot represent."""
         return replace(self, nodes=_public(self.nodes), groups=_public(self.groups))
 
     def differences(self, other: Document) -> list[str]:
-        """The changes from this document to ``other``, in sentences without secrets."""
+        """Return the changes from this document to ``other``, as sentences without credentials."""
         return [
             *_changes("node", self.nodes, other.nodes),
             *_changes("group", self.groups, other.groups),
@@ -186,7 +197,10 @@ class Document:
 
 
 def merged(under: Any, over: Any) -> Any:
-    """``over`` laid over ``under``: mappings are merged at any depth, any other value replaces."""
+    """Return ``under`` with the values of ``over`` in it.
+
+    Mappings are merged, at any depth. Any other value in ``over`` replaces the one in ``under``.
+    """
     if not isinstance(under, Mapping) or not isinstance(over, Mapping):
         return over
     return {
@@ -198,7 +212,7 @@ def merged(under: Any, over: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON would return it: lists for tuples, dicts for other mappings."""
+    """Return ``value`` as it would come back from JSON, with lists for tuples and dicts for mappings."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -207,9 +221,14 @@ def plain(value: Any) -> Any:
 
 
 def _problem_in(value: Any, path: str = "", depth: int = 0) -> str | None:
-    """Why ``value`` cannot be traversed or written as JSON, in a sentence; None if it can.
+    """Return a sentence that says why ``value`` cannot be handled; None if it can.
 
-    :param path: the keys that lead to ``value``, which is not shown: it may be a credential.
+    It cannot be handled if it is nested too deep, or contains text or a number that JSON cannot
+    represent.
+
+    :param path: the keys that lead to ``value``, for the sentence. Text in ``value`` is not shown, because
+        it may be a credential.
+    :param depth: the number of mappings and lists around ``value``.
     """
     if isinstance(value, str):
         try:
@@ -261,7 +280,8 @@ def _public(value: Any) -> Any:
         return _UNWRITABLE if _UNWRITABLE in items else items
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    # A folder may be a Path. A converter or a TLS context cannot be written as JSON.
+    # Turn a Path into text. Leave out other objects, such as converters or TLS contexts, which JSON
+    # cannot represent.
     return str(value) if hasattr(value, "__fspath__") else _UNWRITABLE
 
 
@@ -272,7 +292,10 @@ _UNWRITABLE: Any = object()
 
 
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Groups in a form that is equal if they mean the same: ranges by shards, no default values."""
+    """Return ``groups`` in a normal form, which is equal for groups that mean the same.
+
+    In that form, RANGES is a dict keyed by the shards, and keys with their default value are left out.
+    """
     effective = {}
     for name, group in groups.items():
         comparable = effective[name] = plain(group)
@@ -282,9 +305,9 @@ def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _by_span(ranges: Any) -> _Ranges | None:
-    """Shards of a range, as text -> the other keys of its entry, without default values.
+    """Return the entries of RANGES, keyed by their shards as text, without keys that have their default.
 
-    None if ``ranges`` is no list of dicts, or two entries have the same shards.
+    Return None if ``ranges`` is not a list of dicts, or if two entries have the same shards.
     """
     if not isinstance(ranges, list) or not all(isinstance(entry, dict) for entry in ranges):
         return None
@@ -314,7 +337,7 @@ def _changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 def _key_changes(where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*before, *after}):
         old, new = plain(before.get(key)), plain(after.get(key))
-        # None replaces the value of the settings, so it differs from a missing key.
+        # A key with the value None is not the same as a missing key: None overrides the settings.
         same = (key in before) == (key in after)
         spans = new_spans = None
         if key == "RANGES":
@@ -374,5 +397,5 @@ def _value_change(key: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 
 def _number(value: Any) -> str:
-    """A number as a person writes it: ``2`` for ``2.0``."""
+    """Return ``value`` as a person writes it, such as ``2`` for ``2.0``."""
     return repr(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -1,4 +1,7 @@
-"""The last valid topology document, kept on disk for a start without its source."""
+"""The last good copy: the last valid topology document, kept on disk.
+
+A process can start with it if the topology source does not answer.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from sharded_orm.topology.document import Document
 
 @dataclass(frozen=True)
 class LastGoodCopy:
-    """A file with the last valid document.
+    """The file at ``path`` with the last valid topology document.
 
-    All processes of a machine may share it, and write it at the same time: each write replaces the
-    whole file. Only its owner may read it.
+    All processes of a machine may share the file and write it at the same time, because each write
+    replaces the whole file. Only the file's owner may read it.
     """
 
     path: Path
 
     def read(self) -> Document | None:
-        """The document; None if there is no file.
+        """Return the document in the file; None if the file does not exist.
 
-        :raises InvalidTopology: the file holds no document.
+        :raises InvalidTopology: the file does not contain a document.
         :raises OSError: the file cannot be read.
         """
         try:
@@ -35,23 +38,25 @@ class LastGoodCopy:
             return None
 
     def saved_at(self) -> datetime | None:
-        """When the file was last written; None if the file system cannot say."""
+        """Return the time at which the file was last written; None if the file system cannot say."""
         with contextlib.suppress(OSError):
             return datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
         return None
 
     def save(self, document: Document) -> None:
-        """Write ``document``, unless the file holds it already, or a newer version.
+        """Write ``document`` to the file, if the file does not contain it, or a newer version, already.
 
         :raises OSError: the folder cannot be written.
         """
-        # A file of another account, an operator's for example, is replaced.
+        # If the existing file is invalid, or belongs to another account (an operator's, say) and cannot
+        # be read, replace it.
         with contextlib.suppress(InvalidTopology, PermissionError):
             saved = self.read()
             if saved is not None and (saved == document or saved.version > document.version):
                 return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # The temporary file has mode 0600 and is in the same folder, so a rename replaces the file.
+        # Write a temporary file, with mode 0600. It is in the same folder, so that os.replace() can
+        # replace the file in one step.
         descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:

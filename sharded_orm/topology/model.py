@@ -1,8 +1,8 @@
-"""The topology as an immutable value: groups, ranges of shards, nodes.
+"""The topology as an immutable value: groups of shards, ranges of shards, and nodes.
 
-Pure: no Django, no drivers. :func:`problems` checks a topology as a whole before it is used. A
-topology is replaced as a whole, never edited (DESIGN decision 9; ranges as Pinterest publishes
-them, P2).
+A node is a database server. A shard is a numbered schema on a node. Pure: no Django, no drivers.
+:func:`problems` checks a whole topology before it is used. A topology is never edited, only replaced by
+another (DESIGN decision 9). Its ranges are those that Pinterest published (P2).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 from sharded_orm.topology.schema_names import SchemaNames, Span, shared_number
 
 ALIAS_DIGITS = 5
-#: The most shards of one group. A packed id has 16 bits for its shard (a timestamped id 13), so no
-#: id could name another shard; and the five digits of an alias hold these numbers. Without a limit
-#: a mistyped range could name shards until the memory is full.
+#: The largest number of shards in a group. More would be of no use: a packed id has 16 bits for its
+#: shard (a timestamped id has 13), and an alias has five digits. Without a limit, a mistyped range
+#: could create shards until the memory is full.
 MAX_SHARDS = 1 << 16
-#: The largest weight of a range. If every shard of a group has it, the sum is still exact.
+#: The largest weight of a range. Even if every shard of a group has this weight, the sum is exact.
 MAX_WEIGHT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One logical shard: a numbered schema on a node."""
+    """A logical shard: a numbered schema on a node, and perhaps on a replica."""
 
     group: str
     number: int
@@ -38,13 +38,17 @@ class Shard:
 
     @property
     def alias(self) -> str:
-        """The Django database alias, e.g. ``photos_00042``."""
+        """The shard's database alias in Django, e.g. ``photos_00042``."""
         return f"{self.group}_{self.number:0{ALIAS_DIGITS}d}"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """Shards ``first`` to ``last``, both included, on one primary (P2)."""
+    """The shards from ``first`` to ``last`` (both included), which are on the same node (P2).
+
+    ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards take new keys;
+    ``weight`` is the share of new keys that each of them gets, relative to other ranges.
+    """
 
     first: int
     last: int
@@ -56,7 +60,7 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class ShardGroup:
-    """An independent set of shards with one routing strategy. ``ranges`` are in ascending order."""
+    """An independent set of shards with one routing strategy. ``ranges`` are sorted by their shards."""
 
     name: str
     ranges: tuple[ShardRange, ...]
@@ -64,7 +68,8 @@ class ShardGroup:
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
     database_name: str = "{group}_{shard:05d}"
     atomic_requests: bool = False
-    #: (app, model) in lower case of models that only migrations know: the code has dropped them.
+    #: Models that the code has dropped and only migrations know, as (app label, model name) in lower
+    #: case.
     former_models: frozenset[tuple[str, str]] = frozenset()
 
     @cached_property
@@ -73,16 +78,16 @@ class ShardGroup:
 
     @cached_property
     def count(self) -> int:
-        """The number of shards, which are numbered from 0 without a gap."""
+        """The number of shards of the group; shards are numbered from 0 without gaps."""
         return self.ranges[-1].last + 1 if self.ranges else 0
 
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and 0 <= number < self.count
 
     def range_of(self, number: int) -> ShardRange:
-        """The range that holds shard ``number``.
+        """Return the range that contains shard ``number``.
 
-        :raises LookupError: there is no such shard.
+        :raises LookupError: the group has no such shard.
         """
         if number not in self:
             raise LookupError(
@@ -91,9 +96,9 @@ class ShardGroup:
         return self.ranges[bisect_right(self._firsts, number) - 1]
 
     def shard(self, number: int) -> Shard:
-        """Shard ``number``.
+        """Return shard ``number``.
 
-        :raises LookupError: there is no such shard.
+        :raises LookupError: the group has no such shard.
         """
         shard = self._shards.get(number)
         if shard is None:
@@ -105,11 +110,11 @@ class ShardGroup:
 
     @cached_property
     def _shards(self) -> dict[int, Shard]:
-        # A cache: every query asks for its shard, and most of the work is to format its schema.
+        # A cache of shard(), because every query calls it, and formatting a schema's name is slow.
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """All shards in order. This is the only method that visits every shard of a group."""
+        """Yield all shards in order. This is the only method that visits every shard of the group."""
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -117,25 +122,25 @@ class ShardGroup:
 
     @property
     def open_ranges(self) -> tuple[ShardRange, ...]:
-        """The ranges that take new keys (Y3)."""
+        """The ranges whose shards take new keys: those that are open and have a weight above 0 (Y3)."""
         return tuple(r for r in self.ranges if r.open and r.weight > 0)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """One version of all nodes (with their connection settings) and all groups."""
+    """A version of the topology: all nodes with their connection settings, and all groups, by name."""
 
-    # Not in repr(): connection settings hold passwords.
+    # Left out of repr(), because connection settings contain passwords.
     nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
     groups: Mapping[str, ShardGroup]
     version: int = 0
 
     def resolve(self, alias: str) -> Shard | None:
-        """The shard that ``alias`` names; None if it names no shard."""
+        """Return the shard whose database alias is ``alias``; None if there is no such shard."""
         name, separator, digits = alias.rpartition("_")
         group = self.groups.get(name)
-        # The length is checked first: int() refuses thousands of digits. isdigit() alone would take
-        # digits of other scripts.
+        # Check the length before calling int(), which refuses thousands of digits. Check isascii(),
+        # because isdigit() accepts digits of other scripts.
         if (
             group is None
             or not separator
@@ -148,19 +153,19 @@ class Topology:
 
 
 def is_weight(value: object) -> bool:
-    """Whether a range may have this weight: a number from 0 to :data:`MAX_WEIGHT`."""
+    """Whether ``value`` is a valid weight of a range: a number from 0 to :data:`MAX_WEIGHT`."""
     return (
         isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_WEIGHT
     )
 
 
 def problems(topology: Topology) -> list[str]:
-    """Everything that is wrong with ``topology``, in sentences; empty if it is valid.
+    """Return everything that is wrong with ``topology``, as sentences; empty if it is valid.
 
-    Exactly one range must hold each shard of each group, each node that is named must exist, and
-    no two shards may share a schema on a node.
+    Among other things, each shard of a group must be in exactly one range, each node that a range names
+    must exist, and no two shards may have the same schema on a node.
 
-    Ranges are compared as ranges: time and memory do not depend on their numbers of shards.
+    Time and memory do not depend on the number of shards in a range.
     """
     problems: list[str] = []
     for group in topology.groups.values():
@@ -169,7 +174,7 @@ def problems(topology: Topology) -> list[str]:
         if group.ranges and not group.open_ranges and group.strategy in ("directory", "embedded"):
             problems.append(f"group {group.name!r}: no range is open for new keys")
     if not problems:
-        # This needs valid ranges and schema names.
+        # Look for collisions last, because that needs valid ranges and schema names.
         problems += _collisions(topology)
     return problems
 
@@ -227,7 +232,7 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
 
 
 def _collisions(topology: Topology) -> Iterator[str]:
-    """One problem for each pair of groups that have a schema on a node in common."""
+    """Yield a problem for each pair of groups of which shards have the same schema on a node."""
     spans = {name: _spans(topology, group) for name, group in topology.groups.items()}
     names = {
         name: SchemaNames.of(group.database_name, name) for name, group in topology.groups.items()
@@ -247,7 +252,7 @@ def _collisions(topology: Topology) -> Iterator[str]:
 
 
 def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
-    """Server -> (first, last) shard of each range on it, ascending."""
+    """Return (first, last) shard of each range, ascending, in lists keyed by the ranges' server."""
     spans: dict[object, list[Span]] = {}
     for r in group.ranges:
         server = server_of(topology.nodes[r.primary], r.primary)
@@ -256,7 +261,13 @@ def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
 
 
 def server_of(node: Mapping[str, Any], name: str) -> object:
-    """The identity of the server of ``node``: two nodes with the same one are one server."""
+    """Return a value that identifies the database server of ``node``.
+
+    Two nodes for which this function returns equal values are on the same server.
+
+    :param node: the settings of the node.
+    :param name: the name of the node, which identifies the server if the settings do not.
+    """
     engine = str(node.get("ENGINE", ""))
     if engine.endswith("sqlite3"):
         return (engine, os.path.abspath(str(node.get("NAME", ""))))

@@ -1,7 +1,8 @@
-"""The names of a group's schemas: valid templates, and names that two groups share.
+"""The names of a group's schemas: checks their template, and finds names that two groups share.
 
-Pure: no Django, no drivers. A name is text around one decimal number, so two groups are compared
-by their ranges of numbers. No shard is visited, however many a document names.
+A template is the DATABASE_NAME of a group, such as ``photos_{shard:05d}``. Pure: no Django, no drivers.
+A schema's name is a text that contains one decimal number, the shard's. So two groups are compared by
+their ranges of numbers, without visiting each shard.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ _EXPECTED = (
     "a template of {shard} (once; with leading zeros as {shard:05d}) and {group}, and nothing else in"
     " braces"
 )
-# The width has at most two digits: no database has longer names.
+# The format of {shard} in a template: empty, d, 05 or 05d. The width has at most two digits, because no
+# database allows names of 100 characters.
 _WIDTH = re.compile(r"(?:0([0-9]{1,2}))?d?")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaNames:
-    """Names made of ``before``, a number of at least ``width`` digits, and ``after``."""
+    """The schema names of a group: the text ``before``, the shard's number, and the text ``after``.
+
+    Numbers with fewer than ``width`` digits have leading zeros.
+    """
 
     before: str
     after: str
@@ -31,9 +36,10 @@ class SchemaNames:
 
     @classmethod
     def of(cls, template: object, group: str) -> SchemaNames:
-        """The names of the schemas of ``group``.
+        """Return the schema names that ``template`` gives to the shards of ``group``.
 
-        :param template: ``DATABASE_NAME`` of the group.
+        :param template: the value of ``DATABASE_NAME`` of the group.
+        :param group: the name of the group.
         :raises ValueError: ``template`` is not valid; the message says what it must be.
         """
         if not isinstance(template, str):
@@ -58,9 +64,10 @@ class SchemaNames:
         return cls(texts[0], texts[1], max(width, 1))
 
     def _windows(self, last: int) -> Iterator[_Window]:
-        """One window for each number of digits that the numbers 0 to ``last`` have."""
+        """Yield the names of the shards 0 to ``last``, divided by their length into windows."""
         for digits in range(self.width, max(self.width, len(str(last))) + 1):
-            # A number with more digits than the width has no leading zero.
+            # Numbers that have more digits than the width have no leading zeros, so they are at least
+            # 10, 100, …
             least = 0 if digits == self.width else 10 ** (digits - 1)
             yield _Window(self.before, digits, self.after, least)
 
@@ -68,10 +75,11 @@ class SchemaNames:
 def shared_number(
     one: SchemaNames, one_spans: Sequence[Span], other: SchemaNames, other_spans: Sequence[Span]
 ) -> int | None:
-    """A number of ``other_spans`` whose name is also the name of a number of ``one_spans``.
+    """Find a name that two groups share. Return the number of its shard in the group ``other``.
 
-    None if there is no such number. Spans are (first, last), both included; they ascend and do not
-    overlap. Costs a few steps per span, however many numbers it has.
+    Return None if no name of a shard in ``one_spans`` equals the name of a shard in ``other_spans``.
+    A span is (first shard, last shard), both included; spans must be sorted and must not overlap. The
+    cost is a few steps per span, and does not depend on the number of shards in it.
     """
     if not one_spans or not other_spans:
         return None
@@ -90,7 +98,11 @@ def shared_number(
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """All names of one length: text around a number of ``digits`` digits, at least ``least``."""
+    """All names of a group that have the same length.
+
+    A name consists of the text ``before``, a number with ``digits`` digits that is at least ``least``,
+    and the text ``after``. The length of the window is the length of its names.
+    """
 
     before: str
     digits: int
@@ -105,13 +117,16 @@ class _Window:
         return self.end + len(self.after)
 
     def fixed(self, start: int, end: int) -> str:
-        """The text from ``start`` to ``end``, a slice that holds no digit of the number."""
+        """Return the characters of the names from ``start`` to ``end``, where no digit of the number is."""
         return (self.before + "0" * self.digits + self.after)[start:end]
 
 
 @dataclass(frozen=True, slots=True)
 class _NameProgression:
-    """The numbers ``base + unknown * step``, for each ``unknown`` from 0 to ``last``."""
+    """An arithmetic progression of shard numbers: ``base + unknown * step``.
+
+    ``unknown`` is any integer from 0 to ``last``.
+    """
 
     base: int
     step: int
@@ -121,11 +136,11 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """The spans of unknowns whose number is in one of ``spans`` and in the window."""
+        """Yield the spans of all ``unknown`` whose shard number is in ``spans`` and in ``window``."""
         for first, last in spans:
             low = max(first, window.least)
             high = min(last, 10**window.digits - 1)
-            # The first is rounded up, the last is rounded down.
+            # Divide by the step: round up for the first unknown, and round down for the last.
             span = (
                 max(-((self.base - low) // self.step), 0),
                 min((high - self.base) // self.step, self.last),
@@ -136,10 +151,11 @@ class _NameProgression:
 
 @dataclass(frozen=True, slots=True)
 class _CommonNames:
-    """The numbers of two windows that have the same names, as functions of one unknown.
+    """The names that two windows (sets of names of the same length) have in common.
 
-    If one window has a digit where the other has text, the digit is that text. The digits at
-    positions where both windows have digits are the unknown.
+    ``one`` and ``other`` are the shard numbers of these names in each window, as functions of the same
+    unknown. Where one window has a digit and the other has text, the digit must be that text. The
+    digits at the positions where both windows have digits are free; they form the unknown.
     """
 
     one: _NameProgression
@@ -147,7 +163,7 @@ class _CommonNames:
 
     @classmethod
     def of(cls, one: _Window, other: _Window) -> _CommonNames | None:
-        """The common names of two windows; None if there are none."""
+        """Return the names that two windows have in common; None if there are none."""
         start = max(len(one.before), len(other.before))
         end = max(min(one.end, other.end), start)
         if len(one) != len(other) or not _same_text(one, other):
@@ -163,14 +179,17 @@ class _CommonNames:
 
 
 def _same_text(one: _Window, other: _Window) -> bool:
-    """Whether two windows agree at all positions where neither has a digit of its number."""
+    """Whether two windows have the same text at all positions where both have text and no digits.
+
+    Both windows must have the same length.
+    """
     head = min(len(one.before), len(other.before))
     tail = max(one.end, other.end)
     if one.before[:head] != other.before[:head]:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # The text between the digits of one and those of the other, if they do not overlap.
+    # If the digits of the windows do not overlap, compare the text between them, too.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 
@@ -178,10 +197,13 @@ def _same_text(one: _Window, other: _Window) -> bool:
 def _progression(
     window: _Window, text: _Window, start: int, end: int, last: int
 ) -> _NameProgression | None:
-    """The numbers of ``window`` that agree with the text of another window; None if there are none.
+    """Return the shard numbers of ``window`` that agree with the fixed text of the window ``text``.
 
-    :param start: the position of the first digit that both have.
-    :param end: the position after the last digit that both have.
+    Return None if there are no such numbers.
+
+    :param start: the position of the first digit that both windows have.
+    :param end: the position after the last digit that both have; equal to ``start`` if there is none.
+    :param last: the largest number that the digits from ``start`` to ``end`` can form.
     """
     if start == end:
         digits = text.fixed(len(window.before), window.end)
@@ -198,7 +220,10 @@ def _are_digits(text: str) -> bool:
 
 
 def _first_common(one: Iterable[Span], other: Iterable[Span]) -> int | None:
-    """The smallest number that is in a span of both; None if there is none. Both ascend."""
+    """Return the smallest number that is in a span of ``one`` and in a span of ``other``.
+
+    Return None if there is no such number. Both sequences of spans must be sorted.
+    """
     left, right = iter(one), iter(other)
     first, second = next(left, None), next(right, None)
     while first is not None and second is not None:

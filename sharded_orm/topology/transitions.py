@@ -1,7 +1,7 @@
-"""Which topology may follow another while processes run.
+"""Checks whether a topology may replace another one while processes run.
 
-Pure: no Django, no drivers. A valid topology can still lose rows, if keys are looked for on
-another shard than the one that holds their rows.
+Pure: no Django, no drivers. Even a valid topology can make rows unreachable: if it maps a key to another
+shard than the old topology does, the key's rows are not found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sharded_orm.topology.model import ShardGroup, Topology
 
 
 class KeyRouting(Enum):
-    """How the shard of a key is determined: by a record of each key, by the key itself, …"""
+    """What determines the shard of a key."""
 
     PLACED = "a record of each key"
     EMBEDDED = "the key itself"
@@ -22,17 +22,18 @@ class KeyRouting(Enum):
     COMPUTED = "the number of shards"
 
 
-# Options that say which bits of a key are its shard, with their defaults.
+# The options that say which bits of a key are the number of its shard, with their default values.
 _EMBEDDED_OPTIONS = {"SHIFT": 46, "BITS": 16}
 
 
 def problems(old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouting]) -> list[str]:
-    """Why ``new`` must not follow ``old``, in sentences; empty if it may.
+    """Return the reasons, as sentences, why ``new`` must not replace ``old``; empty if it may.
 
-    Both are valid. Every group, every shard and the shard of every key must stay. Shards may move
-    to other nodes: the operator who changes their node moves the rows.
+    Both topologies must be valid. ``new`` must have every group and every shard of ``old``, and must map
+    every key to the same shard. A shard may be on another node (database server): the operator who
+    changes a shard's node is responsible for moving its rows.
 
-    :param keys: returns how the keys of a group are routed.
+    :param keys: returns, for a group, what determines the shard of a key.
     """
     reasons = []
     if new.version <= old.version:

@@ -1,7 +1,7 @@
-"""Keeps the topology of a process up to date with its source.
+"""Decides which topology document a process uses, as its source delivers new ones.
 
-A document is used only if it is valid and may follow the one in use. Any other is logged, and
-the document in use stays in use (DESIGN decision 9).
+A document is used only if it is valid and is a permitted successor of the document in use. Otherwise it
+is refused: the refusal is logged, and the old document stays in use (DESIGN decision 9).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Origin(StrEnum):
-    """Where the topology of a process comes from."""
+    """Where a process got its topology from."""
 
     SETTINGS = "settings"
     SOURCE = "source"
@@ -33,28 +33,32 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """Which topology a process uses, since when, and why it has refused a newer document."""
+    """A report on the topology that a process uses: its version, its origin, since when it is used.
+
+    Also says why a newer document was refused, if one was.
+    """
 
     version: int
     origin: Origin
     since: datetime
-    #: Why the newest document is not used, or cannot be read; empty if it is in use.
+    #: The reasons why the newest document was refused or cannot be read; empty if it is in use.
     refused: tuple[str, ...] = ()
 
 
 class TopologyWatcher(Generic[T]):
-    """Checks the documents of a source, and decides which one a process uses.
+    """A keeper of the topology document that a process uses. It checks the documents of a source.
 
-    Not thread-safe: the caller has a lock.
+    Not thread-safe: the caller must hold a lock.
 
-    :param check: turns a document into the value that the process uses, such as its checked
-        configuration. The second argument is the value before it (None at the start). Raises
-        :exc:`InvalidTopology`.
+    :param check: called with a document and with the value in use (None at the start). Returns the
+        value that the process derives from the document, such as its checked configuration. Raises
+        :exc:`InvalidTopology` if the document must not be used.
     """
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        # Document and value are one attribute: a child forked at any moment has both, or neither.
+        # The document in use and the value of it. They are in one attribute, so that a child that is
+        # forked at any moment has a pair that belongs together.
         self._used: tuple[Document | None, T | None] = (None, None)
         self.status = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
@@ -63,35 +67,38 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def document(self) -> Document | None:
-        """The document in use; None before :meth:`begin`."""
+        """The topology document in use; None before :meth:`begin`."""
         return self._used[0]
 
     @property
     def value(self) -> T | None:
-        """The value of the document in use; None before :meth:`begin`."""
+        """What ``check`` returned for the document in use; None before :meth:`begin`."""
         return self._used[1]
 
     def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
-        """The watcher of a forked child: the same document with another source."""
+        """Return a watcher for a forked child, with the same document in use and the source ``source``."""
         child = TopologyWatcher(source, self._check)
         child._used = self._used
         assert child.document is not None
-        # A thread of the parent may have replaced the document, and not the status yet.
+        # At the fork, another thread of the parent may have replaced the document and not yet the
+        # status, so take the version from the document.
         child.status = replace(self.status, version=child.document.version)
         source.using(child.document.version)
         return child
 
     def begin(self) -> T:
-        """Use the document of the source, or else the last good copy, and return its value.
+        """Take the source's document into use, and return its value (see :meth:`check`).
 
-        :raises TopologyUnavailable: neither can be used.
+        If that document cannot be read or used, take the last good copy (a file) instead.
+
+        :raises TopologyUnavailable: neither of them can be used.
         """
         copy = self._read_copy()
         try:
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # The document follows the copy, unless both are the same.
+            # Check the document as a successor of the copy; this is not needed if they are the same.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:
@@ -113,19 +120,26 @@ class TopologyWatcher(Generic[T]):
         return value
 
     def check(self, document: Document) -> T:
-        """The value of ``document``, if it may be used now.
+        """Check that ``document`` may replace the document in use, and return its value.
 
-        :raises InvalidTopology: it may not; lists every reason.
+        The value is what the ``check`` argument of the class returns for the document.
+
+        :raises InvalidTopology: the document must not be used; the message lists every reason.
         """
         if not self.source.allows_credentials and (problems := document.credentials()):
             raise InvalidTopology(problems)
         return self._check(document, self.value)
 
     def consider(self, document: Document | TopologyError, use: Callable[[T], None]) -> bool:
-        """Use a document that has arrived, if it may be used. Whether that changes anything.
+        """Take a document that has arrived into use, if it may be used.
 
-        :param use: begins to use a document's value, or raises and changes nothing.
-        :raises TopologyError: the document is refused for any reason, which is logged once.
+        Return True if it replaces the document in use, and False if it is the document in use.
+
+        :param document: the document, or the error with which it could not be read.
+        :param use: called with the document's value (see :meth:`check`), to take it into use. If ``use``
+            raises an exception, it must not have changed anything.
+        :raises TopologyError: the document is refused, or ``document`` is an error. The reason is logged
+            once, not for each repetition.
         """
         if isinstance(document, TopologyError):
             self._log_refusal(document, None)
@@ -139,7 +153,7 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Nothing after this fails: the document is in use.
+            # Steps that can fail must come before this one, because use() takes the document into use.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)
@@ -163,7 +177,10 @@ class TopologyWatcher(Generic[T]):
         )
 
     def _changes_to(self, document: Document) -> str:
-        """The changes for the log; empty if ``document`` is in use already, or none is in use."""
+        """Return the changes from the document in use to ``document``, as a text for the log.
+
+        The text is empty if ``document`` is in use already, or if no document is in use yet.
+        """
         before = self.document
         if before is None or before == document:
             return ""
@@ -180,16 +197,16 @@ class TopologyWatcher(Generic[T]):
             )  # fmt: skip
 
     def keep(self) -> None:
-        """Save the document in use as the last good copy, and announce its version at the source.
+        """Save the document in use as the last good copy, and tell the source that its version is in use.
 
-        This is a separate step, so that users of the document do not wait for the disk.
+        This is separate from :meth:`consider`, so that users of the document do not wait for the disk.
         """
         document = self.document
         assert document is not None
         if self._copy is not None:
             try:
                 self._copy.save(document)
-            except Exception as exc:  # For example, JSON cannot hold a date of a TOML file.
+            except Exception as exc:  # For example, a date in a TOML file cannot become JSON.
                 logger.error(
                     "The last good copy of the topology cannot be written (%s): this process could"
                     " not start while %s does not answer.", exc, self.source.describe(),
@@ -197,7 +214,10 @@ class TopologyWatcher(Generic[T]):
         self.source.using(document.version)
 
     def _read_copy(self) -> Document | None:
-        """The last good copy, if it is valid with today's settings; then it counts as in use."""
+        """Read the last good copy, take it into use, and return it.
+
+        Return None if there is no copy, or if it is not valid together with the current settings.
+        """
         if self._copy is None:
             return None
         try:
@@ -224,10 +244,10 @@ class TopologyWatcher(Generic[T]):
 
 
 def refusal_of(exc: Exception) -> TopologyError:
-    """``exc`` as a :exc:`TopologyError`.
+    """Return ``exc`` itself if it is a :exc:`TopologyError`, and otherwise an error that describes it.
 
-    Any other exception comes from a document that was read or used. No document may end the thread
-    that brings the next one.
+    So a document that causes any other exception is refused like an invalid one, and does not end the
+    thread that delivers the next document.
     """
     if isinstance(exc, TopologyError):
         return exc

@@ -1,4 +1,4 @@
-"""Ids that a process has taken in advance."""
+"""Blocks of ids that a process has taken from a ticket server in advance."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from sharded_orm.forks import identity
 
 @dataclass
 class _ProcessBlocks:
-    """The blocks of one process. A forked child starts without any: the ids are its parent's."""
+    """The blocks of ids of one process, keyed by sequence.
+
+    A forked child must not use them, because the ids belong to its parent; it starts without blocks.
+    """
 
     process: tuple[int, int] = field(default_factory=identity)
-    # Guards the iterators: each id is handed out once.
+    # Guards the blocks' iterators, so that each id is handed out once.
     lock: threading.Lock = field(default_factory=threading.Lock)
     blocks: defaultdict[str, deque[Iterator[int]]] = field(
         default_factory=lambda: defaultdict(deque)
@@ -23,12 +26,12 @@ class _ProcessBlocks:
 
 
 class Blocks:
-    """Hands out ids one by one from blocks of ``size``. Thread-safe and fork-safe.
+    """A stock of ids, taken in blocks of ``size`` and handed out singly. Thread-safe and fork-safe.
 
-    :param fetch: takes a whole block from a server, by sequence and size.
+    :param fetch: called with the name of a sequence and a size; takes a block of that many ids from a
+        ticket server.
 
-    Costs a round trip for each ``size``-th id. The ids that are left when the process ends are
-    lost.
+    Every ``size``-th id costs one round trip. Ids that are left when the process ends are lost.
     """
 
     def __init__(self, size: int, fetch: Callable[[str, int], Sequence[int]]) -> None:
@@ -37,10 +40,10 @@ class Blocks:
         self._own = _ProcessBlocks()
 
     def next(self, sequence: str) -> int:
-        """One id."""
+        """Return a new id of ``sequence``."""
         own = self._own
         if own.process != identity():
-            # The lock is new, too: a thread of the parent may have held it.
+            # Replace the parent's blocks and lock: a thread of the parent may have held that lock.
             own = self._own = _ProcessBlocks()
         with own.lock:
             blocks = own.blocks[sequence]
@@ -48,7 +51,7 @@ class Blocks:
                 for number in blocks[0]:
                     return number
                 blocks.popleft()
-        # Without the lock: a caller that waits for a server blocks no other caller.
+        # Fetch without the lock, so that a caller that waits for a server blocks no other caller.
         block = iter(self._fetch(sequence, self._size))
         first = next(block)
         with own.lock:

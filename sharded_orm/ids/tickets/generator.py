@@ -1,4 +1,4 @@
-"""Ids from a pair of ticket servers (Flickr, F1-F5): odd ids from one, even ids from the other."""
+"""The generator of ids from a pair of ticket servers, one for odd ids, one for even (Flickr, F1-F5)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,19 @@ from sharded_orm.ids.tickets.session import SequenceSlot
 
 
 class TicketGenerator(IdGenerator):
-    """Takes ids from the servers in turn: step = number of servers, offset = position in the list.
+    """An id generator that takes ids from ticket servers (databases that only count) in turn.
 
-    :param aliases: ``SHARDED_ORM["TICKETS"]``, in an order that never changes.
-    :param turns: called with the number of servers; decides which is asked first.
+    Of N servers, number n in the list (from 1) gives the ids n, n + N, n + 2N, …
 
-    The generator uses connections of its own: the caller's transaction neither locks the
-    sequence's row nor takes ids back. If a server does not answer, the next one serves; the first
-    is left alone for a while, then one caller tries it again.
+    :param aliases: the database aliases in ``SHARDED_ORM["TICKETS"]``; their order must never change.
+    :param options: ``SHARDED_ORM["TICKET_OPTIONS"]``; None means the defaults.
+    :param turns: called with the number of servers; returns the :class:`Turns`, which choose the
+        server to ask first.
+
+    The generator has separate connections, so the caller's transaction does not keep the row of
+    the sequence locked, and its rollback does not take ids back. If a server does not answer, the
+    generator asks the next one. It does not use the failed server for ``BACKOFF`` seconds; then one
+    caller tries that server again.
     """
 
     def __init__(
@@ -58,28 +63,33 @@ class TicketGenerator(IdGenerator):
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
                 server.partner, partner.predecessor = partner, server
-        # First server -> all servers, in the order in which they are asked.
+        # For each server that may be asked first: all servers, in the order in which they are asked.
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
         self._turns = turns(count)
         self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None
 
     def next(self, sequence: str) -> int:
-        """One id. Costs one round trip, or one for each block of ``BLOCK_SIZE``. See :meth:`take`."""
+        """Return a new id of ``sequence``. Raises the same errors as :meth:`take`.
+
+        Costs one round trip; if the option ``BLOCK_SIZE`` is set, one round trip per block of that
+        many ids.
+        """
         if self._blocks is not None:
             return self._blocks.next(sequence)
         return self.take(sequence, 1)[0]
 
     @async_unsafe
     def take(self, sequence: str, count: int) -> Sequence[int]:
-        """``count`` ids, ascending, all of one server. One round trip.
+        """Return ``count`` new ids of ``sequence``, ascending, all from one server. One round trip.
 
-        :param count: 1 to 1,000,000.
-        :raises InvalidTicketCount: ``count`` is no such number.
+        :param count: an integer from 1 to 1,000,000.
+        :raises InvalidTicketCount: ``count`` is not such an integer.
         :raises SynchronousOnlyOperation: called in an event loop; use ``sync_to_async``.
         :raises UnknownSequence: no server has the sequence.
-        :raises SequenceExhausted: fewer than ``count`` numbers are left below 2**63.
-        :raises TicketServerMisconfigured: a server is not the one that ``TICKETS`` names.
-        :raises TicketServersUnavailable: no server could serve; the message names the causes.
+        :raises SequenceExhausted: no server has ``count`` numbers left below 2**63.
+        :raises TicketServerMisconfigured: a server is set up so that it may repeat ids, for example
+            because ``TICKETS`` has another order than when the sequence was made.
+        :raises TicketServersUnavailable: no server gave ids; the message names the causes.
         """
         if type(count) is not int or not 1 <= count <= MAX_TICKETS:
             raise InvalidTicketCount(
@@ -104,7 +114,11 @@ class TicketGenerator(IdGenerator):
     def _attempts(
         self, sequence: str
     ) -> Iterator[tuple[TicketServer, Callable[[str, int], Sequence[int]]]]:
-        """The healthy servers in turn; then, before giving up, those that are left alone."""
+        """Yield pairs of a server and the method to call for ids, in the order in which to try them.
+
+        The healthy servers come first. The servers that failed lately come last, because asking
+        them is better than giving up.
+        """
         started = time.monotonic()
         left_alone = []
         for server in self._rounds[self._turns.next(sequence)]:
@@ -116,6 +130,6 @@ class TicketGenerator(IdGenerator):
             yield server, partial(server.probe, started=started)
 
     def close(self) -> None:
-        """Close the idle connections; later requests open new ones."""
+        """Close the idle connections to all servers; later requests open new ones."""
         for server in self.servers:
             server.close()

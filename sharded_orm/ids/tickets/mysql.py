@@ -1,4 +1,4 @@
-"""A ticket server on MariaDB or MySQL: the ``UPDATE`` form, and the published ``REPLACE`` form."""
+"""Sessions with a ticket server on MariaDB or MySQL, which counts by ``UPDATE`` or by ``REPLACE``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
 
 
 class MySQLSession(TicketSession):
-    """Both forms return the id as the insert id of the statement itself (F1).
+    """A session on MariaDB or MySQL. It reads an id as the insert id of the statement itself (F1).
 
-    ``update`` counts in the row of the catalog, on InnoDB. ``replace`` is the published
-    form: a table for each sequence. A REPLACE takes its number before it locks the row. So two of
-    them deadlock on InnoDB, and one of them together with a batch would move the row back.
-    Engines with table locks have neither problem: the published MyISAM or, on MariaDB, Aria,
-    which also survives a crash.
+    A sequence has one of two forms, that is, ways to count. Form ``update`` counts in the sequence's
+    row of the catalog table, on InnoDB. Form ``replace``, which Flickr published, counts in a
+    separate table for each sequence. A REPLACE takes its number before it locks the row. So, on
+    InnoDB, two REPLACEs deadlock, and a REPLACE that overlaps with a batch would move the row back.
+    Engines that lock whole tables have neither problem: MyISAM, which Flickr used, or, on MariaDB,
+    Aria, which also survives a crash.
     """
 
     forms = ("update", "replace")
@@ -38,9 +39,9 @@ class MySQLSession(TicketSession):
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # The poll has a finer limit; these end an answer that stops half way.
+        # The poll in _send() has a finer limit. The driver's limits end an answer that stops half way.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
-        # The name of a sequence may be any text.
+        # utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
 
     def _prepare(self) -> None:
@@ -48,7 +49,7 @@ class MySQLSession(TicketSession):
         self._answers = select.poll()
         self._socket = self.connection.fileno()
         self._answers.register(self._socket, select.POLLIN)
-        # These two statements have the driver's own time limits.
+        # Only the driver's own time limits apply to these two statements.
         cursor = self.connection.cursor()
         expected = (self.slot.step, self.slot.position)
         cursor.execute(
@@ -59,7 +60,8 @@ class MySQLSession(TicketSession):
         actual = tuple(cursor.fetchone())
         cursor.close()
         if actual != expected:
-            # Galera sets them itself; a proxy may give each statement to another session.
+            # Two known causes: Galera sets these variables itself, and a proxy may send each
+            # statement to another server session.
             raise TicketServerMisconfigured(
                 f"Ticket server {self.alias!r} did not take auto_increment_increment and _offset:"
                 f" they are {actual!r} instead of {expected!r}. Connect to one server directly,"
@@ -68,8 +70,9 @@ class MySQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # mysql_close() sends COM_QUIT. The descriptor was read before the fork: a thread of the
-            # parent may have been using the driver's connection at the fork.
+            # Otherwise mysql_close() would send COM_QUIT, which ends the parent's connection. Use the
+            # socket's number from before the fork and not the driver's connection object, because
+            # another thread of the parent may have been inside that object at the fork.
             send_nowhere(self._socket)
 
     # ##### Handing out #####
@@ -89,11 +92,14 @@ class MySQLSession(TicketSession):
         return range(last - increase + self.slot.step, last + 1, self.slot.step)
 
     def _statement(self, row: SequenceRow, kind: str) -> bytes:
-        """The statement with ``%d`` for its numbers; built once per row, for speed."""
+        """Return the statement of this ``kind``, with ``%d`` for each number.
+
+        For speed, the statement is built once per row and session.
+        """
         statement = self._statements.get((row, kind))
         if statement is None:
             counter = _verbatim(self._counter(row.name))
-            # The statement itself checks that the row is unchanged.
+            # With this condition, the statement gives an id only if the catalog's row is unchanged.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
                 f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
@@ -110,9 +116,10 @@ class MySQLSession(TicketSession):
         return statement
 
     def _insert_id_of(self, statement: bytes, deadline: float) -> int | None:
-        """Run one statement. Its insert id; None if it changed nothing."""
+        """Run one statement and return its insert id; return None if the statement matched no row."""
         self._send_checked(statement, deadline)
-        # affected_rows() counts matching rows, since Django connects with CLIENT.FOUND_ROWS.
+        # affected_rows() counts the rows that match, changed or not, because Django connects with
+        # CLIENT.FOUND_ROWS.
         return int(self.connection.insert_id()) if self.connection.affected_rows() else None
 
     def _send_checked(self, statement: bytes, deadline: float) -> None:
@@ -168,11 +175,12 @@ class MySQLSession(TicketSession):
     def position(self, row: SequenceRow, deadline: float) -> int:
         if row.form != "replace":
             return row.value
-        # This write changes nothing. A read would wait without end (measured: 10 seconds) behind
-        # writers that never pause, since the engine locks whole tables.
+        # Read the counter by a write that changes nothing. The engine locks whole tables, so a SELECT
+        # would wait for as long as other writers do not pause (measured: 10 seconds).
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
-        # The insert id is 0 if the counter's row is gone; then only the catalog's value is known.
+        # The insert id is 0 if the row of the counter table is gone. Then only the catalog's value is
+        # known.
         return int(self.connection.insert_id()) or row.value
 
     def create_catalog(self, deadline: float) -> None:
@@ -201,8 +209,8 @@ class MySQLSession(TicketSession):
             (),
             deadline,
         )
-        # A batch updates the row, so it must exist. An existing row was made by another process,
-        # or by one that was interrupted: it may be too low.
+        # Make sure that the counter table has a row, because a batch updates it. Another process, or
+        # one that was interrupted, may have made the row before, with a number that is too low.
         self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
@@ -223,7 +231,8 @@ class MySQLSession(TicketSession):
         (row,) = self.execute(
             "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog", (), deadline
         )
-        # With a binary log, InnoDB rolls back the transactions that are missing in that log.
+        # With a binary log, recovery after a crash rolls back the transactions that are missing in
+        # that log, so the log must be on disk, too.
         if int(row[1]) and int(row[2]) != 1:
             return (
                 f"the binary log is on and sync_binlog is {row[2]}: ids that were handed out before"
@@ -245,7 +254,7 @@ def _counter_name(name: str) -> str:
 
 
 def _verbatim(text: str) -> str:
-    """``text`` for a statement into which numbers are formatted later."""
+    """Return ``text`` with each ``%`` doubled, for a statement that is formatted with ``%`` later."""
     return text.replace("%", "%%")
 
 

@@ -1,4 +1,4 @@
-"""The sessions of one ticket server in one process, each lent to one caller at a time."""
+"""A pool of sessions with one ticket server; each session is lent to one caller at a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from django.db.utils import Error
 from sharded_orm.exceptions import SequenceNotChecked, TicketError, TicketServerBehind
 from sharded_orm.ids.tickets.session import SequenceSlot, TicketSession, seconds_left, session_class
 
-#: Errors of a server that is down, unreachable or broken.
+#: Exceptions that mean that a ticket server is down, unreachable or broken.
 FAILURES = (Error, OSError)
-# Errors that any other session would raise as well.
+# Errors that another session of the same server would raise as well, so a retry is pointless.
 _SAME_FROM_ANY = (TicketServerBehind, SequenceNotChecked)
 _MAX_IDLE = 64
 
@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 
 class TicketSessionPool:
-    """Sessions of one server, for one process and one database. Thread-safe.
+    """A pool of sessions with one ticket server, for one process and one database. Thread-safe.
 
-    :param patience: seconds for the driver's own time limits.
+    :param slot: the numbers that this server gives.
+    :param patience: the driver's own time limits, in seconds.
     """
 
     def __init__(self, alias: str, slot: SequenceSlot, patience: float) -> None:
@@ -35,16 +36,19 @@ class TicketSessionPool:
         self._slot = slot
         self._patience = patience
         self._keep = True
-        # Guards the list. Invariant: a session is in the list, or lent to one caller.
+        # Guards _idle. Invariant: an open session is either in _idle or lent to exactly one caller.
         self._lock = threading.Lock()
         self._idle: list[TicketSession] = []
 
     def lend(self, deadline: float) -> Lent:
-        """A context manager that lends a session until ``deadline``, by ``time.monotonic()``."""
+        """Return a context manager that lends a session until ``deadline`` (``time.monotonic()``)."""
         return Lent(self, deadline)
 
     def close(self, *, for_good: bool = False) -> None:
-        """Close the idle sessions; with ``for_good`` also each session that is given back later."""
+        """Close the idle sessions.
+
+        :param for_good: whether to close, from now on, each session that is given back, too.
+        """
         with self._lock:
             self._keep = self._keep and not for_good
             idle, self._idle = self._idle, []
@@ -52,12 +56,12 @@ class TicketSessionPool:
             session.close()
 
     def pop(self) -> TicketSession | None:
-        """The idle session that was used last; None if there is none."""
+        """Remove and return the idle session that was used last; return None if no session is idle."""
         with self._lock:
             return self._idle.pop() if self._idle else None
 
     def give_back(self, session: TicketSession) -> None:
-        """Take back a session that waits for no answer."""
+        """Take back a session that does not wait for an answer: keep it as idle, or close it."""
         with self._lock:
             if self._keep and len(self._idle) < _MAX_IDLE:
                 self._idle.append(session)
@@ -65,9 +69,10 @@ class TicketSessionPool:
         session.close()
 
     def open(self, deadline: float) -> TicketSession:
-        """A new session.
+        """Connect to the server and return the new session.
 
-        :raises OperationalError: there is none by ``deadline``, even if the driver still waits.
+        :raises OperationalError: the session is not open by ``deadline``. The driver may still be
+            connecting then; if it succeeds later, the session becomes idle.
         """
         session_type = session_class(connections[self.alias].vendor)
         settings = connections.settings[self.alias]
@@ -76,10 +81,11 @@ class TicketSessionPool:
         def connect() -> None:
             try:
                 future.set_result(session_type(self.alias, settings, self._slot, self._patience))
-            except BaseException as exc:  # Raised by the caller, which waits in another thread.
+            except BaseException as exc:  # future.result() raises it in the caller's thread.
                 future.set_exception(exc)
 
-        # The driver's limits are whole seconds, and resolving a host name has no limit.
+        # Connect in another thread, because the driver's time limits are whole seconds, and it
+        # resolves host names without a limit.
         thread = threading.Thread(target=connect, name=f"connect to {self.alias}", daemon=True)
         try:
             thread.start()
@@ -107,22 +113,26 @@ _pool_class: Callable[[str], type[TicketSessionPool]] = _ordinary_pool
 
 
 def provide_pool_class(pool_class: Callable[[str], type[TicketSessionPool]]) -> None:
-    """Let ``pool_class`` choose the class of pool for the database of an alias."""
+    """Register the function that chooses the pool's class; it is called with a database alias."""
     global _pool_class
     _pool_class = pool_class
 
 
 def make_pool(alias: str, slot: SequenceSlot, patience: float) -> TicketSessionPool:
-    """A pool for the database that ``alias`` names now."""
+    """Return a new pool for the database that ``alias`` currently names."""
     return _pool_class(alias)(alias, slot, patience)
 
 
 class Lent:
-    """Lends a session to one caller; closes it if a request failed in the middle."""
+    """A context manager that lends a session to one caller.
+
+    At the end the session returns to the pool, or is closed if a request failed in the middle.
+    """
 
     def __init__(self, pool: TicketSessionPool, deadline: float) -> None:
         self._pool = pool
-        #: When the server must have answered. A caller that waits for another server extends it.
+        #: The time by which the server must have answered. If the caller spends time waiting for
+        #: another server, it moves the deadline on by that time.
         self.deadline = deadline
         self._session: TicketSession | None = None
 
@@ -130,9 +140,10 @@ class Lent:
         return self
 
     def ask(self, work: Callable[[TicketSession], T]) -> T:
-        """Return ``work(session)``.
+        """Call ``work`` with a session and return the result of ``work``.
 
-        An idle session may be dead: if it fails, a new session is opened and ``work`` runs again.
+        ``work`` may run twice: if an idle session fails, its connection may just have been dead, so
+        ``work`` runs again with a new session.
         """
         self._session = self._pool.pop()
         if self._session is not None:
@@ -153,8 +164,9 @@ class Lent:
     def __exit__(self, kind: Any, exc: Any, traceback: Any) -> None:
         if self._session is None:
             return
-        # After any other error the answer may still be on its way, and would be taken for the
-        # answer to the next request: a signal handler may raise anything at any point.
+        # Keep the session only if its last request was answered. After any other error, such as one
+        # that a signal handler raised, an answer may still be on its way, and would be taken for
+        # the answer to the next request.
         if exc is None or isinstance(exc, TicketError):
             self._pool.give_back(self._session)
         else:

@@ -1,4 +1,4 @@
-"""A ticket server on PostgreSQL: each sequence is a ``SEQUENCE`` of the database."""
+"""Sessions with a ticket server on PostgreSQL, where each sequence of ids is an SQL ``SEQUENCE``."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ except ImportError as exc:
         f"Ticket servers on PostgreSQL need psycopg 3 ({exc}); install sharded-orm[postgresql]."
     ) from exc
 
-_MAX_IDENTIFIER = 63  # bytes
+_MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
 _BINARY = pq.Format.BINARY
-_INTEGERS = {20, 21, 23, 26}  # the types int8, int2, int4, oid
-#: Advisory lock around CREATE … IF NOT EXISTS, which may fail if two processes run it at the same
-#: moment. If another application uses the same number, we only wait.
+_INTEGERS = {20, 21, 23, 26}  # The oids of the types int8, int2, int4 and oid.
+#: Key of the advisory lock around CREATE … IF NOT EXISTS, which may fail if two processes run it at
+#: the same moment. If another application uses the same key, the only effect is that we wait.
 _CREATING = 0x5348_4F52_4D53_4551
 _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT
 
 
 class PostgreSQLSession(TicketSession):
-    """Only ``nextval`` moves a sequence while it is in use.
+    """A session on PostgreSQL. While a sequence is in use, only ``nextval`` moves it.
 
-    ``nextval`` cannot reserve n numbers at once: with ``setval(… nextval(…) + n)``, another
-    session's ``nextval`` between the two would give a number of the batch. So a batch calls
-    ``nextval`` n times, on the server; numbers that others take meanwhile are gaps in the batch.
+    ``nextval`` cannot reserve n numbers at once. ``setval(… nextval(…) + n)`` is not safe: between the
+    two calls, another session's ``nextval`` could return a number of the batch. So one statement
+    calls ``nextval`` n times on the server. Numbers that other sessions take meanwhile are missing
+    in the batch.
     """
 
     forms = ("sequence",)
@@ -53,7 +54,7 @@ class PostgreSQLSession(TicketSession):
     prevents_drop = True
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # No pool of Django: it would take the connection back.
+        # Without Django's connection pool, which would take the connection back.
         return {"connect_timeout": seconds, "pool": False}
 
     def _prepare(self) -> None:
@@ -62,11 +63,12 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # This statement has the driver's own time limit.
+        # Only the driver's own time limit applies to this statement.
         self.connection.execute(
-            # The server ends a statement that waits for a lock if its client has given up.
+            # Let the server end a statement that waits for a lock after its client has gone away.
             "SET client_connection_check_interval = '1s';"
-            # At a stricter level, two sessions that store a mark at once would fail.
+            # At a stricter level, one of two sessions that store the predecessor's mark at the same
+            # time would fail.
             "SET default_transaction_isolation = 'read committed'"
         )
 
@@ -83,7 +85,8 @@ class PostgreSQLSession(TicketSession):
                 deadline,
             )
         except OperationalError as exc:
-            # Another session has used up or dropped the sequence since the last check.
+            # Return no ids if another session has used up or dropped the sequence since the last
+            # check.
             if self._is(exc, errors.SequenceGeneratorLimitExceeded, errors.UndefinedTable):
                 return ()
             raise
@@ -99,7 +102,10 @@ class PostgreSQLSession(TicketSession):
         return ids
 
     def _statement(self, name: str, single: bool, deadline: float) -> bytes:
-        """The name of the prepared statement. Preparing it costs a round trip, once per session."""
+        """Return the name of the prepared statement that takes one id or a batch of ids.
+
+        The first call in a session prepares the statement, which costs a round trip.
+        """
         statement = self._prepared.get((name, single))
         if statement is None:
             statement = b"take_%d" % len(self._prepared)
@@ -108,11 +114,12 @@ class PostgreSQLSession(TicketSession):
             self._prepared[(name, single)] = statement
         return statement
 
-    # nextval logs 32 numbers in advance. The session whose call did the logging waits for the disk
-    # when it commits; sessions that get the next numbers meanwhile do not. If the server dies
-    # before the log is on disk, it gives their numbers again. So, if a part of the log is not on
-    # disk yet and this session has not logged (it has no transaction id), it writes to the log,
-    # which makes its commit wait.
+    # SQL that makes the commit wait until the taken numbers are safe. nextval writes 32 numbers to the
+    # write-ahead log in advance. The session whose call wrote them waits for the disk when it commits;
+    # sessions that get the next numbers in the meantime do not wait. If the server dies before the
+    # log is on disk, it hands out those numbers again. So, if a part of the log is not on disk yet
+    # and this transaction has not written to the log (it has no transaction id), the SQL writes a
+    # message to the log, and the commit waits for the disk.
     _ON_DISK = (
         "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
         " AND pg_current_xact_id_if_assigned() IS NULL"
@@ -120,7 +127,8 @@ class PostgreSQLSession(TicketSession):
     )
 
     def _single(self, name: str) -> str:
-        # OFFSET 0 keeps the subquery separate, so that the log is checked after nextval.
+        # OFFSET 0 prevents the planner from merging the subquery into the outer query. So the outer
+        # query checks the write-ahead log only after nextval.
         return (
             f"SELECT number, {self._ON_DISK} FROM"
             f" (SELECT nextval({self._regclass(name)}) AS number {self._from_valid(name, '1')}"
@@ -128,14 +136,18 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _batch(self, name: str) -> str:
-        # Eight bytes per number, in the order in which they were taken.
+        # The answer is one string with eight bytes per number, in the order of the nextval calls.
         return (
             f"SELECT string_agg(int8send(nextval({self._regclass(name)})), ''), {self._ON_DISK}"
             f" {self._from_valid(name, '$1::bigint')} CROSS JOIN generate_series(1, $1::bigint)"
         )
 
     def _from_valid(self, name: str, count: str) -> str:
-        """A FROM with one row if the sequence is unaltered and has ``count`` numbers left, else none."""
+        """Return a FROM clause that yields one row if the sequence may be used, and otherwise none.
+
+        It may be used if neither its row in the catalog nor the ``SEQUENCE`` was altered, and at least
+        ``count`` numbers are left.
+        """
         slot = self.slot
         return (
             f"FROM (SELECT 1 FROM {self.table} AS kept, pg_sequence AS made,"
@@ -148,14 +160,23 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _last(self, of: str = "") -> str:
-        """SQL of the last number that was taken: a new sequence holds the first one to be taken."""
+        """Return SQL for the last number that was taken from a ``SEQUENCE``.
+
+        ``last_value`` of a new ``SEQUENCE`` is the first number to be taken, so one step is subtracted.
+
+        :param of: a prefix for the column names, such as ``"counter."``.
+        """
         return f"({of}last_value - CASE WHEN {of}is_called THEN 0 ELSE {self.slot.step:d} END)"
 
     # ##### Sending #####
 
     def _result_of(self, send: Callable[[], None], deadline: float) -> pq.abc.PGresult:
-        """Send a request, and return its last result. Does not wait beyond the deadline."""
-        # One deadline for the request, however many pieces its answer has.
+        """Call ``send``, which sends a request, and return the last result of the request.
+
+        :raises OperationalError: the server reports an error, or has not answered by ``deadline``.
+        """
+        # Fix one deadline for the whole answer, which may come in many pieces: seconds_left() would
+        # grant at least 10 ms to each of them.
         deadline = time.monotonic() + seconds_left(deadline)
         try:
             send()
@@ -167,7 +188,7 @@ class PostgreSQLSession(TicketSession):
         pgconn, last, failed = self._pgconn, None, None
         while pgconn.flush():
             self._wait(_WAITS_FOR_BOTH, deadline)
-            pgconn.consume_input()  # The server may read only after we have read.
+            pgconn.consume_input()  # The server may not read on until we have read its output.
         while True:
             while pgconn.is_busy():
                 self._wait(_WAITS_FOR_INPUT, deadline)
@@ -196,9 +217,9 @@ class PostgreSQLSession(TicketSession):
     # ##### The catalog #####
 
     def execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
-        """Run a statement, and return its rows.
+        """Run ``sql`` and return the rows of its last statement.
 
-        Without parameters, ``sql`` may be several statements, which are one transaction.
+        If ``params`` is empty, ``sql`` may consist of several statements, which run in one transaction.
         """
         if params:
             first, *parts = sql.split("%s")
@@ -223,7 +244,9 @@ class PostgreSQLSession(TicketSession):
         return self._is(exc, errors.UndefinedTable)
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """The row of one sequence; None if the server has none. Two round trips.
+        """Return the catalog's row of one sequence; None if the row or the ``SEQUENCE`` is missing.
+
+        Costs two round trips.
 
         :raises TicketServerMisconfigured: the ``SEQUENCE`` was altered.
         """
@@ -244,7 +267,7 @@ class PostgreSQLSession(TicketSession):
         return row
 
     def _definition(self, name: str, deadline: float) -> tuple[Any, ...] | None:
-        """(INCREMENT, CACHE, CYCLE) of the ``SEQUENCE``; None if it is gone."""
+        """Return (INCREMENT, CACHE, CYCLE) of the ``SEQUENCE``; None if the ``SEQUENCE`` is missing."""
         rows = self.execute(
             "SELECT seqincrement, seqcache, seqcycle FROM pg_sequence"
             " WHERE seqrelid = to_regclass(%s)",
@@ -283,8 +306,8 @@ class PostgreSQLSession(TicketSession):
                     " again above all ids in use."
                 )
             return
-        # An existing SEQUENCE was made by another process, or by one that was interrupted: its
-        # numbers stay, but it may be too low.
+        # The SEQUENCE may exist: another process, or one that was interrupted, may have made it. Keep
+        # it, but move it forward, because it may stand too low.
         self._create(
             f"CREATE SEQUENCE IF NOT EXISTS {self._counter(name)} AS bigint"
             f" INCREMENT BY {self.slot.step:d} START WITH {self.slot.position:d}"
@@ -299,9 +322,9 @@ class PostgreSQLSession(TicketSession):
         self.execute(self._forward(row.name, value), (), deadline)
 
     def _forward(self, name: str, value: int) -> str:
-        # The first statement changes nothing; its lock keeps nextval of other sessions out until
-        # both are done. A nextval between the comparison and setval could pass ``value``, and its
-        # number would be repeated.
+        # ALTER SEQUENCE changes nothing here, but its lock makes nextval in other sessions wait until
+        # both statements are done. Otherwise a nextval between the comparison and setval could pass
+        # ``value``, and setval would move the SEQUENCE back.
         return (
             f"ALTER SEQUENCE {self._counter(name)} OWNED BY NONE;"
             f" SELECT setval({self._regclass(name)}, {value:d}) FROM {self._counter(name)}"
@@ -325,18 +348,18 @@ class PostgreSQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # psycopg does not close a connection of another process by itself. If it is told to
-            # close it, the server does not see that.
+            # psycopg does not close another process's connection by itself. Should somebody call close()
+            # on it, the message to the server goes nowhere, and the parent's connection stays open.
             send_nowhere(self._pgconn.socket)
 
     # ##### Names #####
 
     def _counter(self, name: str) -> str:
-        """The name of the ``SEQUENCE``, as a quoted identifier."""
+        """Return the name of the ``SEQUENCE`` for sequence ``name``, as a quoted SQL identifier."""
         return self._escaping.escape_identifier(_counter_name(name).encode()).decode()
 
     def _regclass(self, name: str) -> str:
-        """The ``SEQUENCE`` as an argument of functions."""
+        """Return SQL that passes the ``SEQUENCE`` to functions such as ``nextval``."""
         return f"{self._literal(self._counter(name))}::regclass"
 
     def _literal(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Which server is asked next: round robin, separately for each sequence (Flickr, F3)."""
+"""The choice of the ticket server to ask next: round robin, separately per sequence (Flickr, F3)."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from dataclasses import dataclass, field
 
 from sharded_orm.forks import identity
 
-# A SystemRandom has no seed: a forked child would otherwise draw the same numbers.
+# Use SystemRandom, which has no seed: with a seeded generator, a forked child would draw the same
+# numbers as its parent.
 _random = random.SystemRandom()
 
 
 @dataclass
 class _Counters:
-    """The counters of one process, by sequence."""
+    """The round-robin counters of one process, keyed by the name of the sequence."""
 
     process: tuple[int, int] = field(default_factory=identity)
     by_sequence: dict[str, Iterator[int]] = field(default_factory=dict)
 
 
 class Turns:
-    """Decides which of ``count`` servers is asked next. Thread-safe and fork-safe, without a lock.
+    """A round robin over ``count`` servers, per sequence. Thread-safe and fork-safe, without a lock.
 
-    Sequences do not share a counter: if a site saved rows of two models alternately, each model
-    would be served by one server only.
+    Each sequence has its own counter. With a common counter, a site that saves rows of two models
+    alternately would get all ids of a model from the same server.
 
-    :param first: returns the server with which a process begins in a sequence. Random by default:
-        most ids may be taken by processes that take few, and a forked child must not continue
-        its parent's turn.
+    :param first: called with ``count``; returns the number of the server with which this process
+        begins in a sequence. The default is random for two reasons: if each process takes only a few
+        ids, the servers still share the load; and a forked child does not repeat its parent's turns.
     """
 
     def __init__(self, count: int, first: Callable[[int], int] = _random.randrange) -> None:
@@ -38,13 +39,13 @@ class Turns:
         self._counters = _Counters()
 
     def next(self, sequence: str) -> int:
-        """The number of the server whose turn it is, counted from 0."""
+        """Return the number, counted from 0, of the server to ask for the next id of ``sequence``."""
         counters = self._counters
         if counters.process != identity():
             counters = self._counters = _Counters()
         turn = counters.by_sequence.get(sequence)
         if turn is None:
-            # If two threads come here at once, both use the same counter.
+            # If two threads come here at once, setdefault makes both use the same counter.
             counter = itertools.count(self._first(self._count))
             turn = counters.by_sequence.setdefault(sequence, counter)
         return next(turn) % self._count

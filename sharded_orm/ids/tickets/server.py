@@ -1,4 +1,4 @@
-"""One ticket server: its slot, its health, and the highest ids it is known to have given."""
+"""A client for one ticket server: the ids it gives, its health, and its highest known ids."""
 
 from __future__ import annotations
 
@@ -32,50 +32,58 @@ from sharded_orm.ids.tickets.session import (
 
 logger = logging.getLogger("sharded_orm.tickets")
 
-#: Errors of one sequence: the server itself answered.
+#: Errors that concern one sequence only: the server answered, and its other sequences may work.
 OF_ONE_SEQUENCE = (UnknownSequence, SequenceExhausted, TicketServerBehind)
-# A check counts for so long: rows may be restored from a backup under an open connection.
+# Seconds for which a check of a sequence's row is valid. The check is repeated, because the row may be
+# restored from a backup while the connection is open.
 _SECONDS_CHECKED = 10.0
 _SECONDS_BETWEEN_MARKS = 1.0
 
-# Pools that a fork copied into this process. Using, closing or finalising their sessions would
-# write to the parent's connections, so they are kept.
+# Session pools that a fork copied into this process. They are kept here for ever, because using,
+# closing or finalising their sessions would write to the parent's connections.
 _of_parents: list[TicketSessionPool] = []
 
 
 @dataclass
 class _State:
-    """The state for one process and one database; replaced as a whole, never repaired."""
+    """What one process knows of a ticket server, for one database.
+
+    After a fork, or if the alias names another database, the whole state is replaced.
+    """
 
     database: Any
     pool: TicketSessionPool
     breaker: CircuitBreaker
     process: tuple[int, int] = field(default_factory=identity)
-    #: Sequence -> the highest id that the server is known to have given.
+    #: The highest id that the server is known to have handed out, keyed by sequence.
     high_water_marks: dict[str, int] = field(default_factory=dict)
-    #: Guards the high-water marks, which never go back.
+    #: Guards the high-water marks and the refusals, which never decrease.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Held by the one caller that asks while the server is left alone; others wait for its result.
+    #: Held by the one caller that asks the server although it failed lately. Other callers wait for
+    #: that caller's result.
     probing: threading.Lock = field(default_factory=threading.Lock)
-    #: Sequence -> when the predecessor's mark was last written on this server.
+    #: When the predecessor's mark was last written on this server (``time.monotonic()``), keyed by
+    #: sequence.
     predecessor_mark_written: dict[str, float] = field(default_factory=dict)
-    #: Sequences whose mark could not be read, each logged once.
+    #: Sequences whose high-water mark could not be read from the partner; a warning was logged for each.
     unchecked: set[str] = field(default_factory=set)
-    #: Sequence -> how often the server was found to be behind in it.
+    #: How often the server was found to stand below its high-water mark, keyed by sequence.
     refusals: dict[str, int] = field(default_factory=dict)
 
 
 class TicketServer:
-    """Hands out the ids of its :class:`SequenceSlot`. Thread-safe and fork-safe.
+    """A client that takes ids from one ticket server. Thread-safe and fork-safe.
 
+    :param slot: the numbers that this server may hand out.
     :param patience: seconds that the server has to answer.
-    :param backoff: seconds for which it, or one of its sequences, is left alone after a failure.
-    :param needs_partner: whether a new session needs the mark that the partner keeps
-        (``PARTNER_DOWN`` is ``"refuse"``).
+    :param backoff: seconds for which the server, or one of its sequences, is not asked after a failure.
+    :param needs_partner: whether a new session hands out ids only after it could read this server's
+        high-water mark from the partner (``PARTNER_DOWN`` is ``"refuse"``).
 
-    The highest id that a server has given is its high-water mark. Its :attr:`partner`, the next
-    server in ``TICKETS``, keeps that mark; the server keeps the mark of its :attr:`predecessor`.
-    A server that stands below its mark has forgotten ids, and hands out nothing
+    The high-water mark of a server is the highest id that it is known to have handed out, per
+    sequence. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server
+    stores the mark of its :attr:`predecessor`, the server before it. A server that stands below its
+    mark has forgotten ids, for instance after a restore, and is refused
     (:exc:`TicketServerBehind`).
     """
 
@@ -95,17 +103,18 @@ class TicketServer:
         self.patience = patience
         self._backoff = backoff
         self._needs_partner = needs_partner
-        # Guards the swap of the state.
+        # Guards the replacement of _state.
         self._lock = threading.Lock()
         self._state = self._new_state(None)
 
     # ##### Handing out #####
 
     def take(self, name: str, count: int) -> Sequence[int]:
-        """``count`` ids, ascending.
+        """Take and return ``count`` new ids of sequence ``name``, ascending.
 
-        Costs one round trip. The first id of a connection, and one id in every ten seconds, costs
-        two more: one asks the partner for the mark, one reads the sequence's position.
+        Costs one round trip. The first call for a sequence on a connection, and then one call in every
+        ten seconds, costs two more: one reads the high-water mark from the partner, one reads the
+        sequence's position.
         """
         state = self._current()
         deadline = time.monotonic() + self.patience
@@ -117,7 +126,7 @@ class TicketServer:
             self._failed(state, name, exc)
             raise
         except SequenceNotChecked:
-            raise  # The partner failed, not this server.
+            raise  # Do not count this as a failure of this server: its partner failed.
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
@@ -125,12 +134,12 @@ class TicketServer:
         return ids
 
     def probe(self, name: str, count: int, started: float) -> Sequence[int]:
-        """:meth:`take` although the server is left alone, because no other server serves.
+        """Do the same as :meth:`take`, although this server failed lately, because no other server works.
 
-        One caller at a time asks. Callers that waited for it get its error, if that is younger
-        than their own request.
+        One caller at a time asks the server; the others wait for that caller. If it fails, a waiting
+        caller gets the same error, provided that the error is younger than its own request.
 
-        :param started: when the caller's request started, by ``time.monotonic()``.
+        :param started: when the caller's request started (``time.monotonic()``).
         """
         state = self._current()
         if self._has_recovered(state, name, started):
@@ -145,9 +154,9 @@ class TicketServer:
         return self.take(name, count)
 
     def _has_recovered(self, state: _State, name: str, started: float) -> bool:
-        """Whether the server serves again.
+        """Whether neither the server nor its sequence ``name`` is marked as failed any more.
 
-        :raises Exception: the error that another caller has got since ``started``.
+        :raises Exception: a copy of the error that another caller has got since ``started``, if any.
         """
         for key in (None, name):
             if (cause := state.breaker.cause(key, since=started)) is not None:
@@ -166,7 +175,8 @@ class TicketServer:
             refusals = state.refusals.get(name, 0)
             started = time.monotonic()
             learned = self._learn_high_water_mark(state, name, new_connection=checked is None)
-            # Waiting for the partner does not shorten this server's time.
+            # Extend the deadline by the time spent waiting for the partner, so that this server still
+            # has its full time to answer.
             lent.deadline += time.monotonic() - started
             row = self._verify(state, session, name, lent.deadline)
             seconds = _SECONDS_CHECKED if learned else self._backoff
@@ -174,7 +184,8 @@ class TicketServer:
         else:
             row = checked.row
         deadline = lent.deadline
-        # Read before the request is sent, so that answers may overtake each other.
+        # Read the high-water mark before the request is sent. Otherwise another thread's later request
+        # might be answered first, and raise the mark above our ids.
         high_water_mark = state.high_water_marks.get(name, 0)
         predecessor_mark = (
             self.predecessor.high_water_mark(name) if self.predecessor is not None else 0
@@ -197,14 +208,16 @@ class TicketServer:
     def _verify(
         self, state: _State, session: TicketSession, name: str, deadline: float
     ) -> SequenceRow:
-        # The mark is read before the position, which may rise at any time and does not fall.
+        # Read the high-water mark before the sequence's position. Both only rise, so on a healthy server
+        # the position cannot be below a mark that was read earlier.
         high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        # 0 is no mark, and a new sequence stands at -1.
+        # A mark of 0 means that no mark is known. A new sequence may stand below 0.
         if high_water_mark and position < high_water_mark:
-            # Taking ids to find this out would bring the position nearer to the mark. Above the
-            # mark may be ids that other processes got and this one does not know of.
+            # This is found out without taking ids, because each id taken would bring the position
+            # nearer to the mark. Once past the mark, the server might repeat ids above it that other
+            # processes got and this one does not know of.
             raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
@@ -237,9 +250,10 @@ class TicketServer:
     def _nothing_left(
         self, session: TicketSession, name: str, count: int, deadline: float
     ) -> Exception:
-        """The error for a sequence that gave no id.
+        """Return the error to raise for a sequence that gave no id: its counter is gone, or used up.
 
-        Its row is missing or another server's, its counter is gone, or it is used up.
+        :raises UnknownSequence: the sequence has no row in the catalog.
+        :raises TicketServerMisconfigured: the row was made for another server's slot.
         """
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
@@ -256,7 +270,10 @@ class TicketServer:
     # ##### Marks #####
 
     def high_water_mark(self, name: str) -> int:
-        """The highest id of ``name`` that this server is known to have given; 0 if none is known."""
+        """Return the highest id of ``name`` that this server is known to have given; 0 if unknown.
+
+        Returns what this process knows, without a round trip.
+        """
         return self._state.high_water_marks.get(name, 0)
 
     def _raise_high_water_mark(self, state: _State, name: str, high_water_mark: int) -> None:
@@ -265,17 +282,18 @@ class TicketServer:
                 state.high_water_marks[name] = high_water_mark
 
     def _learn_high_water_mark(self, state: _State, name: str, *, new_connection: bool) -> bool:
-        """Read the high-water mark that the partner keeps, which other processes have raised.
+        """Read this server's high-water mark from the partner; other processes may have raised it.
 
-        :param new_connection: whether nothing was taken on this connection yet.
-        :returns: whether the mark could be read, or there is no partner.
-        :raises SequenceNotChecked: it could not, and the policy needs it for a new connection.
+        :param new_connection: whether no id of ``name`` was taken on this connection yet.
+        :returns: True if the mark was read or there is no partner; False if it could not be read.
+        :raises SequenceNotChecked: the mark could not be read, the connection is new, and
+            ``PARTNER_DOWN`` is ``"refuse"``.
         """
         if self.partner is None:
             return True
         try:
-            # If both servers are left alone, the caller that tries this one needs the partner,
-            # and the caller that tries the partner needs this one: so each may ask the other.
+            # If both servers failed lately, a caller that tries one of them again needs the other's
+            # answer first. So each of them may be asked for a mark although it failed lately.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -301,10 +319,12 @@ class TicketServer:
         return True
 
     def predecessor_mark(self, name: str, *, even_if_left_alone: bool = False) -> int:
-        """The high-water mark of :attr:`predecessor`, which this server keeps. One round trip.
+        """Read the high-water mark of :attr:`predecessor`, which this server stores. One round trip.
 
-        :param even_if_left_alone: ask even while this server is left alone.
-        :raises OperationalError: this server is left alone, or does not answer.
+        :param even_if_left_alone: whether to ask this server although it failed within the last
+            ``backoff`` seconds.
+        :raises OperationalError: this server failed lately and is not asked, or does not answer.
+        :raises UnknownSequence: this server does not have the sequence.
         """
         state = self._current()
         if not state.breaker.claim(None) and not even_if_left_alone:
@@ -316,7 +336,8 @@ class TicketServer:
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
-        # Not recovered yet: it answers a read, but might not be able to write.
+        # Let the next caller try this server, but do not count it as recovered: it has answered a
+        # read, and might not be able to write.
         state.breaker.half_open(None)
         return row.predecessor_mark
 
@@ -328,7 +349,8 @@ class TicketServer:
         predecessor_mark: int,
         deadline: float,
     ) -> None:
-        # This is a statement of its own, so it is not sent for every id.
+        # Storing the predecessor's mark costs an extra statement here, so do it at most once a second,
+        # not for every id.
         now = time.monotonic()
         written = state.predecessor_mark_written.get(name, -_SECONDS_BETWEEN_MARKS)
         if now - written >= _SECONDS_BETWEEN_MARKS:
@@ -339,16 +361,17 @@ class TicketServer:
 
     def claim(self, name: str) -> bool:
         """Whether this caller may ask for ids of ``name`` now. See :meth:`CircuitBreaker.claim`."""
-        # The state of a parent is read without its lock, which may have been held at the fork.
+        # Right after a fork, _state is still the parent's. is_closed takes no lock, so a lock that was
+        # held at the fork does no harm.
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
-        """The failure because of which the server, or a sequence of it, is left alone; None if it is not."""
+        """Return the last failure of the server, or of its sequence ``name``; None if it works."""
         return self._current().breaker.cause(name)
 
     def _failed(self, state: _State, key: str | None, exc: Exception) -> None:
         if key is None:
-            state.pool.close()  # The idle sessions are most likely dead, too.
+            state.pool.close()  # If one session fails, the idle ones are most likely dead, too.
         if state.breaker.trip(key, exc):
             level = logging.ERROR if isinstance(exc, TicketError) else logging.WARNING
             logger.log(level, "Ticket server %r is left alone: %s", self.alias, exc)
@@ -362,15 +385,15 @@ class TicketServer:
     # ##### Sessions #####
 
     def session(self, deadline: float) -> Lent:
-        """A context manager that lends a session, for administration."""
+        """Return a context manager that lends a session until ``deadline``, for administration."""
         return self._current().pool.lend(deadline)
 
     def close(self) -> None:
-        """Close the idle sessions."""
+        """Close the idle sessions with this server; later requests open new ones."""
         self._current().pool.close()
 
     def _current(self) -> _State:
-        """The state of this process and of the database that the alias names now."""
+        """Return the state for this process and for the database that the alias currently names."""
         state = self._state
         database = connections.settings[self.alias]["NAME"]
         if state.database == database and state.process == identity():
@@ -380,7 +403,7 @@ class TicketServer:
     def _renewed(self, state: _State, database: Any) -> _State:
         if state.process != identity():
             _of_parents.append(state.pool)
-            # A thread of the parent may have held the lock.
+            # Replace the lock, which another thread of the parent may have held at the fork.
             self._lock = threading.Lock()
         with self._lock:
             if self._state is not state:
@@ -398,7 +421,7 @@ class TicketServer:
 
 
 def _again(cause: Exception) -> Exception:
-    """A copy of an error for another caller, with a traceback of its own."""
+    """Return a copy of ``cause`` to raise in another caller, so that it gets a separate traceback."""
     if isinstance(cause, TicketError):
         return type(cause)(*cause.args)
     return OperationalError(*cause.args)

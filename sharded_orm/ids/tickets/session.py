@@ -1,4 +1,4 @@
-"""A session: one connection of the id generator to a ticket server, with its requests."""
+"""Sessions: connections of the id generator to a ticket server, and the requests they can make."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from django.utils.module_loading import import_string
 
 from sharded_orm.exceptions import InvalidSequence
 
-#: The table of each ticket server with a row for each sequence, called the catalog.
+#: Name of the table, called the catalog, in which each ticket server has one row per sequence.
 CATALOG = "sharded_orm_sequence"
-#: Ids are the positive numbers of a signed BIGINT.
+#: The largest id: ids are the positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
 MAX_NAME = 100
 _A_MOMENT = 0.01  # seconds
 
-# "partner_mark" holds :attr:`SequenceRow.predecessor_mark`: the column is older than that name.
+# The columns of the catalog. "partner_mark" stores SequenceRow.predecessor_mark; the column has an
+# older name.
 _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 
 @dataclass(frozen=True)
 class SequenceSlot:
-    """The numbers that one of the servers gives: ``position``, ``position + step``, … (F2).
+    """The set of numbers that one server may hand out: ``position``, ``position + step``, … (F2).
 
-    ``step`` is the number of servers. Positions count from 1, as MySQL's
-    ``auto_increment_offset`` does.
+    ``step`` is the number of servers, and ``position`` is the server's position in the list of servers.
+    Positions count from 1, as MySQL's ``auto_increment_offset`` does.
     """
 
     position: int
@@ -44,21 +45,26 @@ class SequenceSlot:
         return (number - self.position) % self.step == 0
 
     def at_or_below(self, number: int) -> int:
-        """The largest number of this server that is not above ``number``."""
+        """Return the largest number of this slot that is not above ``number``."""
         return number - (number - self.position) % self.step
 
 
 @dataclass(frozen=True)
 class SequenceRow:
-    """The row of one sequence in the catalog of one server."""
+    """A row of the catalog table: the state of one sequence on one ticket server.
+
+    ``form`` is the way in which the sequence counts; ``position`` and ``step`` are its slot.
+    """
 
     name: str
     form: str
     step: int
     position: int
-    #: The last id that was handed out.
+    #: The last id that was handed out, if the sequence's form counts in this row; otherwise the value
+    #: with which the sequence began.
     value: int
-    #: The highest id that the predecessor, the server before this one, is known to have given.
+    #: The highest id that the predecessor (the server before this one in the list) is known to have
+    #: handed out.
     predecessor_mark: int
 
     @property
@@ -68,28 +74,33 @@ class SequenceRow:
 
 @dataclass(frozen=True)
 class CheckedSequence:
-    """A row that was found to be right; it is checked again after ``until``."""
+    """A row of the catalog that was found to be right.
+
+    ``until`` is the time (``time.monotonic()``) after which the row must be checked again.
+    """
 
     row: SequenceRow
     until: float
-    #: How often the sequence had been refused by then: after a refusal, all sessions check again.
+    #: How often this server had been found behind in the sequence when the row was checked. If that
+    #: number has grown since, the row must be checked again, in every session.
     refusals: int
 
 
 class TicketSession(ABC):
-    """A connection in autocommit that only the generator uses.
+    """A connection to a ticket server, in autocommit mode, that only the id generator uses.
 
-    One thread uses it at a time. Deadlines are times of ``time.monotonic()``. A request that is
-    not answered by then raises :exc:`OperationalError`, as every error of the driver does,
-    and the session must be closed. Repeating a request is always safe: if an answer is lost, its
-    ids are lost.
+    Only one thread may use a session at a time. Deadlines are times of ``time.monotonic()``. A request
+    that is not answered by its deadline raises :exc:`OperationalError`, as every error of the driver
+    does; then the session must be closed. Repeating a request is always safe: if an answer is lost,
+    its ids are never used.
     """
 
-    #: Forms of sequences (ways to count) that the database can serve, the default first.
+    #: The forms (ways to count) that this kind of database supports; the first is the default.
     forms: ClassVar[tuple[str, ...]]
-    #: Forms whose statement also writes the predecessor's mark, at no cost.
+    #: The forms whose :meth:`take` stores the predecessor's mark in the same statement, at no cost.
     carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
-    #: Django's own backend, which connects with the alias's parameters, whatever its ENGINE is.
+    #: Dotted path of Django's backend. It connects with the alias's parameters; the alias's ENGINE is
+    #: ignored.
     wrapper_path: ClassVar[str]
     #: Whether a database cannot be dropped while a session is open.
     prevents_drop: ClassVar[bool] = False
@@ -97,21 +108,27 @@ class TicketSession(ABC):
     def __init__(
         self, alias: str, settings: Mapping[str, Any], slot: SequenceSlot, patience: float
     ):
-        """Connect. The driver may take any time: call this in a thread that nobody waits for.
+        """Connect to the server.
 
-        :param patience: seconds for the driver's own time limits, which are rounded up.
+        The driver may block for any time, so call this in a thread that nobody waits for.
+
+        :param alias: the alias of the server's database.
+        :param settings: the database settings of the alias.
+        :param slot: the numbers that this server gives.
+        :param patience: the driver's own time limits, in seconds, rounded up to whole seconds.
         """
         self.alias = alias
         self.slot = slot
         self._wrapper: Any = self._make_wrapper(settings, max(1, math.ceil(patience)))
-        # Django's own method, so that its signals are sent and test cases can forbid it.
+        # Connect by Django's method, so that Django sends its signals and test cases can forbid it.
         self._wrapper.ensure_connection()
         self.connection: Any = self._wrapper.connection
         self._wrapper.set_autocommit(True)
         self.table = self._wrapper.ops.quote_name(CATALOG)
-        #: The sequences that were checked on this connection; :class:`TicketServer` maintains it.
+        #: The sequences that were checked on this connection, keyed by name; maintained by
+        #: :class:`TicketServer`.
         self.checked: dict[str, CheckedSequence] = {}
-        # The driver's own errors become Django's: the generator asks the next server after those.
+        # Turn the driver's errors into Django's, after which the generator asks the next server.
         with self._wrapper.wrap_database_errors:
             self._prepare()
         _open.add(self)
@@ -123,10 +140,10 @@ class TicketSession(ABC):
 
     @abstractmethod
     def _limits(self, seconds: int) -> dict[str, Any]:
-        """``OPTIONS`` that limit how long the driver waits."""
+        """Return the ``OPTIONS`` that make the driver wait for at most ``seconds``."""
 
     def _prepare(self) -> None:
-        """Set and verify the session's variables, right after connecting."""
+        """Set, and verify, the variables of the database session; called right after connecting."""
         return
 
     # ##### Handing out #####
@@ -135,37 +152,42 @@ class TicketSession(ABC):
     def take(
         self, row: SequenceRow, count: int, predecessor_mark: int, deadline: float
     ) -> Sequence[int]:
-        """``count`` new ids of the sequence, ascending; one round trip.
+        """Take and return ``count`` new ids of a sequence, ascending. Costs one round trip.
 
-        :param row: the row that :meth:`read` returned. If the sequence differs from it by now
-            (dropped, moved, too few numbers left), the answer is empty and nothing has changed.
-        :param predecessor_mark: the predecessor's mark, which is stored if the form carries it.
+        :param row: the sequence's row, as returned by :meth:`read`. If the sequence no longer matches
+            the row (dropped, moved to another slot or form), or has fewer than ``count`` numbers left,
+            the answer is empty and nothing is changed.
+        :param predecessor_mark: the highest id that the predecessor is known to have handed out. It is
+            stored if the row's form is in :attr:`carries_predecessor_mark`, and otherwise ignored.
         """
 
     # ##### The catalog #####
 
     @abstractmethod
     def execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
-        """Run one statement with ``%s`` parameters, and return its rows."""
+        """Run one statement with ``%s`` placeholders for ``params``, and return its rows."""
 
     @abstractmethod
     def is_missing_table(self, exc: Exception) -> bool:
-        """Whether ``exc`` says that there is no such table."""
+        """Whether ``exc`` means that a table does not exist."""
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """The catalog's row of one sequence; None if it has none. One round trip."""
+        """Return the catalog's row of sequence ``name``; None if there is no row. One round trip."""
         rows = self._read(" WHERE name = %s", [name], deadline)
         return rows[0] if rows else None
 
     def read_all(self, deadline: float) -> list[SequenceRow]:
-        """All sequences, ordered by name; none if the table is missing. One round trip."""
+        """Return the rows of all sequences, ordered by name. One round trip.
+
+        The list is empty if the catalog table does not exist.
+        """
         return self._read(" ORDER BY name", [], deadline)
 
     def _read(self, clause: str, params: list[Any], deadline: float) -> list[SequenceRow]:
         columns = ", ".join(map(self._wrapper.ops.quote_name, _COLUMNS))
         try:
             rows = self.execute(f"SELECT {columns} FROM {self.table}{clause}", params, deadline)
-        except Exception as exc:  # Each driver has classes of its own.
+        except Exception as exc:  # Each driver has different classes of errors.
             if self.is_missing_table(exc):
                 return []
             raise
@@ -175,7 +197,10 @@ class TicketSession(ABC):
         ]
 
     def keep_predecessor_mark(self, name: str, predecessor_mark: int, deadline: float) -> None:
-        """Store the predecessor's mark on this server; it never goes back. One round trip."""
+        """Store the predecessor's mark for sequence ``name`` in the catalog. One round trip.
+
+        A stored mark that is higher stays.
+        """
         quoted = self._wrapper.ops.quote_name("partner_mark")
         self.execute(
             f"UPDATE {self.table} SET {quoted} = %s WHERE name = %s AND {quoted} < %s",
@@ -186,7 +211,7 @@ class TicketSession(ABC):
     # ##### Administration #####
 
     def position(self, row: SequenceRow, deadline: float) -> int:
-        """The last id that the sequence has, or may have, handed out."""
+        """Return the highest id that the sequence of ``row`` has handed out, or may have handed out."""
         return row.value
 
     @abstractmethod
@@ -194,16 +219,17 @@ class TicketSession(ABC):
         """Create the catalog table if it is missing."""
 
     def create(self, name: str, form: str, value: int, deadline: float) -> SequenceRow:
-        """Create a sequence that goes on after ``value``; return its row, or the existing one.
+        """Create a sequence whose first id is above ``value``, and return its row in the catalog.
 
-        Safe to run in many processes at the same time, and again after an interruption.
+        If the sequence exists, return its row. Safe to run in many processes at the same time, and
+        to repeat after an interruption.
         """
         value = self.slot.at_or_below(value)
         self._create_counter(name, form, value, deadline)
         ops = self._wrapper.ops
         columns = ", ".join(map(ops.quote_name, _COLUMNS))
         placeholders = ", ".join(["%s"] * len(_COLUMNS))
-        ignore = OnConflict.IGNORE  # Another process may have created it meanwhile.
+        ignore = OnConflict.IGNORE  # Another process may have inserted the row in the meantime.
         self.execute(
             f"{ops.insert_statement(on_conflict=ignore)} {self.table} ({columns})"
             f" VALUES ({placeholders}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",
@@ -215,11 +241,16 @@ class TicketSession(ABC):
         return row
 
     def _create_counter(self, name: str, form: str, value: int, deadline: float) -> None:
-        """Create the counter, if the form has one beside the row of the catalog."""
+        """Create the table or ``SEQUENCE`` that counts, if the form does not count in the catalog."""
         return
 
     def advance(self, row: SequenceRow, value: int, deadline: float) -> int:
-        """Move the sequence to ``value`` or above, never back, and return its position."""
+        """Move the sequence forward to ``value`` or above, and return its position afterwards.
+
+        A sequence that stands higher stays there.
+
+        :raises InvalidSequence: ``value`` is too near to 2**63, where ids end.
+        """
         value = self.slot.at_or_below(value + self.slot.step - 1)
         if value > LAST_ID:
             raise InvalidSequence(
@@ -239,23 +270,27 @@ class TicketSession(ABC):
 
     @abstractmethod
     def durability(self, deadline: float) -> str | None:
-        """Why this server may forget ids that it has handed out, in a sentence; None if it cannot."""
+        """Return a sentence that says why this server may forget ids after a crash; None if it cannot.
+
+        A server that forgets ids hands them out again.
+        """
 
     def abandon(self) -> None:
-        """In a forked child, let no close of the driver's copy reach the parent's connection.
+        """Prevent this process, a forked child, from closing its parent's connection.
 
-        Python closes open connections when a process ends, and drivers then tell the server.
+        When a process ends, Python closes the connection objects that it inherited, and drivers then
+        send the server a message that ends the connection.
         """
         return
 
     def close(self) -> None:
-        """Close the connection in any state. Never raises, never waits long."""
+        """Close the connection, in any state. Never raises an error and never waits long."""
         connection, self.connection = self.connection, None
         try:
             if connection is not None:
                 connection.close()
         except Exception:
-            pass  # The connection is given up in any case.
+            pass  # Ignore errors: nobody uses this connection any more.
 
 
 _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
@@ -263,7 +298,8 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        # If that fails (too many open files, say), closing it ends the parent's session, too.
+        # If abandon() fails (too many open files, say), the parent's connection ends when the child
+        # closes its copy.
         with suppress(Exception):
             session.abandon()
     _open.clear()
@@ -273,9 +309,10 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 
 def seconds_left(deadline: float) -> float:
-    """Seconds until ``deadline``, but never less than 10 ms.
+    """Return the seconds until ``deadline``, and at least 0.01.
 
-    If the deadline has passed, this process was late; a healthy server answers within 10 ms.
+    If the deadline has passed already, this process was slow, not the server. A healthy server
+    answers within 10 ms, so it gets that chance.
     """
     return max(deadline - time.monotonic(), _A_MOMENT)
 
@@ -288,9 +325,9 @@ _SESSIONS = {
 
 
 def session_class(vendor: str) -> type[TicketSession]:
-    """The class of session for databases of ``vendor``, one of Django's names.
+    """Return the session class for ``vendor``, Django's name of a kind of database ("mysql").
 
-    :raises InvalidSequence: such a database cannot be a ticket server.
+    :raises InvalidSequence: databases of this vendor cannot be ticket servers.
     """
     try:
         session_type: type[TicketSession] = import_string(_SESSIONS[vendor])

@@ -1,4 +1,4 @@
-"""A ticket server in an SQLite file: embedded, for one machine."""
+"""Sessions with a ticket server in an SQLite file: no server process, for one machine only."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession,
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
-# Held while a file is opened or closed, so that no process forks meanwhile.
+# Held while a database file is opened or closed, so that this process does not fork meanwhile.
 _opening = threading.Lock()
-# File -> the lock of its writers. SQLite has one writer per file, and refuses threads that share
-# an in-memory database at once, instead of letting them wait.
+# The locks that let threads write one after another, keyed by file name. SQLite allows one writer
+# per file. If threads share an in-memory database, SQLite refuses the second writer at once and
+# does not let it wait.
 _turns: dict[str, threading.Lock] = {}
 
 
 class SQLiteSession(TicketSession):
-    """The ``UPDATE`` form with ``RETURNING`` (SQLite 3.35 or newer).
+    """A session on SQLite, which counts by ``UPDATE … RETURNING`` (SQLite 3.35 or newer).
 
-    SQLite locks whole files, so a ticket server needs a file of its own: in a file with other
-    tables it would wait for their transactions.
+    SQLite locks whole files, so a ticket server needs a separate file: if the file had other tables,
+    the session would wait for transactions on them.
     """
 
     forms = ("update",)
@@ -42,7 +43,7 @@ class SQLiteSession(TicketSession):
             super().__init__(*args)
 
     def _prepare(self) -> None:
-        # execute() does the waiting.
+        # No waiting in SQLite: execute() waits for the lock itself.
         self.connection.execute("PRAGMA busy_timeout = 0")
         name = str(self._wrapper.settings_dict["NAME"])
         self._turn = _turns.setdefault(name, threading.Lock())
@@ -85,14 +86,15 @@ class SQLiteSession(TicketSession):
     def _execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
         while True:
             try:
-                # The driver's own method: Django's cursor refuses other threads than the first.
+                # Call the driver's method: Django's cursor refuses every thread but the one that
+                # connected.
                 return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # connection is Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:
                     raise OperationalError(*exc.args) from exc
-            # SQLite's own waiting (busy_timeout) tries ever more rarely, down to once in 100 ms:
-            # of four processes that never pause, one got no turn for over 5 seconds.
+            # Wait here, because SQLite's own waiting (busy_timeout) retries at growing intervals, up
+            # to 100 ms: of four processes that never paused, one got no turn for over 5 seconds.
             time.sleep(min(left, random.uniform(*_SECONDS_BETWEEN_ATTEMPTS)))
 
     def is_missing_table(self, exc: Exception) -> bool:
@@ -120,16 +122,17 @@ class SQLiteSession(TicketSession):
 
 
 def _is_busy(exc: Exception) -> bool:
-    # The low byte of an extended code is the basic code. LOCKED means locked by another connection
-    # to the same in-memory database.
+    # The low byte of an extended error code is the basic code. SQLITE_LOCKED means that another
+    # connection to the same in-memory database holds the lock.
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-# A child inherits SQLite's records of the locks that the process holds, and the locks of the SQLite
-# library. If another thread ran a statement or opened a file at the fork, the child would find
-# it locked for ever. So a fork waits for these locks. (A signal handler that forks during a
-# statement would wait for itself: hence the limit of a second.)
+# The locks that _hold_turns() holds during a fork. A forked child inherits SQLite's records of the
+# file locks that its parent holds, and the mutexes of the SQLite library. If another thread of the
+# parent were running a statement or opening a file at the fork, the child would find the file or
+# the library locked for ever. So a fork first waits for these locks. The wait ends after a second
+# per lock, because a signal handler that forks during a statement would wait for itself.
 _held: list[threading.Lock] = []
 
 

@@ -1,6 +1,6 @@
-"""The contract of a topology source, which holds the topology document for all processes.
+"""The base class of topology sources: places from which all processes get the topology document.
 
-Sources are pluggable: ``SHARDED_ORM["TOPOLOGY"]["SOURCE"]`` names a built-in source or the
+Sources are pluggable: ``SHARDED_ORM["TOPOLOGY"]["SOURCE"]`` is the name of a built-in source or the
 dotted path of a subclass of :class:`TopologySource`.
 """
 
@@ -28,14 +28,15 @@ BUILT_IN = {
     "zookeeper": "sharded_orm.topology.sources.zookeeper.ZooKeeperSource",
 }
 
-#: Called with each document that arrives, or with the error of a document that cannot be read.
-#: Called from any thread; returns quickly; never raises.
+#: Type of the callback that gets each document that arrives from a source, or the error if a document
+#: cannot be read. A source may call it from any thread. The callback must return quickly and never
+#: raise.
 OnChange = Callable[[Document | TopologyError], None]
 
 
 @dataclass(frozen=True)
 class Revision:
-    """One entry of a source's history."""
+    """An entry of a source's history: a version that was published, when, by whom, and why."""
 
     version: int
     published_at: datetime | None
@@ -45,20 +46,20 @@ class Revision:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that is connected to the source, and the version it uses."""
+    """A process that is connected to the source, and the version of the topology that it uses."""
 
     host: str
     pid: int
     version: int
     since: datetime | None
-    #: Whether it is the process that asks.
+    #: Whether this is the process that asked for the list of processes.
     own: bool = False
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
-    """The result of ``read``, or its error, for :data:`OnChange`. Raises nothing.
+    """Call ``read`` and return its result, or the error that it raised, for :data:`OnChange`.
 
-    So a source goes on watching, whatever it reads.
+    Raises no exception, so that the thread that watches the source survives anything it reads.
     """
     try:
         return read()
@@ -69,22 +70,23 @@ def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | N
 
 
 class TopologySource(ABC):
-    """Holds the topology of all processes. One instance serves one process.
+    """Base class of the sources: a client for the place that holds the topology document.
 
-    A source brings documents; its caller decides whether they are used. So a source refuses only
-    content that is no document.
+    An instance serves one process. A source only delivers documents; the caller decides whether to use
+    them. So a source refuses only content that is not a document at all.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
     :param setting: the whole of ``SHARDED_ORM``.
+    :raises InvalidConfiguration: an option is unknown, missing or of the wrong type.
     """
 
-    #: Whether :meth:`publish` can work.
+    #: Whether the source supports :meth:`publish`.
     writable: ClassVar[bool] = False
     #: Whether the document can change while the process runs.
     live: ClassVar[bool] = True
-    #: Names of the options that the source understands, beside those of all sources.
+    #: Names of the options that this class of source accepts in addition to :data:`COMMON`.
     option_names: ClassVar[frozenset[str]] = frozenset()
-    #: The options among :attr:`option_names` that must be set.
+    #: Those of :attr:`option_names` that must be set.
     required: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, options: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
@@ -108,46 +110,52 @@ class TopologySource(ABC):
 
     @property
     def last_good(self) -> str | None:
-        """The file for the last valid document, for a start without the source; None if not set."""
+        """Path of the file for the last valid document; None if the option LAST_GOOD is not set.
+
+        A process can start with that file if the source does not answer.
+        """
         path = self.options.get("LAST_GOOD")
         return str(path) if path else None
 
     @property
     def allows_credentials(self) -> bool:
-        """Whether documents may hold credentials."""
+        """Whether documents may contain credentials (the option CREDENTIALS)."""
         return bool(self.options.get("CREDENTIALS", False))
 
     @abstractmethod
     def describe(self) -> str:
-        """The location of the source for people: an address or a path, without credentials."""
+        """Return the source's location for messages: an address or a path, without credentials."""
 
     @abstractmethod
     def load(self) -> Document | None:
-        """The document that the source holds now; None if none was ever put there.
+        """Return the document that the source currently holds; None if none was ever published.
 
-        Waits for an answer as long as the options allow.
+        Waits for an answer for as long as the source's options allow.
 
         :raises TopologyUnavailable: the source does not answer.
-        :raises InvalidTopology: the source holds no valid document.
+        :raises InvalidTopology: the source's content is not a document.
         """
 
     def start(self, on_change: OnChange) -> None:  # noqa: B027  # a source that never changes need not
-        """Call ``on_change`` with the present document and each later one. Does not wait.
+        """Begin to call ``on_change`` with the current document and each later one. Does not wait.
 
-        If the source is lost, it is looked for in the background until :meth:`stop`. A process
-        starts an instance only once; a forked child makes an instance of its own.
+        If the connection to the source is lost, the instance tries to reconnect in the background until
+        :meth:`stop` is called. This method must be called only once per instance. A forked child must
+        make a new instance.
         """
 
     def stop(self) -> None:  # noqa: B027  # as start()
-        """End the work of :meth:`start`, and close all connections. May be repeated."""
+        """End the background work that :meth:`start` began, and close all connections. May be repeated."""
 
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
-        """Replace version ``expected`` by ``document`` in one step.
+        """Replace the source's document, which must have version ``expected``, in one atomic step.
 
-        Only the document's shape is checked here; see ``operations/topology.py``.
+        This method does not check whether processes may use ``document``; the caller does, see
+        ``operations/topology.py``.
 
-        :param expected: the version that the source holds; 0 for none.
-        :raises TopologyConflict: the source holds another version by now.
+        :param expected: the version that the source should hold; 0 if it should hold no document.
+        :param comment: a text for the history.
+        :raises TopologyConflict: the source holds another version.
         :raises TopologyReadOnly: the source cannot be written.
         :raises TopologyUnavailable: the source does not answer; the document may or may not have
             been published.
@@ -155,34 +163,36 @@ class TopologySource(ABC):
         raise TopologyReadOnly(f"{self.describe()} cannot be written by this command.")
 
     def history(self, limit: int) -> list[Revision]:
-        """The last ``limit`` revisions, newest first; empty if the source keeps none."""
+        """Return the last ``limit`` revisions, newest first; empty if the source keeps no history."""
         return []
 
     def revision(self, version: int) -> Document:
-        """The document of an entry of :meth:`history`.
+        """Return the document that was published as ``version``.
 
-        :raises LookupError: there is no such entry.
+        :raises LookupError: the history does not contain that version.
         """
         raise LookupError(f"{self.describe()} keeps no version {version!r}.")
 
     def using(self, version: int) -> None:  # noqa: B027  # most sources do not record it
-        """Record that this process uses ``version`` now. Does not wait."""
+        """Tell the source that this process now uses ``version``. Does not wait."""
 
     def processes(self) -> list[Process] | None:
-        """The processes that are connected; None if the source does not know them."""
+        """Return the processes that are connected to the source; None if it does not know them."""
         return None
 
 
-#: Options of every source.
+#: Names of the options that every source accepts.
 COMMON = frozenset({"LAST_GOOD", "CREDENTIALS"})
 
 
 def make_source(
     path: str, options: Mapping[str, Any], setting: Mapping[str, Any]
 ) -> TopologySource:
-    """The source that ``TOPOLOGY`` names. Connects to nothing.
+    """Return a new source of the class that ``path`` names, without connecting to anything.
 
-    :raises InvalidConfiguration: unknown name or option; lists the choices.
+    :param path: a key of :data:`BUILT_IN`, or the dotted path of a :class:`TopologySource`.
+    :raises InvalidConfiguration: there is no such class, or an option is wrong; the message lists the
+        choices.
     """
     try:
         cls = import_string(BUILT_IN.get(path, path))

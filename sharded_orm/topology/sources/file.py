@@ -1,4 +1,4 @@
-"""The topology in a file that each machine gets from configuration management or a volume."""
+"""The topology source for a file, which configuration management or a volume brings to each machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _DEFAULT_INTERVAL = 1.0
 
 
 class FileSource(TopologySource):
-    """JSON, or TOML if the name of the file ends in ``.toml``. Checked every ``INTERVAL`` seconds.
+    """A topology source that reads a file: TOML if its name ends in ``.toml``, and otherwise JSON.
 
-    The file is read again when its time, size or inode changes. A file that is replaced by
-    ``rename`` is never read half written. Each change must raise the version in the file.
+    Every ``INTERVAL`` seconds (default 1), the file is read again if its change time, size or inode has
+    changed. Write the file by ``rename``; then it is never read half written. Each change must raise
+    the version in the file.
     """
 
     option_names = frozenset({"PATH", "INTERVAL"})
@@ -67,7 +68,7 @@ class FileSource(TopologySource):
             stamp = self._stamp()
             if stamp != seen:
                 document = arrived(self.load)
-                # A missing file is about to be replaced.
+                # If the file is missing, report nothing: it is probably about to be replaced.
                 if document is not None:
                     on_change(document)
                 seen = stamp
@@ -79,5 +80,6 @@ class FileSource(TopologySource):
             stat = os.stat(self._path)
         except OSError as exc:
             return exc.errno
-        # st_ctime, since st_mtime may be copied with the file, and chmod does not change it.
+        # Use st_ctime and not st_mtime: a copy may keep the old st_mtime, and a chmod, which may make
+        # the file readable, does not change st_mtime.
         return stat.st_ctime_ns, stat.st_size, stat.st_ino

@@ -1,4 +1,4 @@
-"""The topology in the settings themselves, which changes by a deploy."""
+"""The topology source for a topology in Django's settings, which changes only by a deploy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sharded_orm.topology.sources.base import TopologySource
 
 
 class StaticSource(TopologySource):
-    """The ``NODES`` and ``GROUPS`` of the settings; the default source."""
+    """The default topology source: ``NODES`` and ``GROUPS`` of ``SHARDED_ORM`` in the settings."""
 
     live: ClassVar[bool] = False
 
@@ -17,6 +17,6 @@ class StaticSource(TopologySource):
         return "SHARDED_ORM in the settings"
 
     def load(self) -> Document:
-        """The settings as a document of version 0, without credentials."""
+        """Return the settings as a document of version 0, without credentials."""
         nodes, groups = (self.setting.get(key, {}) for key in ("NODES", "GROUPS"))
         return Document(0, nodes, groups).without_credentials()

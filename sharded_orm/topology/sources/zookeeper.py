@@ -1,10 +1,10 @@
-"""The topology in ZooKeeper, pushed to every process by a watch (Pinterest, P2).
+"""The topology source for ZooKeeper, which notifies every process of a change (Pinterest, P2).
 
-Below ``PATH``::
+The znodes below ``PATH`` (a znode is an entry in ZooKeeper's tree)::
 
-    current               the document; replaced by compare-and-set on its znode version
-    history/0000000007    each version with its author, time and comment
-    processes/…           one ephemeral znode per connected process, with the version it uses
+    current               the document; replaced by compare-and-set on the version of the znode
+    history/0000000007    each version of the document, with its author, time and comment
+    processes/…           an ephemeral znode per connected process, with the version that it uses
 """
 
 from __future__ import annotations
@@ -53,27 +53,29 @@ from sharded_orm.topology.sources.base import (
 
 logger = logging.getLogger("sharded_orm.topology")
 
-# The default jute.maxbuffer is 1 MiB for a whole request, and a request holds the document twice.
+# The largest size of a document. ZooKeeper's limit for a request (jute.maxbuffer) is 1 MiB by default,
+# and the request that publishes a document contains it twice.
 MAX_BYTES = 450_000
 _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
-# Seconds without a connection after which the client is made anew: a client that was refused for
-# good (authentication, a server from an older backup) does not try again.
+# Seconds without a connection after which the kazoo client is replaced by a new one. A client that was
+# refused for good (authentication, a server restored from an older backup) does not try again.
 _RENEW_AFTER = 60.0
-# Seconds until a failed read on an open connection is repeated.
+# Seconds until a read that failed on an open connection is repeated.
 _REPEAT_AFTER = 1.0
-# The same after an unexpected error, which may come again at once.
+# Seconds until a read is repeated after an unexpected error, which may well occur again.
 _RECOVER_AFTER = 5.0
-# Seconds for which the end of a process waits for the thread, which is a daemon.
+# Seconds for which stop() waits for the watching thread; after that, the process ends without it.
 _END_WITHIN = 3.0
-# kazoo's own max_delay between two attempts to connect is an hour; this one is 2 seconds.
+# How kazoo repeats attempts to connect: for ever, with at most 2 seconds between two of them. kazoo's
+# default for that maximum is an hour.
 _RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0}
 
 
 class ZooKeeperSource(TopologySource):
-    """The document is a znode; see the module for the others.
+    """A topology source that keeps the document in ZooKeeper. The module's docstring lists the znodes.
 
-    A thread of the source reads it and reports changes: users of the topology never wait for the
-    network.
+    A background thread reads the document and reports changes, so users of the topology never wait for
+    the network.
     """
 
     writable: ClassVar[bool] = True
@@ -104,7 +106,7 @@ class ZooKeeperSource(TopologySource):
             }
             self._make_client()
         except (TypeError, ValueError, ConfigurationError) as exc:
-            # Only the type of the error is shown: its text may hold AUTH.
+            # Show only the type of the error, because its text may contain the credentials in AUTH.
             problems.append(
                 "TOPOLOGY: kazoo's client cannot be made with HOSTS, AUTH and CLIENT"
                 f" ({type(exc).__name__}); AUTH is a list of (scheme, credential), CLIENT a dict"
@@ -121,11 +123,12 @@ class ZooKeeperSource(TopologySource):
         self._wake = threading.Event()
         self._lost = False
         self._last_connected = time.monotonic()
-        #: The ZooKeeper transaction (mzxid) that wrote the document reported last.
+        #: The ZooKeeper transaction (mzxid) that wrote the document which was reported last.
         self._reported: int | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: Session and version that our znode under ``processes`` holds.
+        #: The ZooKeeper session in which this process's znode below ``processes`` was written, and the
+        #: version in that znode; None if there is no such znode.
         self._announced: tuple[int, int] | None = None
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
@@ -136,7 +139,7 @@ class ZooKeeperSource(TopologySource):
 
     def load(self) -> Document | None:
         with self._connected() as client:
-            # Without a sync the server may lag behind its leader.
+            # Sync before reading, because the server to which we are connected may lag behind the leader.
             self._ask(client.sync_async(self._path))
             current = self._read(client)
         return None if current is None else _parse(current[0])
@@ -164,7 +167,8 @@ class ZooKeeperSource(TopologySource):
                 )
             entry = f"{self._path}/history/{document.version:010d}"
             change = client.transaction()
-            # The entry may exist: an older version may have been written into 'current' by hand.
+            # The history may already have an entry for this version, if somebody has written an older
+            # version into 'current' by hand. Then replace the entry.
             if self._ask(client.exists_async(entry)) is None:
                 change.create(entry, json.dumps(record).encode(), acl=self._acl)
             else:
@@ -187,7 +191,7 @@ class ZooKeeperSource(TopologySource):
         with self._connected() as client:
             records = []
             for name in self._entries(client)[:limit]:
-                # An entry may be trimmed at this moment.
+                # Skip an entry that another process deletes at this moment, as too old.
                 with suppress(NoNodeError):
                     data, _ = self._ask(client.get_async(f"{self._path}/history/{name}"))
                     records.append((int(name), json.loads(data)))
@@ -215,7 +219,7 @@ class ZooKeeperSource(TopologySource):
                 return []
             answers = [client.get_async(f"{folder}/{name}") for name in names]
             for name, answer in zip(names, answers, strict=True):
-                # The process may have ended meanwhile.
+                # Skip a process that has ended since the names were read, and an invalid record.
                 with suppress(NoNodeError, ValueError, KeyError):
                     record = json.loads(self._ask(answer)[0])
                     since, own = _time(record["since"]), name == self._name
@@ -244,7 +248,8 @@ class ZooKeeperSource(TopologySource):
             try:
                 data, stat = self._ask(client.get_async(path, watch=watch))
             except NoNodeError:
-                # A failed read leaves no watch; this watch waits for the first push.
+                # A read of a missing znode sets no watch. exists() does; it reports when the first
+                # document is published.
                 if self._ask(client.exists_async(path, watch=watch)) is None:
                     return None
                 continue
@@ -252,9 +257,12 @@ class ZooKeeperSource(TopologySource):
 
     @contextmanager
     def _connected(self) -> Iterator[KazooClient]:
-        """The connected client. Its errors become :exc:`TopologyUnavailable`."""
+        """Return a context manager that waits for a connection and gives the connected kazoo client.
+
+        Errors of the client inside the block become :exc:`TopologyUnavailable`.
+        """
         client = self._started()
-        # kazoo sets this event while it is connected.
+        # The event _live is set while kazoo is connected.
         if not client._live.wait(self._wait):
             raise TopologyUnavailable(f"{self.describe()} does not answer within {self._wait:g} s.")
         try:
@@ -296,13 +304,14 @@ class ZooKeeperSource(TopologySource):
 
     def stop(self) -> None:
         if self._process != identity():
-            return  # A forked child must not write to its parent's socket.
+            return  # This is a forked child, which must not write to its parent's socket.
         self._ended.set()
         self._wake.set()
         self._drop_client()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_END_WITHIN)  # It may be waiting for an answer that never comes.
-            self._drop_client()  # The thread may just have made one.
+            # Limit the wait, because the thread may be waiting for an answer that never comes.
+            self._thread.join(_END_WITHIN)
+            self._drop_client()  # The thread may have made a new client in the meantime.
 
     def _drop_client(self) -> None:
         with self._lock:
@@ -313,7 +322,7 @@ class ZooKeeperSource(TopologySource):
                 client.stop()
                 client.close()
             except Exception:
-                # kazoo raises errors if it is stopped while it connects.
+                # Ignore errors, because kazoo raises some if it is stopped while it connects.
                 logger.debug("stopping the client of %s", self.describe(), exc_info=True)
 
     def _follow(self) -> None:
@@ -325,13 +334,16 @@ class ZooKeeperSource(TopologySource):
                 logger.debug("reading from %s: %r", self.describe(), exc)
                 pause = _REPEAT_AFTER
             except Exception:
-                # No other thread watches for this process: this one must survive any error.
+                # This thread must survive any error, because no other thread watches the document.
                 logger.exception("Following %s failed, and goes on.", self.describe())
                 pause = _RECOVER_AFTER
             self._wake.wait(pause)
 
     def _step(self) -> float:
-        """Read if the client is connected. The seconds to wait, unless the thread is woken up."""
+        """Read the document if the client is connected; replace a client that is disconnected for long.
+
+        Return the seconds until the next call, unless the thread is woken up earlier.
+        """
         client = self._started()
         if client.connected:
             self._last_connected = time.monotonic()
@@ -342,7 +354,7 @@ class ZooKeeperSource(TopologySource):
         return _RENEW_AFTER
 
     def _look(self, client: KazooClient) -> None:
-        """Read the document, report it if it is new, and announce the version that is in use."""
+        """Read the document, report it if it is new, and record the version in use in ZooKeeper."""
         assert self._on_change is not None
         current = self._read(client, self._changed)
         if current is not None and current[1].mzxid != self._reported:
@@ -356,7 +368,7 @@ class ZooKeeperSource(TopologySource):
         self._wake.set()
 
     def _state_changed(self, state: str) -> None:
-        # In kazoo's connection thread.
+        # kazoo calls this method in its connection thread.
         if state == KazooState.CONNECTED:
             if self._lost:
                 logger.info("%s answers again.", self.describe())
@@ -386,12 +398,13 @@ class ZooKeeperSource(TopologySource):
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # A znode of an earlier session is deleted with that session, perhaps only later.
+                # Delete the znode of an earlier session: ZooKeeper deletes it when that session ends,
+                # which may be later.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
         except NoNodeError:
-            # Somebody has removed the znode; it is created again the next time.
+            # Somebody has deleted the znode. The next call creates it again.
             self._announced = None
             return
         except NoAuthError:
@@ -408,7 +421,10 @@ def _positive(name: str, value: Any, problems: list[str]) -> float:
 
 
 def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
-    """The ACL made of entries ``(scheme, id, permissions)`` such as ``("world", "anyone", "r")``."""
+    """Return kazoo's ACL for entries ``(scheme, id, permissions)``, such as ``("world", "anyone", "r")``.
+
+    Return None if there are no valid entries. Problems are appended to ``problems``.
+    """
     acl = []
     for entry in entries:
         match entry:
@@ -417,7 +433,7 @@ def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
                     make_acl(scheme, who, **{_PERMISSIONS[letter]: True for letter in letters})
                 )
             case _:
-                # The entry is not shown: it may hold a digest.
+                # The message does not show the entry, which may contain the digest of a password.
                 problems.append(
                     "TOPOLOGY: each of ACL must be (scheme, id, permissions), the last of letters"
                     f" {''.join(_PERMISSIONS)!r}"
@@ -430,7 +446,10 @@ def _parse(data: bytes) -> Document:
 
 
 def _version_of(data: bytes) -> int | None:
-    """The version of a document; None if ``data`` is no document, which any push may replace."""
+    """Return the version of the document in ``data``; None if ``data`` is not a document.
+
+    Content that is not a document has no version to protect, so any push may replace it.
+    """
     try:
         return _parse(data).version
     except InvalidTopology:
@@ -447,5 +466,5 @@ def _time(text: Any) -> datetime | None:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # No name for the user id, as in a container.
+    except (OSError, KeyError):  # The user id has no name, as in many containers.
         return str(os.getuid())
