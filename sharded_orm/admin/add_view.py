@@ -52,7 +52,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
             scope = self._new_row_scope(request)
         except InvalidFocus as exc:
             if options.key_is_generated:
-                # Show the error alone: the user cannot be asked for a generated key.
+                # Show the error without a form: the key is generated, so there is nothing to type.
                 return message_page(self, request, self.error_text(request, exc))
             return self._ask_for_key(request, self.error_text(request, exc))
         if options.key_is_generated:

@@ -87,9 +87,9 @@ class Outages:
             self._gone[shard.node] = error
 
     def is_lost(self, shard: Shard) -> bool:
-        """Whether the node of ``shard`` did not answer earlier.
+        """Whether an earlier query of this request got no answer from the node of ``shard``.
 
-        If so, ``shard`` is recorded as failed with the same error, and need not be queried.
+        If so, also record ``shard`` as failed, with the error of that query: it need not be queried.
         """
         error = self._gone.get(shard.node)
         if error is not None:

@@ -157,9 +157,9 @@ class _EvaluatedChoices(_Related):
 
 
 class _GlobalFieldFilter:
-    """Mixin for filters by a field of a global model, to which rows of the shards refer.
+    """Mixin for filters of sharded rows by a field of the global model that they refer to.
 
-    It looks up the global rows first, and then filters the rows of the shards by their keys.
+    It looks up the matching global rows first, and then filters the sharded rows by the foreign key.
     """
 
     global_lookup: GlobalLookup

@@ -87,7 +87,7 @@ class ObjectViewsMixin(AddViewMixin):
             except (InvalidFocus, InvalidObjectID):
                 if by_object_id:
                     raise
-        # The link is one of a widget. It names the row by the field that a foreign key refers to.
+        # A link of a related-field widget (_to_field) names the row by the field that a foreign key refers to.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
         home = locate(options, value) if options.names_shard(field) else within

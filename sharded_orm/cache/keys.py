@@ -173,7 +173,7 @@ class Scope:
 
     @cached_property
     def home(self) -> int:
-        """Index in :attr:`guards` of the *home* guard, which says whether objects are valid.
+        """Index in :attr:`guards` of the *home* guard, which decides whether a cached row is valid.
 
         The home guard is the guard of the shard key; for a global model, that of the table. The
         scope of a whole table on a shard has no home guard: for it the index is out of range.

@@ -85,7 +85,7 @@ class CompileOptions:
     by_pk: bool = False
     # Whether to select the primary key as an extra column.
     with_pk: bool = False
-    # The columns of the shard key. If GROUP BY contains them, all rows of a group are on one shard.
+    # The columns of the shard key. If GROUP BY contains one, no group has rows of two shards.
     local_columns: frozenset[str] = field(default_factory=frozenset)
     # Whether the query only asks if there is a row; then groups need no merge.
     existence: bool = False

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> Iterator[Any]:
     """Yield one result of ``queryset`` (an instance, a dict, a tuple) per row, in the order of ``rows``.
 
-    An instance carries the alias of its database. So, for instances, each shard has a separate Django
-    iterable, which gets the shard's rows one at a time. Other results carry no alias, and one
-    iterable converts the rows of all shards.
+    Rows of different shards alternate, and an instance carries the alias of its database. So there is
+    one of Django's iterables per shard for instances; it is fed a row when the next row is of its
+    shard. Other results carry no alias, and one iterable converts all rows.
     """
     template = plan.template
     if template is None:

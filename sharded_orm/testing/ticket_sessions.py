@@ -28,7 +28,7 @@ class TestSessionPool(TicketSessionPool):
         :raises DatabaseOperationForbidden: the test case's ``databases`` do not name the alias.
         """
         # On an alias that a test case may not use, SimpleTestCase replaces connect() by a function that
-        # raises. That alone would refuse new sessions, but not sessions that an earlier test case opened.
+        # raises. That refuses new sessions only. Sessions that an earlier test case opened are refused here.
         connect: Any = connections[self.alias].__dict__.get("connect")
         if hasattr(connect, "wrapped"):
             connect()

@@ -2,7 +2,7 @@
 
 A node is a database server. A shard is a numbered schema on a node. Pure: no Django, no drivers.
 :func:`problems` checks a whole topology before it is used. A topology is never edited, only replaced by
-another (DESIGN decision 9). Its ranges are those that Pinterest published (P2).
+another. Ranges of shards are mapped to nodes, as Pinterest published it (P2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides which topology document a process uses, as its source delivers new ones.
 
 A document is used only if it is valid and is a permitted successor of the document in use. Otherwise it
-is refused: the refusal is logged, and the old document stays in use (DESIGN decision 9).
+is refused: the refusal is logged, and the old document stays in use.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class FleetAdmin(_ModelAdmin):
         *above: Step,
         within: float = DEADLINE,
     ) -> Document | HttpResponse:
-        """Publish a version of the topology with ``change()``, and return its document.
+        """Call ``change()``, which publishes a version of the topology, and return that version's document.
 
         If that fails, return a response that tells the user why.
 

@@ -49,8 +49,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     open_editors = 0
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
-        # The atomic blocks that were opened on this shard for the group's open blocks: one for each of
-        # the first group_wrapper.levels, outermost first.
+        # The atomic blocks that this shard has opened for the group's open blocks, outermost first:
+        # item i is for group_wrapper.levels[i]. Inner blocks of the group may be missing still.
         self._mirrored: list[Atomic] = []
         # Whether a block of _mirrored is being entered or left. Django's Atomic then reads attributes such as
         # in_atomic_block, which must not join the group's transaction once more.

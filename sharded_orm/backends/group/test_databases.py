@@ -145,7 +145,7 @@ class GroupCreation(BaseDatabaseCreation):
             self._tests.drop_worker(suffix)
 
     def serialize_db_to_string(self) -> str:
-        # serialized_rollback restores the rows that migrations wrote. Flushing the group restores them as
+        # serialized_rollback is there to restore the rows that migrations wrote. A flush of the group puts them back
         # well, so there is nothing to serialize.
         return ""
 

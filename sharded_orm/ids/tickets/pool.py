@@ -61,7 +61,7 @@ class TicketSessionPool:
             return self._idle.pop() if self._idle else None
 
     def give_back(self, session: TicketSession) -> None:
-        """Take back a session that does not wait for an answer: keep it as idle, or close it."""
+        """Take back a session with no answer outstanding: keep it for the next caller, or close it."""
         with self._lock:
             if self._keep and len(self._idle) < _MAX_IDLE:
                 self._idle.append(session)

@@ -190,7 +190,7 @@ class TrackedWrite:
             return execute()
         upsert = query.on_conflict is OnConflict.UPDATE
         if upsert and key is not None and not conflicts_within(query, key.name):
-            # The upsert may update a stored row that has another shard key than the new row.
+            # The upsert may update a stored row with another shard key, which is not known here.
             self.touch_all()
             return execute()
         try:

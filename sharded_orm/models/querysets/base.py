@@ -81,10 +81,10 @@ class RoutedQuerySet(CachedQuerySet):
 
     @property
     def db(self) -> str:
-        """The alias that this query would run on now; the group's alias if it is about several shards.
+        """The alias of the one shard that this query would run on now; for several shards, the group's alias.
 
-        SQL on the group's alias is refused. So code that cannot handle several shards fails, and does not
-        miss rows.
+        The group's alias refuses SQL, so that code which cannot handle several shards fails instead of
+        missing rows.
         """
         if self._running_on is not None:
             return self._running_on

@@ -204,14 +204,16 @@ class ShardOptions:
         return find_shard(instance, self.group, self.key_of(instance), runtime.locate)
 
     def place(self, instance: Model) -> Shard:
-        """Return the shard of ``instance``, which is about to be written. Place its key if need be.
+        """Return the shard that ``instance`` is about to be written to.
 
-        If the key is not generated yet and ``instance`` refers to no row of the group, a random shard
-        among the open ones is drawn. ``instance`` keeps that shard until it is stored.
+        If its shard key has no shard yet, the group's strategy chooses one and records it.
+
+        If the key is still to be generated and no foreign key of ``instance`` leads to a row of the group of
+        shards, a random one of the open shards is drawn. ``instance`` keeps that shard until it is stored.
 
         :raises NoOpenShard: no shard takes new rows.
         :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
-        :raises InvalidShardKey: no row can have the key, or an id that ``instance`` refers to.
+        :raises InvalidShardKey: no row can have the shard key, or the id in a foreign key of ``instance``.
         """
         shard = None
         if self.key is None or self.awaits_key(instance):

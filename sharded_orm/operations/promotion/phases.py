@@ -138,7 +138,7 @@ class ForwardPhases:
             if not missing(later.logged, position):
                 record.report.position = position
                 return position
-            # A privileged account has written in spite of read_only. Wait for these events as well.
+            # A privileged account has written in spite of read_only: wait until the replica has that, too.
             position = later.logged
         raise PromotionFailed(
             f"a privileged account goes on writing to {old.name!r}, through read_only: stop it."

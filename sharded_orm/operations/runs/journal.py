@@ -1,6 +1,6 @@
 """The journal of long operations: tables in the global database that record each step.
 
-Because of the journal, a kill at any moment loses nothing (DESIGN decision 10).
+Because of the journal, a kill at any moment loses nothing.
 
 A *run* is one execution of an operation on a subject, such as the migration of a group. One process
 at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). A run has a *step* for each
