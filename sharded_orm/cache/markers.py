@@ -5,9 +5,10 @@ has a *guard*, a cache entry that says whether the other entries of the scope ar
 *marker* in a guard says that a write to these rows is under way.
 
 Opening and closing the markers costs two round trips per transaction and cache server, however
-many rows the transaction wrote. If a marker cannot be opened, the transaction is rolled back or
-goes on without it, as ``ON_CACHE_FAILURE`` says. If a server fails between the two round trips,
-the process queues the closing; until the server gets it, readers bypass the cache for these rows.
+many rows the transaction wrote. If a marker cannot be opened, ``ON_CACHE_FAILURE`` decides whether
+the transaction is rolled back or goes on without the marker. If a server fails between the two
+round trips, the process queues the closing of the markers; until the server gets the closing,
+readers bypass the cache for the written rows.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: How often a transaction tries to tell the cache servers of its writes within COMMIT_WITHIN
-#: seconds, before it is rolled back.
+#: The number of attempts of a transaction to tell all cache servers of its writes. An attempt fails
+#: if it takes longer than COMMIT_WITHIN seconds; after the last one the transaction is rolled back.
 _ATTEMPTS = 3
 
 Records = list[tuple[str, bytes]]
@@ -49,18 +50,20 @@ class MarkedConnection(Protocol):
 class TouchedRows:
     """The rows that a transaction wrote under one shard key, or in one table.
 
-    :param scope: identifies that shard key or table in the cache.
+    :param scope: the scope (set of rows) of that shard key or table.
     """
 
     __slots__ = ("isolates", "pks", "scope", "wide")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        #: Tokens of the written rows' primary keys, without new rows; None for all rows.
+        #: Tokens of the primary keys of the rows that were changed or deleted; None if these may be
+        #: all rows of the scope. New rows are left out, as they cannot be cached yet.
         self.pks: set[str] | None = set()
-        #: Scopes of the isolate keys that written rows had before and after, keyed by token.
+        #: Scopes of the isolate keys that the rows had before and after the writes, keyed by the
+        #: token of the isolate key.
         self.isolates: dict[str, Scope] = {}
-        #: Whether the written rows may have any isolate key.
+        #: Whether the written rows may also have isolate keys that ``isolates`` lacks.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -75,7 +78,7 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> Iterator[GuardUpdate]:
-        """Yield each guard that must get a marker, once, with what the marker must say."""
+        """Yield one :class:`GuardUpdate` for each guard that must get a marker."""
         pks = None if self.pks is None else frozenset(self.pks)
         # scope.guards has the guards of the wider scopes first, and the scope's own guard last.
         yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
@@ -89,10 +92,11 @@ class GuardUpdate(NamedTuple):
 
     :param scope: the scope of the guard.
     :param guard: the name of the guard.
-    :param pks: tokens of the primary keys of rows that may be cached as objects; None for all.
+    :param pks: tokens of the primary keys of those written rows that may be cached as objects; None
+        for all rows of the scope.
     :param wide: whether the write may concern every isolate key of the scope.
-    :param at_home: whether the guard is the one for objects and lists; otherwise it is only for
-        the lists of an isolate key.
+    :param at_home: True if the guard decides whether objects and lists are valid; False if it
+        decides this only for the lists of an isolate key.
     """
 
     scope: Scope

@@ -380,7 +380,8 @@ class TrackedWrite:
         except (FieldDoesNotExist, FieldError, NotSupportedError):
             matching = None
         if matching is None:
-            # There are too many rows to list them, or they cannot be selected.
+            # There are too many rows to list them, or they cannot be selected. So all rows of the
+            # known shard keys count as affected.
             self._touch_rows(AffectedRows(rows.keys, None, rows.isolates), new_isolates)
             return execute()
         if not matching:
@@ -407,7 +408,8 @@ class TrackedWrite:
     def _select(self, names: list[str]) -> Any:
         """Return a query that selects and locks the rows that the statement would change.
 
-        Its limit is MAX_LISTED + 1 rows, to find out whether there are more than can be listed.
+        The query returns at most MAX_LISTED + 1 rows. MAX_LISTED + 1 rows mean that there are too
+        many to list.
 
         :param names: names of the fields to select.
         """
@@ -417,8 +419,8 @@ class TrackedWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None:
-            # The conditions are on aggregates, so the query is grouped, and cannot select other
-            # fields. It becomes a subquery that finds the primary keys.
+            # The conditions are on aggregates, so the query has a GROUP BY and cannot select other
+            # fields. So it becomes the subquery that finds the primary keys.
             inner = select
             inner.add_fields([field.attname for field in self._meta.pk_fields])
             select = Query(query.model)
@@ -432,8 +434,8 @@ class TrackedWrite:
     def _read(self, known: AffectedRows) -> list[tuple[str | None, str | None, str | None]] | None:
         """Read and lock the rows that the statement would change, and limit it to these rows.
 
-        One query. Unless the conditions name exactly the primary keys that were read, these keys
-        are added to the conditions of the statement.
+        Costs one query. The primary keys that were read are added to the conditions of the
+        statement, unless the conditions name exactly these keys already.
 
         :param known: the keys that the conditions of the statement determine.
         :returns: tokens of the shard key, the primary key and the isolate key of each row; None
