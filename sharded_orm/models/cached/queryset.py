@@ -27,7 +27,7 @@ from sharded_orm.models.cached.query_fingerprint import QUERIES
 # The types of key values for which get() can skip building a query.
 _KEYS = frozenset({int, str, UUID})
 # The attributes that a new Query, or a copy of one, has in its __dict__. If a query has any other
-# attribute, conditions or the like were added to it.
+# attribute, a method such as distinct() has changed it.
 _FRESH = frozenset(Query(None).__dict__) | {"_annotation_select_cache", "filter_is_sticky"}
 
 _reader: Reader | None = None
