@@ -273,7 +273,7 @@ class TransactionMarkers:
         ) from cause
 
     def over(self) -> None:
-        """After the transaction's end: delete written rows from the cache and close the markers.
+        """After the transaction's end: delete its rows' objects from the cache, close its markers.
 
         One round trip per cache server. If a server does not answer, the closing of the markers
         there is queued, and the database session is discarded. Readers that find an open marker

@@ -114,10 +114,10 @@ class Repairer:
         sessions: Sessions,
         now: float,
     ) -> int:
-        """Delete the rows that dead writers wrote from the cache, and close the writers' markers.
+        """Close the markers of dead writers in ``guard``.
 
-        The rows are deleted as objects even from a server that may hold only lists: deleting a
-        missing entry costs nothing.
+        First delete the objects of the rows that these writers wrote. They are deleted even on a
+        server that may hold only lists, as deleting a missing entry costs nothing.
 
         :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
@@ -184,7 +184,7 @@ class Repairer:
         return dead + new_dead
 
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
-        """Return the markers in ``dead`` that this process has not just closed already.
+        """Return the markers in ``dead`` that this process has not closed in the last second.
 
         :param server: the name of the cache server that has the guard.
         :param guard: the name of the guard that has the markers.

@@ -81,7 +81,7 @@ class RequestCache:
 
 
 _current: ContextVar[RequestCache | None] = ContextVar("sharded_orm_level1", default=None)
-# The first level of each request under ASGI, keyed by an object of asgiref that the whole request
+# The first-level cache of each request under ASGI, keyed by an asgiref object that the whole request
 # shares. A context variable would not work: under ASGI, Django sends request_started in a separate
 # task, and a variable that a task sets ends with the task.
 _of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()

@@ -142,7 +142,7 @@ class _Conditions:
     def read(self, node: WhereNode, required: bool) -> tuple[Any, ...] | None:
         """Return the conditions in ``node`` as tuples; None if one of them is of an unknown kind.
 
-        :param required: whether every row of the result must meet ``node``.
+        :param required: whether every row of the result must meet the conditions in ``node``.
         """
         required = required and not node.negated and node.connector == AND
         parts: list[Any] = []

@@ -36,7 +36,7 @@ def transaction_markers(connection: Any) -> TransactionMarkers:
 
 
 class CacheObserver:
-    """Notes the rows that writes affect, to be marked in the cache.
+    """Notes the rows that writes affect, so that the cache is told of them before COMMIT.
 
     Implements :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`. The app installs
     one instance when it starts.

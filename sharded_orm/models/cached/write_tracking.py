@@ -432,7 +432,7 @@ class TrackedWrite:
         return select
 
     def _read(self, known: AffectedRows) -> list[tuple[str | None, str | None, str | None]] | None:
-        """Read and lock the rows that the statement would change, and limit it to these rows.
+        """Read and lock the rows that the statement would change; limit the statement to them.
 
         Costs one query. The primary keys that were read are added to the conditions of the
         statement, unless the conditions name exactly these keys already.
