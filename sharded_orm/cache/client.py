@@ -22,7 +22,7 @@ Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 
 
 class Holder(NamedTuple):
-    """A cache server that must be told of writes to a place, since it has entries of that place.
+    """A cache server that may hold entries of a place, so that it must be told of writes there.
 
     A place is one shard, or one global model.
 
@@ -38,9 +38,9 @@ class Holder(NamedTuple):
 class CacheClient:
     """The cache servers of the project, and the statistics of the cache. Thread-safe.
 
-    Only ``runtime.cache()`` makes an instance. All entries of a place (a shard or a global model)
-    are on the same server of an alias. While that server is down, no other server takes over:
-    otherwise the first one would miss writes, and be stale when it returns.
+    Use ``runtime.cache()`` to get the instance. If an alias has several servers, all entries of a
+    place (a shard or a global model) are on the same one. While this server is down, no other server
+    takes over: otherwise it would miss writes, and have stale entries when it is back.
 
     :param open_servers: returns the servers of an alias without calling any of them.
     :raises ImproperlyConfigured: ``options`` names an alias that ``CACHES`` does not have, or that
@@ -49,7 +49,7 @@ class CacheClient:
 
     def __init__(self, options: CacheOptions, open_servers: Opener = open_alias) -> None:
         self.options = options
-        #: The prefix of all names of entries. It keeps projects apart that share a cache server.
+        #: The prefix of all names of entries, by which projects can share a cache server.
         self.prefix = name_prefix(options.objects, options.lists) + (
             f"{options.prefix}:" if options.prefix else ""
         )
@@ -58,8 +58,8 @@ class CacheClient:
         self.shares_store = True
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
-            # Two aliases may name the same servers. If these are also in the same order, the
-            # objects and lists of a place are on the same server.
+            # The two aliases may name the same servers in the same order. Then the objects and
+            # lists of a place are on the same server, as with a single alias.
             if [server.name for server in lists] != [s.name for s in self.object_servers]:
                 self.list_servers = lists
                 self.shares_store = False
@@ -71,7 +71,7 @@ class CacheClient:
                 " must be those of OBJECTS and LISTS, or nothing there would be found."
             )
         self._also = [tuple(open_servers(alias, options)) for alias in options.also_mark]
-        # Memos of objects(), lists() and holders(): one item per place.
+        # Cached results of objects(), lists() and holders(), keyed by place.
         self._objects: dict[str, CacheServer] = {}
         self._lists: dict[str, CacheServer] = {}
         self._holders: dict[str, tuple[Holder, ...]] = {}
@@ -81,15 +81,15 @@ class CacheClient:
     def guard_ttl(self) -> float:
         """Seconds that a guard stays in the cache after its last use.
 
-        A *guard* is the entry that says whether objects and lists are still valid, so it must
-        live longer than these.
+        A *guard* is the entry that says whether objects and lists are still valid, so it must live
+        longer than the objects and lists.
         """
         return self.options.ttl * 2
 
     def objects(self, place: str) -> CacheServer:
         """Return the server that holds the objects of ``place``.
 
-        It also holds their guards, the entries that say whether the objects are valid.
+        The server also holds the guards of the objects: entries that say whether they are valid.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -102,7 +102,7 @@ class CacheClient:
     def lists(self, place: str) -> CacheServer:
         """Return the server that holds the lists and counts of ``place``.
 
-        It also holds their guards, the entries that say whether the lists are valid.
+        The server also holds the guards of the lists: entries that say whether they are valid.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -130,7 +130,7 @@ class CacheClient:
         if not is_same:
             holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # Processes with other settings may keep objects, lists or both on this server.
+            # A server of ALSO_MARK: processes with other settings may keep objects and lists there.
             server = servers[node_index(place, len(servers))]
             known = holders.get(server.name)
             holders[server.name] = Holder(server if known is None else known.server, True, True)

@@ -1,6 +1,6 @@
 """Decoding of cache entries into rows and lists.
 
-An entry that cannot be used counts as missing. A broken one is also counted in the statistics.
+An entry that cannot be used is treated as missing. Broken entries are counted in the statistics.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Counters(Protocol):
 
 
 def listed_rows(request: ListRequest, revision: str, pks: Iterable[str]) -> Listed:
-    """Return a list of rows as the process remembers it.
+    """Return the :class:`Listed` of a list of rows: what the process remembers of the list.
 
     :param revision: the digest of the guards under which the list is valid. Guards are the entries
-        that say whether others are valid.
+        that say whether other entries are valid.
     :param pks: tokens of the rows' primary keys, in the order of the list.
     """
     pks = tuple(pks)
@@ -49,13 +49,13 @@ class EntryDecoder:
         entries: Sequence[FoundEntry],
         stamp: str,
     ) -> list[Row] | None:
-        """Return the rows of the objects ``names``, or None if an object is missing or unusable.
+        """Return the rows of the objects ``names``; None if one of the objects is unusable.
 
-        If None is returned, ``request.fillable`` has each name: with the entry if the object must
-        be stored again, with None if it is valid.
+        If None is returned, ``request.fillable`` has an item for each name: the entry if the object
+        must be stored (again), None if the object is valid.
 
         :param entries: the entries that were read under ``names``, in the same order.
-        :param stamp: the generations of the guards; an object with another stamp is not valid.
+        :param stamp: the stamp (generations of the guards) that valid objects carry.
         """
         format = request.format
         decoded = format.decoded
@@ -122,8 +122,8 @@ class EntryDecoder:
             if len(items) == 1 and type(items[0]) is int:
                 return Listed(revision, (), (), items[0])
         elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
-            # The primary keys become parts of names. They are checked strictly, as anybody may
-            # have written the entry.
+            # The primary keys become parts of entry names. So they were checked strictly, as anybody
+            # may have written the list.
             return listed_rows(request, revision, items)
         self._count_broken(request)
         return None

@@ -12,8 +12,7 @@ from sharded_orm.cache.requests import CacheRequest, GuardState, ListRequest, Ob
 from sharded_orm.cache.stores.base import MAX_VALUE, CacheEntry, CacheServer, FoundEntry, ServerDown
 from sharded_orm.cache.values import Row
 
-#: Rows in the longest list that is cached. To get more objects from the cache is no faster than
-#: the SQL query.
+#: The most rows of a list that is cached. For more rows, the cache is no faster than the database.
 MAX_ROWS = 1000
 
 _Packets = dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]]
@@ -51,9 +50,9 @@ def forbid_fill(request: CacheRequest) -> None:
 class Filler:
     """Stores in the cache what the database returned for requests that missed.
 
-    An object is stored under a *lease*: the server's permission, taken before the SQL query, which
-    is void if the entry was deleted in between. The threads of a process share one instance. No
-    method raises if a cache server is down.
+    An object is stored with a *lease*, the server's permission to store one entry. The lease is taken
+    before the SQL query, and becomes void if the entry is deleted meanwhile. The threads of a process
+    share one instance. No public method raises if a cache server is down.
     """
 
     def __init__(self, cache: CacheServers, memory: ProcessCache, decoder: EntryDecoder) -> None:
@@ -62,10 +61,10 @@ class Filler:
         self._decoder = decoder
 
     def lease(self, request: CacheRequest, now: float) -> None:
-        """Take leases, permissions of the server, to store the missing objects of ``request``.
+        """Take leases (permissions of the server) to store the missing objects of ``request``.
 
-        If that is not safe, mark ``request`` so that nothing is stored: a server is down, or a
-        guard (an entry that says whether others are valid) is younger than QUARANTINE seconds.
+        If a server is down, or if a guard (an entry that says whether other entries are valid) is
+        younger than QUARANTINE seconds, mark ``request`` so that nothing is stored for it.
 
         :param now: the time in seconds since 1970.
         """
@@ -73,8 +72,8 @@ class Filler:
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # A guard is new. An earlier one may have been evicted, together with the marker by
-            # which a writer has announced a write that it has not committed yet.
+            # A guard is new. The server may have evicted an earlier guard, together with the marker
+            # of a write that is not committed yet. So it is not safe to store anything.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -100,7 +99,8 @@ class Filler:
             except ServerDown:
                 continue
         for server, entries in packets.items():
-            # fill() also prolongs the lives of these guards, so that they outlive the new entries.
+            # The guards of the new entries. server.fill() prolongs their lives, so that the guards
+            # outlive the entries.
             names = dict.fromkeys(name for request, _ in entries for name in request.scope.guards)
             try:
                 stored, _ = server.fill(
@@ -165,8 +165,9 @@ class Filler:
     ) -> None:
         """Take leases for objects whose names were not known before the SQL query.
 
-        These leases are younger than the rows. So the guards are read again after the leases: if
-        they have not changed, no row was written in between. Otherwise no lease is kept.
+        Such leases are younger than the rows from the query. So the guards are read again after the
+        leases were taken: if the guards are as in ``state``, no row was written in between.
+        Otherwise no lease is kept, and the objects are not stored.
 
         :param server: the server that holds both the lists and the objects.
         :param names: the names of all objects of the list.
@@ -186,8 +187,8 @@ class Filler:
         if any(
             lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
         ):
-            # This kind of server gives leases by lease(), not by read(). So the leases are
-            # younger than the last reading of the guards, which must be read once more.
+            # This kind of server gives leases on lease(), not on read(). So the leases are younger
+            # than the last reading of the guards, and the guards must be read once more.
             guards_after, _, _ = server.read(guards)
             if tuple(guards_after) != state.raws:
                 leases = [None] * len(missing)

@@ -1,8 +1,8 @@
 """Guards: cache entries that say whether other entries are still valid.
 
 A *scope* is a set of rows: of a table on a shard, of a shard key, or of an isolate key. Each scope
-has one guard, an entry that changes with every write to these rows. Guards have developed from
-Yupoo's revision (Y15). This module uses neither Django nor a driver.
+has one guard, an entry that changes with every write to the rows of the scope. Guards are a further
+development of Yupoo's revision (Y15). This module uses neither Django nor a driver.
 
 A guard is a log of text lines. Writers only append lines; a guard is rewritten only to compact
 it. The first character of a line says what it is:
@@ -13,18 +13,18 @@ it. The first character of a line says what it is:
     An *open marker*: a transaction wrote the rows ``pks``, and is about to commit. The token
     identifies the marker.
 ``-`` token, salt
-    The marker with this token is closed: its transaction is over, and the objects of its rows
-    were deleted from the cache.
+    The marker with this token is closed: its transaction is over, and the rows that the transaction
+    wrote were deleted from the cache.
 ``!`` token, salt
     The marker is closed, and the guard gets a new *generation*: all entries that carry an
     earlier generation of this guard are void.
 
 Appending needs no reading. So a writer adds its marker in one round trip, and writers, readers
 and repairs do not wait for each other. Lines may arrive late, twice and in any order. A marker is
-open while the log has its ``+`` line, but neither a ``-`` nor a ``!`` line with its token. The
-generation is a digest of the first line's generation and the salts of all ``!`` lines, so no late
-line brings back an earlier generation. Each line has a random token or salt, so the digest of a
-whole guard is never repeated either.
+open while the log has a ``+`` line, but neither a ``-`` nor a ``!`` line, with the marker's token.
+The generation is a digest of the first line's generation and the salts of all ``!`` lines, so no
+late line brings back an earlier generation. Each line has a random token or salt, so a guard never
+has the same digest a second time.
 
 Compacting drops closed markers. If a ``+`` line arrives again after that, its marker is open
 again: readers bypass the cache until the marker is repaired, and no reader gets stale rows. If the
@@ -42,15 +42,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
-#: The most primary keys that a marker (the announcement of a write) lists. For more rows it says
-#: "all".
+#: The most primary keys that a marker (the announcement of a write) lists. The marker of a write to
+#: more rows announces all rows of the scope.
 MAX_LISTED = 100
-#: Bytes: guards that are larger may be compacted.
+#: Size in bytes above which a guard may be compacted.
 COMPACT_FROM = 2048
-#: How many lines that close a marker are kept by compacting, though the line that opens the
-#: marker has not arrived: at most this number, the latest ones.
+#: The most closing lines without an opening line that compacting keeps; it keeps the latest ones.
+#: The opening line of their marker may still arrive.
 _MAX_EARLY = 16
-#: Bytes of the largest guard for which :func:`parse` remembers its result.
+#: The largest size in bytes of a guard for which :func:`parse` caches the result.
 _MAX_REMEMBERED = 8192
 
 # These patterns are strict, as anybody may have written to the cache, and the tokens of primary
@@ -71,10 +71,10 @@ class BrokenGuard(ValueError):
 class Writer:
     """The database session of a transaction that wrote.
 
-    :param server: the identity of the database server, only to be compared; empty if the server
-        has none.
-    :param account: the session's account on the server, only to be compared.
-    :param connection: the id of the session on the server; 0 if sessions have no ids.
+    :param server: the identity of the database server, to be compared with that of other servers;
+        empty (the default) if the server has none.
+    :param account: the database account of the session, to be compared with other accounts.
+    :param connection: the id of the session on the server; 0 (the default) if it has no id.
     """
 
     server: str = ""
@@ -90,9 +90,10 @@ class Marker:
     :param at: the time of the announcement on the writer's clock, in seconds since 1970.
     :param wide: whether the write may concern all narrower scopes, for example every isolate key
         of a shard key.
-    :param pks: tokens of the written rows' primary keys, as
-        :func:`~sharded_orm.cache.keys.token` gives them; None for all rows. Empty if all rows
-        are new: these cannot be in the cache as objects.
+    :param writer: the database session of the transaction.
+    :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
+        rows; None for all rows of the scope. New rows are left out, as they cannot be in the cache
+        as objects.
     """
 
     token: str
@@ -116,16 +117,16 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A parsed guard.
+    """A parsed guard: the entry that says whether the objects and lists of a scope are valid.
 
-    :param generation: the guard's generation. Objects with another one are void, and so are the
-        lists of narrower scopes whose revision was computed with another one.
+    :param generation: the guard's generation. Objects that carry another generation are void, and
+        so are lists of narrower scopes whose revision was computed with another generation.
     :param created: when the guard was created, in seconds since 1970.
     :param open: the open markers, of transactions that may commit at any time.
     :param digest: a digest of all bytes of the guard, used in the revision of its lists.
     :param size: the size of the guard in bytes.
-    :param early: tokens of closing lines whose ``+`` line has not arrived.
-    :param spare: the number of bytes that compacting would save.
+    :param early: tokens of closed markers whose opening (``+``) line has not arrived. Default: none.
+    :param spare: the number of bytes that compacting would save (default: 0).
     """
 
     generation: str
@@ -147,12 +148,12 @@ class Guard:
 
     @property
     def has_wide(self) -> bool:
-        """Whether a write is under way that may concern all narrower scopes, as isolate keys."""
+        """Whether a write is under way that may concern all narrower scopes (isolate keys)."""
         return any(marker.wide for marker in self.open)
 
 
-# Tokens must be unique, but need not be secret. The system's random numbers would take longer
-# than everything else in making a line.
+# The random numbers for tokens need not be secret, so Python's generator is good enough. The
+# operating system's generator would take longer than all other work on a line of a guard.
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
@@ -189,7 +190,7 @@ def closing(token: str, *, void: bool) -> bytes:
     """
     if void:
         return f"!{token},{new_token()}\n".encode()
-    # With its salt, a second line that closes the same marker changes the digest again.
+    # The random salt: even a second closing line of the same marker must change the guard's digest.
     return f"-{token},{new_token()}\n".encode()
 
 
@@ -275,21 +276,22 @@ def digest(*parts: bytes | str) -> str:
 
 
 def stamp(guards: Iterable[Guard]) -> str:
-    """Return the stamp that a valid object carries: the generations of its guards.
+    """Return the stamp that an object must carry to be valid: the generations of ``guards``.
 
-    If a guard gets a new generation, all objects with the earlier one are void.
+    When one of the guards gets a new generation, all objects with the earlier stamp become void.
 
-    :param guards: the guard of the object's table, then that of its shard key, if it has one.
+    :param guards: the guard of the table, then the guard of the object's shard key (none for a
+        global model).
     """
     return "".join([guard.generation for guard in guards])
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """Return the revision in the name of a valid list: a digest of the guards of its scope.
+    """Return the revision: the digest of guards that is a part of a valid list's name.
 
-    :param guards: the guards, that of the widest scope first. The last one is the guard of the
-        list's own scope. Any change to this guard changes the revision; a change to another guard
-        does so only if its generation changes.
+    :param guards: the guards of the list's scope and of the wider scopes, that of the widest scope
+        first. Any change to the last guard (that of the list's scope) changes the revision; another
+        guard changes the revision only when it gets a new generation.
     """
     *wider, own = guards
     return digest(own.digest, *(guard.generation for guard in wider))

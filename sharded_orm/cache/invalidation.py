@@ -16,10 +16,11 @@ from sharded_orm.cache.stores.base import CacheServer, ServerDown
 class VoidRows:
     """Rows whose cache entries must become void.
 
-    :param scope: the narrowest scope that is known to hold the rows: that of their isolate key,
-        else of their shard key, else of the table.
-    :param pks: tokens of the rows' primary keys; None for all rows of the scope.
-    :param wide: whether the model has an isolate key whose value is unknown for these rows.
+    :param scope: the narrowest scope (set of rows) that is known to contain the rows: the scope of
+        an isolate key, of a shard key, or of the table.
+    :param pks: tokens of the rows' primary keys; None (the default) for all rows of the scope.
+    :param wide: whether the model has an isolate key, and its values for the rows are unknown. If
+        so, the lists of all isolate keys in the scope become void.
     """
 
     scope: Scope
@@ -42,8 +43,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
     targets = list(targets)
     for rows in targets:
         scope, names = rows.scope, rows.scope.guards
-        # The name of the guard of the shard key, or of the table if the key is unknown. It is the
-        # entry that says whether the objects are valid.
+        # The name of the guard that says whether the objects are valid: that of the shard key, or
+        # that of the table if the shard key is unknown.
         home = names[min(scope.home, len(names) - 1)]
         is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):

@@ -11,11 +11,11 @@ guard   ``Photo-{key}-{isolate}-revision``            ``Photo-{isolate}-revision
 ======  ============================================  =======================
 
 A *guard* is the entry that says whether objects and lists are still valid: it changes with each
-write. There is one for the table on each shard, one for each shard key, and one for each value of
-the model's isolate key, which divides the lists of a shard key.
+write. There is one guard for the table on each shard, one for each shard key, and one for each
+value of the isolate key, the field that divides the lists of a shard key.
 
-In names each value is represented by a *token* (:func:`token`), so no value can make one name
-look like another. :func:`fit` shortens names that are too long for memcached.
+In names each value is represented by a *token* (:func:`token`), so that different values always
+give different names. :func:`fit` shortens names that are too long for memcached.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ _SAFE = re.compile(rf"[0-9A-Za-z_.]{{1,{_MAX_TOKEN}}}")
 def token(value: Any) -> str:
     """Return ``value`` as a part of a name: printable ASCII without ``-``, 64 characters at most.
 
-    ``value`` is what ``get_prep_value`` of its field returns. Different values of a field have
-    different tokens, and values that are equal in the database have the same token. Long values
-    are hashed. Texts have the same token only if they are identical: a key must not use a
-    collation under which different texts are equal.
+    Different values of a field have different tokens, and values that are equal in the database
+    have the same token. Long values are hashed. Texts have the same token only if they are
+    identical, so a key must not use a collation under which different texts are equal.
+
+    :param value: a field value, as ``get_prep_value`` of the field returns it.
     """
     if isinstance(value, int):  # True becomes 1, as in the database.
         value = int(value)
@@ -76,7 +77,7 @@ def token(value: Any) -> str:
 
 
 def _decimal(value: Decimal) -> str:
-    """Return the same text for equal numbers, such as 1, 1.0 and 1E0.
+    """Return ``value`` as text; equal numbers such as 1, 1.0 and 1E0 have the same text.
 
     ``Decimal.normalize()`` is not used, as it would round.
     """
@@ -99,11 +100,12 @@ def fit(name: str) -> str:
 
 
 def node_index(place: str, count: int) -> int:
-    """Return the index, among ``count`` cache servers, of the one that holds all of ``place``.
+    """Return the index of the cache server that holds all entries of ``place``.
 
-    The index is fixed: no other server takes over while this one is down.
+    The index is fixed: no other server takes over while the server with this index is down.
 
     :param place: the alias of a shard, or the type name of a global model.
+    :param count: the number of cache servers.
     """
     if count == 1:
         return 0
@@ -116,9 +118,9 @@ class CachedType:
 
     :param name: the prefix of all names, then ``app_label.ModelName`` of the concrete model.
     :param sharded: whether the rows are on shards; otherwise they are in the global database.
-    :param fingerprint: a digest of the model's fields. It is a part of the values of objects and
-        the names of lists, but not of the names of objects and guards: so old and new code mark
-        the same guards during a rolling deploy.
+    :param fingerprint: a digest of the model's fields. The values of objects and the names of lists
+        contain it. The names of objects and guards do not, so that during a rolling deploy old and
+        new code mark the same guards.
     """
 
     name: str
@@ -126,7 +128,7 @@ class CachedType:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        # Escaped, as a prefix may be any text, and the letters of class names may not be ASCII.
+        # Escape the name, as a prefix may be any text, and class names may have non-ASCII letters.
         safe = quote(self.name, safe="@:/+", errors="surrogatepass").replace("~", "%7E")
         object.__setattr__(self, "name", safe)
 
@@ -137,10 +139,11 @@ class Scope:
 
     Each scope has one guard: a cache entry that changes with each write to these rows.
 
-    :param place: the alias of the shard; for a global model the name of its type. It decides
+    :param place: the alias of the shard; for a global model the name of its type. The place decides
         which cache server has the entries.
-    :param key: the token of the shard key; None for the whole table, and for a global model.
-    :param isolate: the token of the isolate key; None for all isolate keys.
+    :param key: the token of the shard key; None (the default) for the whole table, and for a global
+        model.
+    :param isolate: the token of the isolate key; None (the default) for rows of all isolate keys.
     """
 
     type: CachedType
@@ -154,9 +157,9 @@ class Scope:
 
     @cached_property
     def guards(self) -> tuple[str, ...]:
-        """Names of the guards that concern the scope, that of the widest scope first.
+        """Names of the guards that concern the scope: first the guards of wider scopes, widest first.
 
-        The last one is the scope's own guard; the others belong to the scopes around it.
+        The last name is that of the scope's own guard.
         """
         name = self.type.name
         if not self.type.sharded:
@@ -176,7 +179,7 @@ class Scope:
         """Index in :attr:`guards` of the *home* guard, which decides whether a cached row is valid.
 
         The home guard is the guard of the shard key; for a global model, that of the table. The
-        scope of a whole table on a shard has no home guard: for it the index is out of range.
+        scope of a whole table on a shard has no home guard, and the index is out of range.
         """
         return 1 if self.type.sharded else 0
 

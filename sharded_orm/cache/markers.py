@@ -5,9 +5,10 @@ has a *guard*, a cache entry that says whether the other entries of the scope ar
 *marker* in a guard says that a write to these rows is under way.
 
 Opening and closing the markers costs two round trips per transaction and cache server, however
-many rows the transaction wrote. If a marker cannot be opened, the transaction is rolled back or
-goes on without it, as ``ON_CACHE_FAILURE`` says. If a server fails between the two round trips,
-the process queues the closing; until the server gets it, readers bypass the cache for these rows.
+many rows the transaction wrote. If a marker cannot be opened, ``ON_CACHE_FAILURE`` decides whether
+the transaction is rolled back or goes on without the marker. If a server fails between the two
+round trips, the process queues the closing of the markers; until the server gets the closing,
+readers bypass the cache for the written rows.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from sharded_orm.exceptions import CacheUnavailable
 
 logger = logging.getLogger("sharded_orm.cache")
 
-#: How often a transaction tries to tell the cache servers of its writes within COMMIT_WITHIN
-#: seconds, before it is rolled back.
+#: The number of attempts of a transaction to tell all cache servers of its writes. An attempt fails
+#: if it takes longer than COMMIT_WITHIN seconds; after the last one the transaction is rolled back.
 _ATTEMPTS = 3
 
 Records = list[tuple[str, bytes]]
@@ -49,18 +50,20 @@ class MarkedConnection(Protocol):
 class TouchedRows:
     """The rows that a transaction wrote under one shard key, or in one table.
 
-    :param scope: identifies that shard key or table in the cache.
+    :param scope: the scope (set of rows) of that shard key or table.
     """
 
     __slots__ = ("isolates", "pks", "scope", "wide")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        #: Tokens of the written rows' primary keys, without new rows; None for all rows.
+        #: Tokens of the primary keys of the rows that were changed or deleted; None if these may be
+        #: all rows of the scope. New rows are left out, as they cannot be cached yet.
         self.pks: set[str] | None = set()
-        #: Scopes of the isolate keys that written rows had before and after, keyed by token.
+        #: Scopes of the isolate keys that the rows had before and after the writes, keyed by the
+        #: token of the isolate key.
         self.isolates: dict[str, Scope] = {}
-        #: Whether the written rows may have any isolate key.
+        #: Whether the written rows may also have isolate keys that ``isolates`` lacks.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -75,7 +78,7 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> Iterator[GuardUpdate]:
-        """Yield each guard that must get a marker, once, with what the marker must say."""
+        """Yield one :class:`GuardUpdate` for each guard that must get a marker."""
         pks = None if self.pks is None else frozenset(self.pks)
         # scope.guards has the guards of the wider scopes first, and the scope's own guard last.
         yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
@@ -89,10 +92,11 @@ class GuardUpdate(NamedTuple):
 
     :param scope: the scope of the guard.
     :param guard: the name of the guard.
-    :param pks: tokens of the primary keys of rows that may be cached as objects; None for all.
+    :param pks: tokens of the primary keys of those written rows that may be cached as objects; None
+        for all rows of the scope.
     :param wide: whether the write may concern every isolate key of the scope.
-    :param at_home: whether the guard is the one for objects and lists; otherwise it is only for
-        the lists of an isolate key.
+    :param at_home: True if the guard decides whether objects and lists are valid; False if it
+        decides this only for the lists of an isolate key.
     """
 
     scope: Scope
@@ -117,22 +121,24 @@ class PlacedMarker(NamedTuple):
 
 
 class TransactionMarkers:
-    """The rows of cached models that one transaction wrote, and its markers. Not thread-safe.
+    """The rows of cached models that one transaction wrote, and the transaction's markers.
 
-    An instance is the ``transaction_writes`` attribute of a database connection. The connection
-    calls it as :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` says.
+    A marker announces a write to the cache. An instance is the ``transaction_writes`` attribute of
+    a database connection, which calls the methods of
+    :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`. Not thread-safe.
     """
 
     def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
-        # Keyed by type and place (shard or global model), then by the token of the shard key.
-        # The token None means the whole table; for a sharded type it includes all shard keys.
+        # The written rows, keyed by type and place (shard or global model), then by the token of
+        # the shard key. None as the token means the whole table, with all shard keys.
         self._touched: dict[tuple[CachedType, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
-        # Servers that could not be marked, if ON_CACHE_FAILURE lets the transaction go on.
+        # The cache servers that could not be told of the writes, in a transaction that goes on
+        # without them because of ON_CACHE_FAILURE.
         self._unmarked: set[CacheServer] = set()
-        # For each server: the sizes in bytes of the guards that were marked, keyed by their names.
+        # The sizes in bytes of the guards that got a marker, keyed by server, then by guard name.
         self._sizes: dict[CacheServer, dict[str, int]] = {}
         # Monotonic time of the last marking; None if rows were touched after it.
         self._marked_at: float | None = None
@@ -149,11 +155,11 @@ class TransactionMarkers:
 
         :param scope: the scope of the rows' shard key or isolate key; the scope of the table if
             the shard key is unknown or the model is global.
-        :param pks: tokens of the primary keys of rows that may be cached as objects; None for all
-            rows of the scope.
-        :param isolates: scopes of the isolate keys that the rows have before and after the write.
-            If ``scope`` is that of an isolate key, it is added.
-        :param wide: whether rows of other isolate keys may be written, too.
+        :param pks: tokens of the primary keys of those rows that may be cached as objects; None for
+            all rows of the scope.
+        :param isolates: scopes of the isolate keys that the rows have before and after the write
+            (default: none). If ``scope`` is the scope of an isolate key, it need not be in here.
+        :param wide: whether the write may also concern rows of isolate keys that are not listed.
         """
         self._marked_at = None
         type, place, key = scope.type, scope.place, scope.key
@@ -190,20 +196,19 @@ class TransactionMarkers:
 
     @property
     def is_announced(self) -> bool:
-        """Whether the cache may have been told of this transaction's writes, by markers."""
+        """Whether markers of this transaction may be on a cache server."""
         return bool(self._placed)
 
     def announce(self) -> None:
-        """Open a marker in the guard of each scope with touched rows.
+        """Announce the writes to the cache: open a marker in the guard of each written scope.
 
-        Called before COMMIT, and before a statement that may commit implicitly.
-
-        One round trip per cache server; none if all guards were marked less than COMMIT_WITHIN
-        seconds ago.
+        Called before COMMIT, and before a statement that may commit implicitly. Costs one round
+        trip per cache server; none if all guards got their markers less than COMMIT_WITHIN seconds
+        ago and nothing was written since.
 
         :raises CacheUnavailable: a cache server does not answer and ``ON_CACHE_FAILURE`` is
-            "refuse", or marking took longer than COMMIT_WITHIN at each attempt. Markers that were
-            opened stay open until :meth:`over`.
+            "refuse", or each attempt took longer than COMMIT_WITHIN. Markers that were opened stay
+            open until :meth:`over`.
         """
         within = self._cache.options.commit_within
         for _ in range(_ATTEMPTS):
@@ -268,18 +273,18 @@ class TransactionMarkers:
         ) from cause
 
     def over(self) -> None:
-        """Delete the objects of written rows and close the markers: the transaction has ended.
+        """After the transaction's end: delete its rows' objects from the cache, close its markers.
 
-        One round trip per cache server. If a server does not answer, the closing of its markers
-        is queued, and the database session is discarded. Readers then see from the missing
-        session that the transaction has ended.
+        One round trip per cache server. If a server does not answer, the closing of the markers
+        there is queued, and the database session is discarded. Readers that find an open marker
+        then see from the missing session that the transaction has ended.
         """
         markers, self._placed = self._placed, []
         try:
             if markers:
                 self._finish(markers)
         finally:
-            # The request's own cache may have old rows from reads between the write and COMMIT.
+            # The per-request cache may hold old rows that were read between the write and COMMIT.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:
@@ -302,11 +307,11 @@ class TransactionMarkers:
     def _closings(
         self, markers: list[PlacedMarker], *, late: bool
     ) -> dict[CacheServer, Unfinished]:
-        """Return what each server must delete and append to close ``markers``, keyed by server.
+        """Return what each cache server must do to close ``markers``, keyed by server.
 
         :param late: whether the COMMIT may have come later than COMMIT_WITHIN seconds after the
-            marking. Then closing also changes the generation of each guard, which makes all
-            entries under the earlier generation void.
+            markers were opened. If so, closing them also gives each guard a new generation, which
+            makes all entries of the earlier generation void.
         """
         closings: dict[CacheServer, Unfinished] = {}
         for update, server, marker, holds_objects in markers:
@@ -319,9 +324,9 @@ class TransactionMarkers:
         return closings
 
     def _close(self, end: Unfinished) -> bool:
-        """Close the transaction's markers on one server. Raise nothing.
+        """Close the transaction's markers on one cache server. Log errors instead of raising them.
 
-        :returns: whether the server has answered, and the markers are closed.
+        :returns: True if the markers are closed, False if that failed.
         """
         server = end.server
         try:
@@ -346,13 +351,13 @@ class TransactionMarkers:
         return True
 
     def lost(self) -> None:
-        """Leave the markers open: nobody knows whether the COMMIT was done.
+        """Leave the markers open, as the COMMIT has an unknown outcome.
 
         Readers that find the markers ask the database whether the transaction has ended.
         """
         markers, self._placed = self._placed, []
-        # Servers that could not be marked have no markers for readers to find. So the written
-        # rows are queued for deletion there.
+        # On servers that could not be marked, readers find no markers. So the deletion of the
+        # written rows from these servers is queued.
         unmarked = [marker for marker in markers if marker.server in self._unmarked]
         for end in self._closings(unmarked, late=True).values():
             unfinished.add(end)
@@ -362,19 +367,19 @@ class TransactionMarkers:
 def _home(scope: Scope) -> str | None:
     """Return the name under which the per-request cache keeps the rows of ``scope``.
 
-    It is the name of the guard of their shard key or global table. None if ``scope`` is a whole
-    table on a shard, whose rows are kept under several names.
+    The name is that of the guard of the rows' shard key or global table. Return None if ``scope``
+    is a whole table on a shard: the rows of such a table are kept under several names.
     """
     return scope.guards[scope.home] if scope.home < len(scope.guards) else None
 
 
 class Unfinished:
-    """What one server must do after a transaction: delete objects, then append lines to guards.
+    """What one cache server must do after a transaction: delete objects, then append to guards.
 
-    These lines close the transaction's markers.
+    The lines that are appended to the guards close the transaction's markers.
 
     :ivar objects: the names of the objects to delete.
-    :ivar records: the name of a guard and the line to append, for each marker.
+    :ivar records: for each marker, the name of its guard and the line that closes the marker.
     """
 
     __slots__ = ("objects", "records", "server")
@@ -386,15 +391,16 @@ class Unfinished:
 
 
 class Queue:
-    """The closings of markers that could not be sent, kept until the cache server answers again.
+    """Closings of markers that could not be sent, kept until their cache server answers again.
 
-    Each server gets its closings before any other command. There is one queue per process. It is
-    thread-safe and bounded: if it is full, the oldest closing of a server is dropped, and its
-    markers stay open until readers repair them. A forked child starts with an empty queue, since
-    the parent sends the closings.
+    A *closing* is what one server must do after a transaction (:class:`Unfinished`). A server gets
+    its queued closings before any other command. Each process has one queue, which is thread-safe.
+    At most :attr:`MAXIMUM` closings are kept for a server: a further one replaces the oldest, whose
+    markers then stay open until readers repair them. A forked child starts with an empty queue,
+    since the parent sends the closings.
     """
 
-    MAXIMUM = 1000  # closings (one per transaction) that are kept for a server
+    MAXIMUM = 1000  # The most closings that are kept for a server.
     _AT_ONCE = 50
 
     def __init__(self) -> None:
@@ -421,7 +427,7 @@ class Queue:
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Send ``server`` the closings of markers that wait for it. No round trip if there are none.
+        """Send ``server`` its queued closings. No round trip if the queue has none.
 
         :raises ServerDown: the server does not answer; the closings stay in the queue.
         """

@@ -1,8 +1,9 @@
 """What a process remembers of the entries that it has read from the cache server.
 
-A remembered list saves a round trip; a remembered row (:class:`Decoded`) saves decoding it again.
-Before anything remembered is used, the guards are read from the server. A *guard* is the entry that
-says whether other entries are still valid; a *revision* is a digest of the guards of a list.
+A remembered list saves a round trip; a remembered row (:class:`Decoded`) saves decoding the entry
+again. What is remembered is used only if the guards, which are read from the server each time, say
+that it is valid. A *guard* is the entry that says whether other entries are still valid; a
+*revision* is a digest of the guards of a list.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from weakref import WeakSet
 
 from sharded_orm.cache.values import Row
 
-# The most rows of a list that is remembered.
+# The largest number of rows in a list that is remembered.
 _LONGEST_LIST = 100
 
 
 class Listed:
-    """The result of a query as the cache has it: the ids of a list of rows, or one number.
+    """The result of a query as the cache stores it: the primary keys of a list, or one number.
 
     :param revision: the revision of the guards under which the result is valid.
     :param pks: tokens of the rows' primary keys, in order; empty for a number.
@@ -40,7 +41,7 @@ class Listed:
 class ProcessCache:
     """The latest lists and revisions that a process has read. Thread-safe.
 
-    :param limit: the most lists, and the most revisions, that are kept; the oldest are dropped.
+    :param limit: the most lists that are kept, and the most revisions. The oldest are dropped.
     """
 
     def __init__(self, limit: int = 4096) -> None:
@@ -76,14 +77,15 @@ def _put(memory: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
 class Decoded:
     """The decoded rows of entries that were read before, keyed by the entries' bytes. Thread-safe.
 
-    Decoding an entry takes longer than fetching it. The row is used only for an entry with the
-    same bytes, name and stamp (the generations of its guards), so it cannot be out of date.
+    Decoding an entry takes longer than fetching it. A remembered row is used only for an entry with
+    the same bytes, name and stamp (the generations of the entry's guards), so no outdated row is
+    used.
     """
 
     #: The most bytes of entries that all instances of this class in a process remember together.
     #: If there are more, all instances are emptied.
     LIMIT = 4 << 20
-    #: Bytes of the longest entry that is remembered.
+    #: The largest size in bytes of an entry that is remembered.
     LONGEST = 1 << 14
 
     _all: ClassVar[WeakSet[Decoded]] = WeakSet()
@@ -96,7 +98,8 @@ class Decoded:
     def note(self, raw: bytes, stamp: str, name: str, row: Row) -> None:
         if len(raw) > self.LONGEST:
             return
-        # Without a lock, threads may lose each other's additions. The limit need not be exact.
+        # No lock is used: threads may lose each other's additions to _total, but the limit need not
+        # be exact.
         Decoded._total += len(raw)
         if Decoded._total > self.LIMIT:
             for decoded in list(self._all):

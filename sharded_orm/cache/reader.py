@@ -1,7 +1,7 @@
 """Reading through the cache. Decides which entries are valid; does not depend on Django's ORM.
 
 :meth:`Reader.read` gets one or more *requests*, each for an object or a list, and looks for all
-of them together: their commands to the same cache server share packets. Afterwards each request
+of them together: commands to the same cache server are sent in one packet. Afterwards each request
 has an outcome:
 
 - :data:`HIT`: the answer is ``request.rows``, or ``request.value`` for a number.
@@ -12,13 +12,14 @@ has an outcome:
 A *guard* is the cache entry that says whether the objects and lists of a set of rows are valid. A
 *revision* is a digest of the guards of a list, and a part of the list's name.
 
-An object costs one round trip. A list with its rows costs three at first use: for the guards, the
-ids and the objects. It costs two if the process remembers the revision, and one if the process
-also remembers the ids: the guards, read in the same packet, say whether these are still valid.
+Reading an object costs one round trip. Reading a list with its rows costs three round trips at
+first use: for the guards, the ids and the objects. It costs two if the process remembers the
+revision, and one if the process also remembers the ids: the guards, which are read in the same
+packet, say whether the remembered ids are still valid.
 
-The rows of one request belong to one state of the database: its guards are read before and after
-its objects. If both readings are equal, nothing was written in between, as a guard never returns
-to an earlier value.
+All rows of one request belong to the same state of the database: the guards are read before and
+after the objects. If both readings are equal, nothing was written in between, as a guard never
+returns to an earlier value.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Reader:
 
         Does not raise if a cache server is down.
 
-        :param to_fill: whether the caller will pass misses to :meth:`fill`. If so, leases are
-            taken: permissions of the server to store the missing objects.
+        :param to_fill: whether the caller will pass misses to :meth:`fill` (default: yes). If so,
+            take leases: the server's permissions to store the missing objects.
         """
         exchange = read_leased if to_fill else read_unleased
         first = requests[0] if len(requests) == 1 else None
@@ -125,8 +126,8 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # First packet: the guards. If the process remembers the ids of the list, also the
-        # objects; if it remembers only the revision, also the list.
+        # First packet: the guards. It also reads the objects if the process remembers the ids of
+        # the list, or else the list if the process remembers the revision.
         remembered = memory.listed(own_guard, query)
         object_names: tuple[str, ...] = ()
         name: str | None = None
@@ -153,7 +154,7 @@ class Reader:
         if object_names and tuple(guards_after) != raws:
             return
 
-        # Second packet, unless valid ids are known: the list of ids.
+        # Second packet: the list of ids. It is skipped if valid ids are known already.
         listed = remembered
         if listed is None or listed.revision != state.revision:
             current_name = scope.list_name(query, state.revision)
@@ -169,12 +170,13 @@ class Reader:
             request.outcome = HIT
             return
         if listed is None and not shares_store:
-            # The ids are unknown, and the objects are on another server, which was not asked.
+            # The cache lacks the list. The objects are on another server than the list, and are
+            # not looked for without their ids.
             request.state = state
             request.outcome = MISS
             return
 
-        # Third packet, unless the right objects were read already: the objects.
+        # Third packet: the objects. It is skipped if the objects of all ids were read already.
         object_state = state
         if listed is not None and not listed.names:
             object_names, objects = (), []
@@ -222,9 +224,9 @@ class Reader:
     def _guard_state(
         self, server: CacheServer, names: Sequence[str], home: int, raws: tuple[bytes | None, ...]
     ) -> GuardState | None:
-        """Return the state of guards, the entries that say whether other entries are valid.
+        """Return the combined state of guards: entries that say whether other entries are valid.
 
-        If a guard is missing or broken, a new one is created, and None is returned.
+        If a guard is missing or broken, create a new one on the server and return None.
 
         :param server: the cache server that holds the guards.
         :param names: the names of the guards, that of the widest scope first.
@@ -255,9 +257,12 @@ class Reader:
         return None
 
     def _repair(self, request: CacheRequest, server: CacheServer, state: GuardState) -> None:
-        """Close markers (announcements of writes) that dead writers left open.
+        """Close the markers (announcements of writes) that dead writers left open in the guards.
 
-        Only later reads benefit: ``state``, from which this read decides, still has the markers.
+        Only later reads profit from the repair. The current read still bypasses the cache, as the
+        markers are in ``state``.
+
+        :param state: the guards as the current read has found them.
         """
         if request.sessions is None:
             return
@@ -275,12 +280,12 @@ class Reader:
     def fill(self, misses: Sequence[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
         """Store what the database returned for requests that missed.
 
-        Does not raise if a cache server is down. One round trip per cache server; up to three
-        more for each list, if lists and objects are on the same servers.
+        Does not raise if a cache server is down. Costs one round trip per cache server; if lists
+        and objects are on the same servers, up to three more for each list.
 
-        :param misses: for each request the request itself, the tokens of its rows' primary keys,
-            and the rows. The tokens are empty for rows that must not be stored as objects. Tokens
-            and rows are empty for a number, which is taken from ``request.value``.
+        :param misses: tuples of a request, the tokens of the primary keys of the rows, and the rows.
+            Without tokens, the rows are not stored. For ``count()`` and ``exists()``, tokens and
+            rows are empty: the number is taken from ``request.value``.
         """
         self._filler.fill(misses)
 

@@ -3,14 +3,15 @@
 A *guard* is the cache entry that says whether the entries of a scope (a set of rows) are valid. An
 open *marker* in a guard says that a write to these rows is under way.
 
-The marker of a killed writer stays open, so its rows are always read from the database. A reader
-that finds an old marker asks the database whether the writer's session still exists. If not, the
-transaction was committed or rolled back, and the reader closes the marker as the writer would
-have done.
+The marker of a killed writer stays open, so readers bypass the cache for the rows of this marker.
+A reader that finds an old marker asks the database whether the writer's session still exists. If
+the session is gone, the transaction was committed or rolled back, and the reader closes the marker
+as the writer would have done.
 
 One transaction may have left markers in several guards, on several cache servers. Readers repair
-each guard separately, in any order. That is safe: an object is only valid under the guards of its
-own server, and there one packet first deletes the object and then closes the marker.
+each guard separately, in any order. This is safe: the guards on a server say only whether objects
+on the same server are valid, and a repair first deletes the objects of the marker there and then
+closes the marker, in one packet.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Sessions(Protocol):
     def judges(self, writer: Writer) -> bool:
         """Whether :meth:`gone` can tell if the session of ``writer`` has ended.
 
-        It can if this session is, or was, on the database server that would be asked, and the
-        asking account may see the session. Also True while the server does not answer: then
+        True if the session is, or was, on the database server that :meth:`gone` asks, and the
+        account that asks may see the session. True also while this server does not answer; then
         :meth:`gone` declares no writer dead.
         """
 
@@ -69,8 +70,9 @@ class _MarkerState:
     """What this process knows about a marker and its writer. Times are on the monotonic clock.
 
     :param seen_at: when a reader of this process first found the marker.
-    :param asked_at: when the database was last asked about its writer; None: not yet.
-    :param is_dead: whether the writer is known to be dead.
+    :param asked_at: when the database was last asked about the writer; None (the default) if it was
+        not asked yet.
+    :param is_dead: whether the writer is known to be dead (default: no).
     """
 
     seen_at: float
@@ -79,11 +81,13 @@ class _MarkerState:
 
 
 class Repairer:
-    """Finds and closes the markers of dead writers. Thread-safe; its memory is bounded.
+    """Finds and closes the markers of dead writers. Thread-safe, with bounded memory.
 
-    :param quarantine: if the database cannot tell whether a writer is alive, its marker counts as
-        dead at this age in seconds. A living writer whose COMMIT is so late marks again first.
-    :param after: the age in seconds up to which a marker is left alone: its writer may be alive.
+    :param quarantine: the age in seconds from which a marker is closed if the database cannot tell
+        whether the writer is alive. This is safe: a living writer that wants to commit later than
+        that first opens new markers.
+    :param after: the age in seconds up to which a marker is left alone, as the writer is probably
+        alive.
     :param monotonic: returns the time of a monotonic clock in seconds.
     """
 
@@ -110,17 +114,18 @@ class Repairer:
         sessions: Sessions,
         now: float,
     ) -> int:
-        """Close the markers in ``guard`` whose writers are dead, and delete the markers' objects.
+        """Close the markers of dead writers in ``guard``.
 
-        The objects are deleted even if ``server`` may hold only lists: deleting a missing entry
-        costs nothing.
+        First delete the objects of the rows that these writers wrote. They are deleted even on a
+        server that may hold only lists, as deleting a missing entry costs nothing.
 
         :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
+        :param guard: the guard whose open markers are checked.
         :param sessions: the sessions of the database that holds the scope's rows.
         :param now: the time in seconds since 1970.
-        :returns: the number of closed markers. The caller must still read from the database, as
-            ``guard`` shows the state before the repair.
+        :returns: the number of closed markers. Even so, the caller must read from the database, as
+            ``guard`` is the state before the repair.
         :raises ServerDown: the cache server does not answer.
         """
         if not guard.open:
@@ -153,8 +158,8 @@ class Repairer:
                 if state.is_dead:
                     dead.append(marker)
                     continue
-                # If the writer's clock is ahead, now - marker.at is too small, or even negative.
-                # So the marker is at least as old as the time since this process first saw it.
+                # If the writer's clock is ahead, now - marker.at is too small, or even negative. So
+                # the time since this process first saw the marker counts, if it is longer.
                 age = max(now - marker.at, tick - state.seen_at)
                 if age <= self._after:
                     continue
@@ -172,13 +177,14 @@ class Repairer:
         ]
         with self._lock:
             for marker in new_dead:
-                # If the marker is found in another guard, the database is not asked again.
+                # Remember that the writer is dead, so that the database is not asked again when the
+                # marker is found in another guard.
                 if (state := self._states.get(marker.token)) is not None:
                     state.is_dead = True
         return dead + new_dead
 
     def _unclosed(self, server: str, guard: str, dead: list[Marker]) -> list[Marker]:
-        """Return the markers in ``dead`` that this process has not just closed already.
+        """Return the markers in ``dead`` that this process has not closed in the last second.
 
         :param server: the name of the cache server that has the guard.
         :param guard: the name of the guard that has the markers.
@@ -204,13 +210,14 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
     """Replace a guard by a shorter one, if that saves enough and the guard has not changed.
 
     The shorter guard has the same open markers and the same generation, so objects stay valid. The
-    scope's lists become void. So the best moment is right after a write, which voids them anyway.
+    lists of the scope become void. So the best moment to compact is right after a write, which
+    makes these lists void anyway.
 
     :param name: the name of the guard.
     :param raw: the bytes of the guard as they were read.
     :param ttl: seconds that the new guard lives.
     :returns: whether the guard was replaced.
-    :raises ServerDown: the cache server does not answer. A guard that stays long does no harm.
+    :raises ServerDown: the cache server does not answer. The guard then stays long, without harm.
     """
     try:
         guard = parse(raw)
@@ -220,7 +227,7 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact the guards that a write has marked, if they have grown.
+    """Compact those guards with a new marker that are larger than COMPACT_FROM bytes.
 
     :param sizes: the sizes of the guards in bytes, keyed by their names, as
         :meth:`CacheServer.mark` returned them.

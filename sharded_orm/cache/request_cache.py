@@ -1,9 +1,9 @@
 """The first level of the cache: what one HTTP request or task has read (Yupoo, Y13).
 
-The first level keeps rows in the memory of the process: if a request reads the same rows again, it
-gets those of the first time, without a round trip. A first level lives from ``request_started`` to
-``request_finished``, or for a ``with cache_scope():`` block of a command or task; elsewhere there
-is none. A request sees its own writes: every write calls :func:`forget`.
+The first level keeps rows in the memory of the process: if a request reads rows a second time, it
+gets the rows of the first time, without a round trip. A first level lives from ``request_started``
+to ``request_finished``, or for a ``with cache_scope():`` block of a command or task; other code has
+no first level. A request sees its own writes, as every write calls :func:`forget`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import SyncToAsync
 
-#: The most rows and lists in one first-level cache. If there are more, it is emptied.
+#: The most rows and lists in one first-level cache. A cache with more of them is emptied.
 MAX_ENTRIES = 10_000
 
 
 class RequestCache:
     """A first level: what one request, or one ``cache_scope()`` block, has read.
 
-    The threads and tasks of the request share it. Entries are grouped by the name of their *home
-    guard*, the guard of their shard key or global table. A write drops the whole group that it may
-    affect. A reader gets the dict of the group *before* it queries, and puts the rows into this
-    dict. If a write has dropped the dict meanwhile, no later reader finds these rows.
+    The threads and tasks of the request share the first level. It has one dict of entries for each
+    shard key or global table, keyed by the name of its guard (the *home guard* of the entries). A
+    write drops each dict whose entries it may affect. A reader gets the dict *before* it queries the
+    database, and later puts the rows into this dict. If a write has dropped the dict meanwhile, no
+    later reader finds the rows.
     """
 
     __slots__ = ("_entries", "_homes", "is_closed", "is_request", "outer")
@@ -40,11 +41,11 @@ class RequestCache:
         self.outer = outer
 
     def home(self, guard: str) -> dict[str, Any]:
-        """Return the entries of one shard key or global table, keyed by their names.
+        """Return the dict of the entries of one shard key or global table, keyed by entry name.
 
-        The dict is the one in use: the caller adds its entries to it.
+        The caller may add entries to this dict, which is not a copy.
 
-        :param guard: the name of the guard of that shard key or table.
+        :param guard: the name of the guard of the shard key or table.
         """
         entries = self._homes.get(guard)
         if entries is None:
@@ -54,7 +55,7 @@ class RequestCache:
         return entries
 
     def count(self, entries: int) -> None:
-        """Add to the number of entries. Drop all entries if there are more than MAX_ENTRIES.
+        """Count added entries. Drop all entries if there are now more than MAX_ENTRIES.
 
         :param entries: the number of entries that the caller has added.
         """
@@ -69,7 +70,7 @@ class RequestCache:
             self._homes.pop(guard, None)
 
     def clear(self) -> None:
-        # Readers that still hold a dict of a group now fill one that nobody finds.
+        # Readers that still hold one of the old dicts add their rows there, where nobody finds them.
         self._homes = {}
         self._entries = 0
 
@@ -80,14 +81,17 @@ class RequestCache:
 
 
 _current: ContextVar[RequestCache | None] = ContextVar("sharded_orm_level1", default=None)
-# The first level of each request under ASGI, keyed by an object of asgiref that the whole request
-# shares. A context variable would not do: Django sends its signals in separate tasks there, and
-# a variable that a task sets ends with the task.
+# The first-level cache of each request under ASGI, keyed by an asgiref object that the whole request
+# shares. A context variable would not work: under ASGI, Django sends request_started in a separate
+# task, and a variable that a task sets ends with the task.
 _of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()
 
 
 def current() -> RequestCache | None:
-    """Return the first-level cache of this request or ``cache_scope()`` block; None outside."""
+    """Return the first-level cache of the current request or ``cache_scope()`` block.
+
+    Return None outside of requests and such blocks.
+    """
     level = _current.get()
     if level is None:
         context = SyncToAsync.thread_sensitive_context.get(None)
@@ -101,7 +105,9 @@ def current() -> RequestCache | None:
 
 @contextmanager
 def cache_scope() -> Iterator[None]:
-    """Give the block its own first level of the cache: for commands, queued tasks and tests.
+    """Context manager that gives the block a first level of the cache.
+
+    It is meant for commands, queued tasks and tests.
 
     Inside the block, a second read of the same rows needs no round trip. A nested block starts
     with an empty first level.
@@ -118,7 +124,7 @@ def cache_scope() -> Iterator[None]:
 def begin_request(**kwargs: Any) -> None:
     """Start an empty first-level cache for a request. Receiver of ``request_started``.
 
-    If an earlier request in this context did not end its own first-level cache, that is closed.
+    If an earlier request in this context has left its first-level cache open, close that cache.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
@@ -145,12 +151,12 @@ def end_request(**kwargs: Any) -> None:
 
 
 def forget(home_guard: str | None = None) -> None:
-    """Drop entries from the first-level cache of this request or block, and of blocks around it.
+    """Drop entries from the first-level caches of the current request and of all blocks around.
 
     Called at each write, and again when the write's transaction has ended.
 
-    :param home_guard: the name under which the entries to drop are kept: that of the guard of
-        their shard key or global table. None: drop all entries.
+    :param home_guard: the name of the guard of a shard key or global table: drop its entries. None
+        (the default): drop all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     _forget(_of_request.get(context) if context is not None else None, home_guard)
@@ -158,7 +164,7 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # A write in a block also affects the rows that the blocks around it have read.
+    # Rows that a block writes may be in the caches of the blocks around, too.
     while level is not None:
         level.forget(guard)
         level = level.outer
@@ -169,7 +175,7 @@ _uncached: ContextVar[bool] = ContextVar("sharded_orm_uncached", default=False)
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Make all reads in the block query the database, and store nothing in the cache."""
+    """Context manager: reads in the block query the database, and store nothing in the cache."""
     token = _uncached.set(True)
     try:
         yield

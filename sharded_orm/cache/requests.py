@@ -1,4 +1,4 @@
-"""Requests to the cache for one object or one list, and the state of the guards that they need.
+"""Requests to the cache for one object or one list, and the state of the guards of a scope.
 
 :class:`~sharded_orm.cache.reader.Reader` sets the outcome of each request. A *guard* is the cache
 entry that says whether the other entries of a scope (a set of rows) are valid; it changes with
@@ -23,7 +23,7 @@ from sharded_orm.cache.values import Row
 #: Outcomes of a request; see :mod:`sharded_orm.cache.reader`.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# Bytes: if the guards of a scope are longer together, judge() does not remember their state.
+# The largest total size in bytes of a scope's guards for which judge() caches their state.
 _LONGEST_GUARDS = 4096
 
 
@@ -65,8 +65,8 @@ class GuardState:
         self.lists_open = self.is_open or bool(
             parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
-        #: A function that tells, for the token of a primary key, whether the home guard has a
-        #: marker of a write to that object; None if that guard has no open marker.
+        #: A function that takes the token of a primary key, and returns whether the home guard has
+        #: an open marker of a write to that object. None if the home guard has no open marker.
         self.covers: Callable[[str], bool] | None = (
             parsed[home].covers if parsed[home].open else None
         )
@@ -84,7 +84,7 @@ def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
 
     :raises BrokenGuard: one of the guards cannot be parsed.
     """
-    # Long guards are rare, and remembering them would take much memory.
+    # The states of long guards are not cached: they are rare, and would take much memory.
     return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else GuardState)(raws, home)
 
 
@@ -93,7 +93,7 @@ class Format(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hexadecimal digest of the model's fields. Rows stored under another one are unusable."""
+        """A hexadecimal digest of the model's fields. Rows with another fingerprint are unusable."""
 
     @property
     def width(self) -> int:
@@ -103,7 +103,8 @@ class Format(Protocol):
     def decoded(self) -> Decoded | None:
         """The decoded rows that the process remembers.
 
-        None if the reader must not decode rows: it then returns rows as the driver gave them.
+        None if the reader must not decode rows. The reader then returns rows as the driver gave
+        them.
         """
 
     def values(self, rows: Sequence[Row], /) -> list[Row]:
@@ -116,8 +117,8 @@ class CacheRequest:
     :param scope: the scope of the list; for an object the scope of its shard key or global table,
         without an isolate key.
     :param format: how the rows are stored and decoded.
-    :param sessions: the sessions of the database that holds the rows, to find dead writers;
-        None: the markers of dead writers are left open.
+    :param sessions: the sessions of the database that holds the rows, to find dead writers. If
+        None, the markers of dead writers are left open.
     """
 
     __slots__ = (
@@ -141,14 +142,14 @@ class CacheRequest:
         self.rows: list[Row] | None = None
         #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
         self.value: int | None = None
-        #: After a miss, the guards that were valid when the result was found missing. The result
-        #: is stored under these guards; None if it must not be stored.
+        #: After a miss, the guards under which the result is to be stored: those that were read when
+        #: the result was found missing. None if the result must not be stored.
         self.state: GuardState | None = None
-        #: The same as ``state``, but for the objects of the result, which may be on another server
-        #: than the list; None if they must not be stored.
+        #: After a miss, the guards under which the objects of the result are to be stored. They
+        #: may be on another server than the guards of the list. None if no object must be stored.
         self.object_state: GuardState | None = None
-        #: After a miss, keyed by the name of each object: the entry to replace, with the lease
-        #: for it; None if the object is valid, or another reader stores it.
+        #: After a miss, keyed by object name: the entry to replace, with the lease (permission to
+        #: store it). The value is None if the object is valid, or if another reader stores it.
         self.fillable: dict[str, FoundEntry | None] = {}
 
 
@@ -169,9 +170,10 @@ class ObjectRequest(CacheRequest):
 class ListRequest(CacheRequest):
     """A request for the result of a query: a list of rows, or one number.
 
-    :param query: a digest of the query, the model's fields and the kind of result. With the same
-        digest, results differ only if the rows in the database differ.
-    :param scalar: whether the result is a number, as of ``count()`` and ``exists()``.
+    :param query: a digest of the query, the model's fields and the kind of result. Requests with
+        the same digest have different results only if the rows in the database changed.
+    :param scalar: whether the result is a number, as for ``count()`` and ``exists()``. Default: the
+        result is a list of rows.
     """
 
     __slots__ = ("is_listed", "object_names", "query", "scalar")

@@ -1,6 +1,6 @@
 """Counts of cache hits, misses and other events for each model.
 
-They are kept for this process, and summed over all processes on the cache servers.
+Each process keeps the counts of its events. Counters on the cache servers sum over all processes.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ FIELDS: Mapping[str, str] = {
 Counts = dict[str, dict[str, int]]
 
 _all: WeakSet[CacheStatistics] = WeakSet()
-# The counts that the counting() blocks around the running code have yielded.
+# The dicts of the counting() blocks around the running code, to which its events are added.
 _blocks: ContextVar[tuple[Counts, ...]] = ContextVar("sharded_orm_counting", default=())
 
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Count the events of the block, for a test or a debugging page.
+    """Context manager that counts the cache events of the block, for a test or a debugging page.
 
-    Yields a dict that grows during the block: counts keyed by the model's label, then by a name
-    of :data:`FIELDS`. Events of the block's own code count, and those of tasks that run in a copy
-    of its context. Blocks may be nested.
+    Yields a dict that is updated during the block: counts keyed by the model's label, then by a
+    name of :data:`FIELDS`. It counts events of the code in the block, including asyncio tasks that
+    the block starts (they run in a copy of the block's context). Blocks may be nested.
     """
     counts: Counts = {}
     token = _blocks.set((*_blocks.get(), counts))
@@ -61,20 +61,23 @@ def counting() -> Iterator[Counts]:
 
 
 class CacheStatistics:
-    """The counts of this process, which are sent from time to time. Thread-safe; survives a fork.
+    """The counts of cache events in this process, which are published from time to time.
 
-    Sending has three parts: the counts are added to counters on the cache servers, which all
-    processes share; they are announced by the signal :data:`~sharded_orm.signals.cache_counted`;
-    and they are logged at level DEBUG. If a server is down, its counts are kept for the next time.
+    To publish the counts, the object sends the signal :data:`~sharded_orm.signals.cache_counted`,
+    logs the counts at level DEBUG, and adds them to counters on the cache servers, which all
+    processes share. Counts for a server that is down are kept for the next time. Thread-safe; a
+    forked child starts with empty counts.
 
     :param prefix: the prefix of all names in the cache, before the model's label.
     :param server: returns the cache server that holds the counters of a model.
     :param clock: returns the time of a monotonic clock in seconds.
     """
 
-    #: Seconds after the last send from which :meth:`add` sends; None: :meth:`add` never sends.
+    #: :meth:`add` publishes the counts if they were last published at least this number of seconds
+    #: ago. None: :meth:`add` never publishes.
     interval: float | None = 10.0
-    #: Seconds after the last send from which the end of a request sends.
+    #: The end of a request publishes the counts if they were last published at least this number of
+    #: seconds ago.
     request_interval = 1.0
 
     def __init__(
@@ -90,23 +93,25 @@ class CacheStatistics:
         _all.add(self)
 
     def _renew(self) -> None:
-        # Invariant: the three dicts below change only while the lock is held.
+        # The lock must be held to change _total, _pending or _unsent.
         self._lock = threading.Lock()
         self._total: dict[str, dict[str, int]] = {}
         # Counts for which the signal cache_counted was not sent yet.
         self._pending: dict[str, dict[str, int]] = {}
-        # Counts for which that signal was sent, but which were not sent to a cache server yet.
+        # Counts for which the signal cache_counted was sent, but which were not sent to a cache
+        # server yet.
         self._unsent: dict[str, dict[str, int]] = {}
         self._sent_at = self._clock()
 
     def add(self, type_name: str, **deltas: int) -> None:
         """Add to the counts of a model.
 
-        If the last send was more than :attr:`interval` seconds ago, the counts are also sent. If
-        cache servers are down, that may take their timeouts.
+        If the counts of all models were last published :attr:`interval` seconds ago or earlier,
+        publish them (:meth:`flush`). If cache servers are down, this may take as long as their
+        timeouts.
 
-        :param type_name: the prefix of all names in the cache, and the model's label.
-        :param deltas: increments, by names of :data:`FIELDS`.
+        :param type_name: the prefix of all names in the cache, followed by the model's label.
+        :param deltas: increments, keyed by names of :data:`FIELDS`.
         """
         with self._lock:
             _add(self._pending.setdefault(type_name, {}), deltas)
@@ -125,7 +130,7 @@ class CacheStatistics:
         return {field: sum(counts.get(field, 0) for counts in sources) for field in FIELDS}
 
     def request_finished(self) -> None:
-        """Send the counts, if the last send was :attr:`request_interval` seconds ago or earlier.
+        """Publish the counts, unless that was done in the last :attr:`request_interval` seconds.
 
         Called at the end of a request.
         """
@@ -135,7 +140,7 @@ class CacheStatistics:
     def flush(self) -> None:
         """Send the signal ``cache_counted``, and add the counts to those on the cache servers.
 
-        Does not raise if a server is down. One round trip per model that has new counts.
+        Does not raise if a server is down. Costs one round trip per model that has new counts.
         """
         with self._lock:
             self._sent_at = self._clock()
@@ -162,15 +167,15 @@ class CacheStatistics:
                 {counter(name, field): count for field, count in counts.items() if count}
             )
         except ServerDown:
-            # The counts are sent again later, though the server may have added them before it
-            # failed. Counts that are too high are better than losing the counts of an outage.
+            # Keep the counts, to send them again later. If the server added them before it failed,
+            # they are then counted twice, which is better than losing the counts of an outage.
             with self._lock:
                 _add(self._unsent.setdefault(name, {}), counts)
 
     def overall(self, type_name: str) -> dict[str, int]:
-        """Return the counts of a model that all processes have sent since the last reset.
+        """Return the counts of a model that all processes have published since the last reset.
 
-        One round trip.
+        Costs one round trip.
 
         :param type_name: see :meth:`add`.
         :raises ServerDown: the server that holds the counters of this model is down.
@@ -190,7 +195,8 @@ class CacheStatistics:
 def counter(type_name: str, field: str) -> str:
     """Return the name of a counter on a cache server.
 
-    It cannot be the name of another entry, as those have no ``@count-`` after the type's name.
+    A counter cannot have the name of another entry, as no other name has ``@count-`` after the name
+    of the type.
     """
     return f"{type_name}-@count-{field}"
 

@@ -11,9 +11,9 @@ of an object (``o1``) and of a list or count (``l1``)::
 - ``stamp`` has the generations of the guards under which the object is valid.
 - ``name`` is the name of the entry, so a copy under another name is not accepted.
 - ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
-  one call of the JSON parser can read many values, and damage to one cannot spread to the next.
-  The last element is a text with one letter for each field: how it was encoded
-  (:data:`_CARRIED`), or ``.`` for a plain JSON value.
+  one call of the JSON parser can read many entries, and damage to one entry cannot spread to the
+  next. The last element of the array is a text with one letter for each field, which says how the
+  field was encoded (:data:`_CARRIED`), or ``.`` for a plain JSON value.
 - ``checksum`` has four bytes. It detects accidents; it is not a signature.
 """
 
@@ -31,8 +31,8 @@ from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
 
-#: The version of the format, a part of each model's fingerprint. Raise it when this module, or a
-#: converter of Django, begins to read stored rows differently.
+#: The version of the format, a part of each model's fingerprint. Increase the number when this
+#: module, or a converter of Django, begins to interpret stored rows differently.
 FORMAT: Final = 1
 
 #: A row: one value for each concrete field of the model, in their order.
@@ -42,8 +42,8 @@ _OBJECT, _LIST = "o1", "l1"
 #: Matches the beginning of a value in any version of this format.
 _OURS = re.compile(rb"[ol][0-9]{1,4} [0-9a-f]+ [0-9a-f-]+ [!-~]+ ")
 _MICROSECOND = timedelta(microseconds=1)
-#: The largest exponent of a decimal number that is accepted. No column needs more, and huge
-#: exponents could keep a processor busy for long.
+#: The largest exponent of a decimal number that is accepted. No column needs a larger one, and
+#: computing with huge exponents takes very long.
 _MOST_DIGITS = 1000
 
 
@@ -101,8 +101,8 @@ def _unpack_interval(number: Any) -> timedelta:
     return timedelta(microseconds=number)
 
 
-#: For each type that JSON lacks: its letter, and the function that turns a value into JSON. Does
-#: not apply to subclasses, whose instances would be read again as instances of the base class.
+#: For each type that JSON lacks: the type's letter, and the function that turns a value into JSON.
+#: Instances of subclasses are not stored: they would be read as instances of the base class.
 _CARRIED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("b", _pack_bytes),
     Decimal: ("n", str),
@@ -121,8 +121,8 @@ _BACK: dict[str, Callable[[Any], Any]] = {
     "i": _unpack_interval,
     "u": UUID,
 }
-#: Any bytes that end with the CRC-32 of the bytes before have this CRC-32. So an entry that has it
-#: is undamaged.
+#: The CRC-32 of every undamaged entry: an entry ends with the CRC-32 of the bytes before, and the
+#: CRC-32 of such bytes together is always this constant.
 _WHOLE = 0x2144DF1C
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
@@ -132,11 +132,11 @@ def _no_object(_: Any) -> Any:
 
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# strict=True refuses control characters in texts. So a damaged text cannot continue past the line
-# end that _rows() puts between two entries.
+# strict=True refuses control characters in JSON texts. So a text that lost its closing quote cannot
+# continue past the line end that _rows() puts between two entries.
 _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
-#: The errors that hostile text can raise when it is read: ValueError for its syntax, its UTF-8 or
-#: numbers of thousands of digits, RecursionError for nesting, and others from ``_BACK``.
+#: The errors that parsing hostile bytes can raise: ValueError for bad syntax, bad UTF-8 or numbers
+#: of thousands of digits, RecursionError for deep nesting, the others from functions in ``_BACK``.
 _DAMAGE = (ValueError, TypeError, AttributeError, RecursionError, OverflowError, InvalidOperation)
 
 
@@ -160,7 +160,7 @@ def unpack_objects(
     stamp: str,
     width: int,
 ) -> list[list[Any] | Unusable]:
-    """Return the rows of objects in their order; for each unusable one the reason instead.
+    """Return the rows of objects, in the order of ``names``; the reason for an unusable object.
 
     :param raws: the bytes of the entries ``names``; None for a missing entry.
     :param fingerprint: the fingerprint that the objects must carry.
@@ -202,7 +202,7 @@ def pack_list(name: str, fingerprint: str, values: Iterable[Any]) -> bytes | Non
 
 
 def unpack_list(raw: bytes | None, name: str, fingerprint: str) -> list[Any] | Unusable:
-    """Return the values that :func:`pack_list` stored; the reason if ``raw`` cannot be used.
+    """Return the values that :func:`pack_list` stored; or the reason why ``raw`` is unusable.
 
     :param raw: the bytes of the entry; None for a missing entry.
     :param name: the name of the entry.
@@ -224,8 +224,9 @@ def _prefix(kind: str, fingerprint: str, stamp: str, name: str) -> bytes:
 
 
 def _why_unusable(raw: bytes, start: str) -> Unusable:
-    """Return the reason why an entry cannot be used that has another prefix than was expected.
+    """Return the reason why an entry with an unexpected prefix cannot be used.
 
+    :param raw: the bytes of the entry.
     :param start: the expected prefix, up to the name.
     """
     if raw.startswith(start.encode()):
@@ -254,8 +255,8 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
     except ValueError:  # The row has an integer of thousands of digits.
         return None
     if "[" in text or "]" in text:
-        # All brackets are inside of texts, where they can be escaped. No backslash before a
-        # bracket can spoil that, as dumping has doubled each backslash.
+        # All brackets are inside of texts, where they can be escaped. A backslash before a bracket
+        # cannot change the meaning of the escape, as _dump() has doubled each backslash.
         text = text.replace("[", "\\u005b").replace("]", "\\u005d")
     value = prefix + text.encode("utf-8", "surrogatepass")
     return value + crc32(value).to_bytes(4, "little")
@@ -270,15 +271,15 @@ def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # If all brackets are those that were added here, and no text spans several lines, each
-        # body becomes one element of the outer array.
+        # If the bodies contain no brackets, and no text spans several lines, each body becomes
+        # exactly one element of the outer array.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")
     except _DAMAGE:
         if count == 1:
             return [None]
-        # At least one body is damaged. Each is parsed alone, so that the others can be used.
+        # At least one body is damaged. So each body is parsed separately, to use the undamaged ones.
         return [_rows([body])[0] for body in bodies]
     for index, row in enumerate(rows):
         letters = row.pop() if row else None

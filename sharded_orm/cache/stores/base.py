@@ -1,4 +1,4 @@
-"""The interface that the library needs of a cache server, whether memcached, Redis or local."""
+"""The interface of a cache server, which the classes for memcached, Redis and local memory share."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from typing import Any, NamedTuple
 #: A server's permission to store an entry. It becomes void when the entry is deleted.
 Lease = Any
 
-#: Bytes of the longest value that is stored: memcached's limit less room for name and header.
+#: The largest size in bytes of a stored value: memcached's limit (1 MiB), less some room for the
+#: entry's name and header.
 MAX_VALUE = 1_000_000
 #: Seconds for which a lease keeps other readers from storing the entry; then it expires.
 LEASE_SECONDS = 5
 
 
 class ServerDown(Exception):
-    """A cache server did not answer in time, gave a wrong answer, or is not called after a failure.
+    """A cache server gave no valid answer in time, or is not called because of an earlier failure.
 
-    Internal: readers then ask the database, and writers do what ``ON_CACHE_FAILURE`` says.
+    The library handles this error: readers query the database, and ``ON_CACHE_FAILURE`` decides
+    what writers do.
     """
 
 
 class FoundEntry(NamedTuple):
-    """An entry as it was read.
+    """An entry of a cache server, as a reader found it.
 
-    A missing object is leased to one reader, which stores it; meanwhile the other readers query
-    the database and store nothing. If that reader dies, its lease ends after
-    :data:`LEASE_SECONDS`. If an entry is there but of no use, for example of an earlier
-    generation of its guards, the reader may replace it with the lease.
+    A missing object is leased to one reader, which stores it; meanwhile other readers query the
+    database and store nothing. If the reader with the lease dies, the lease ends after
+    :data:`LEASE_SECONDS`. The lease also allows the reader to replace an entry that is there but
+    unusable, for example because its guards have a new generation.
 
     :param value: the bytes of the entry; None if it is missing or leased to another reader.
-    :param lease: the permission to store this entry; None if the reader has none.
+    :param lease: the permission to store this entry; None (the default) if the reader has none.
     """
 
     value: bytes | None
@@ -41,9 +43,10 @@ class FoundEntry(NamedTuple):
 class CacheEntry(NamedTuple):
     """An entry to store.
 
-    :param value: the bytes of the entry: at least one byte, and the first is not NUL, with which
-        the servers' placeholders for leased entries begin.
-    :param lease: the permission to store an object; None for a list, which needs none.
+    :param value: the bytes of the entry, at least one. The first byte must not be NUL, as the
+        placeholders of leased entries begin with NUL.
+    :param lease: the permission to store an object; None (the default) for a list, which needs no
+        permission.
     """
 
     name: str
@@ -57,11 +60,11 @@ class CacheServer(ABC):
     A call costs one round trip, except where a method says otherwise, or if hundreds of names
     are read at once.
 
-    Every method except :meth:`close` may raise :exc:`ServerDown`. Then the call may have had all
-    of its effect, a part or none, and the effect may still come later. The effect of any call may
-    come twice: if an idle connection turns out to be dead, the call is repeated on a new one. A
-    round trip ends within the timeout of the server. After a failure, calls fail at once without
-    being sent, until one of them is let through as a trial.
+    Every method except :meth:`close` may raise :exc:`ServerDown`. The server may then have executed
+    all, a part or nothing of the call, and may still execute it later. It may execute any call
+    twice: if an idle connection turns out to be dead, the call is repeated on a new connection. A
+    round trip ends within the timeout of the server. After a failure, calls raise at once without
+    being sent, until one call is sent as a trial.
 
     Names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """
@@ -77,7 +80,8 @@ class CacheServer(ABC):
     ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
         """Read the entries ``names``, then ``objects``, then ``again``, in this order.
 
-        Some servers (memcached) give a lease for each of ``objects`` on reading, if it is free.
+        Some servers (memcached) give leases on reading: one for each of ``objects`` that is not
+        leased to another reader.
 
         :returns: the values of ``names``, the entries of ``objects``, and the values of
             ``again``; a value is None for a missing entry.
@@ -87,7 +91,7 @@ class CacheServer(ABC):
     def lease(self, objects: Sequence[str], entries: Sequence[FoundEntry]) -> list[Lease | None]:
         """Take leases, the permissions to store objects.
 
-        No round trip if :meth:`read` has already given the leases.
+        Costs no round trip on a server whose :meth:`read` has given the leases already.
 
         :param objects: the names of the objects.
         :param entries: what :meth:`read` returned for these objects.
@@ -110,9 +114,9 @@ class CacheServer(ABC):
 
     @abstractmethod
     def mark(self, records: Sequence[tuple[str, bytes]], header: bytes, ttl: float) -> list[int]:
-        """Append a line to each of several guards, entries that say whether others are valid.
+        """Append a line to each of several guards: entries that say whether other entries are valid.
 
-        A missing guard is created from ``header`` first.
+        First create guards that are missing, with ``header`` as their value.
 
         :param records: names of guards, each with the line to append.
         :param header: the first line of a guard that is created.
@@ -124,7 +128,7 @@ class CacheServer(ABC):
     def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
         """Delete ``objects``, then append a line to each of several guards.
 
-        The deletion also makes leases for these objects void.
+        The deletion also makes existing leases for ``objects`` void.
 
         :param records: names of guards, each with the line to append. A guard that is missing is
             not created.
@@ -132,19 +136,20 @@ class CacheServer(ABC):
 
     @abstractmethod
     def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
-        """Create those of ``guards`` that are missing; see :meth:`mark`.
+        """Create those of ``guards`` that are missing; leave the values of the others unchanged.
 
-        :param guards: names, each with the value of a new guard.
+        :param guards: the names of guards, each with the value for the case that it is missing.
         :param ttl: seconds that each guard lives from now on.
         :returns: the values that all ``guards`` have afterwards.
         """
 
     @abstractmethod
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
-        """Replace the value of an entry, if it is still ``seen``. Two round trips at most.
+        """Replace the value of an entry if the value is still ``seen``. Two round trips at most.
 
+        :param new: the new value.
         :param ttl: seconds that the new value lives.
-        :returns: whether the value was replaced; False if it is not ``seen`` any more.
+        :returns: whether the value was replaced; False if the value is no longer ``seen``.
         """
 
     @abstractmethod

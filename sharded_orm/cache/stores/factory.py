@@ -23,7 +23,7 @@ DJANGO_REDIS = "django_redis.cache.RedisCache"
 REDIS = "django.core.cache.backends.redis.RedisCache"
 LOCAL = "django.core.cache.backends.locmem.LocMemCache"
 
-#: The cache backends that an alias may use as its ``BACKEND``. Their subclasses can be used, too.
+#: The cache backends that an alias may have as its ``BACKEND``; subclasses of them are allowed, too.
 BACKENDS = (MEMCACHED, DJANGO_REDIS, REDIS, LOCAL)
 #: For each backend: the packages that it needs, and the extra of sharded-orm that installs them.
 _LIBRARIES = {
@@ -63,10 +63,10 @@ def open_servers(
     """Return the servers of an alias of ``CACHES``, in the order of its ``LOCATION``.
 
     No server is called. For the local-memory backend, all aliases with the same ``LOCATION``
-    share one server.
+    share one server object.
 
-    :param options: only ``timeout`` and ``backoff`` are used.
-    :param clock: measures the backoff: returns monotonic time in seconds.
+    :param options: the options of the cache, of which ``timeout`` and ``backoff`` are used.
+    :param clock: returns monotonic time in seconds, to measure the backoff after a failure.
     :raises ImproperlyConfigured: the alias cannot be used; see :func:`problem`.
     """
     if (wrong := problem(alias)) is not None:
@@ -102,15 +102,15 @@ def open_servers(
 def name_prefix(*aliases: str) -> str:
     """Return the prefix of all names of entries, made of ``KEY_PREFIX`` and ``VERSION`` of aliases.
 
-    It is empty if the aliases leave both at their defaults. The prefix keeps projects apart that
-    share a server. It must be added before names are shortened to the length that servers allow,
-    so the server objects do not add it.
+    With this prefix, several projects can share a server. The prefix is empty if the aliases leave
+    ``KEY_PREFIX`` and ``VERSION`` at their defaults. Names get the prefix before they are shortened
+    to the length that servers allow, so the server objects do not add it.
     """
     parts = []
     for alias in aliases:
         entry = settings.CACHES[alias]
         prefix, version = entry.get("KEY_PREFIX", ""), entry.get("VERSION", 1)
-        # Colons are clear separators, since a token has none.
+        # Colons separate the parts, as a token never contains a colon.
         part = f"{token(prefix)}:" if prefix else ""
         part += f"{token(version)}::" if version != 1 else ""
         parts.append(part)
@@ -118,7 +118,9 @@ def name_prefix(*aliases: str) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str | None:
-    """Return which of :data:`BACKENDS` an alias uses, directly or as a base class; None if none.
+    """Return the one of :data:`BACKENDS` that an alias uses, directly or through a subclass.
+
+    Return None if the alias uses another backend.
 
     :param entry: the settings of the alias in ``CACHES``.
     """

@@ -31,7 +31,7 @@ from sharded_orm.cache.stores.base import (
 from sharded_orm.cache.stores.sockets import Connection, ProtocolError, RemoteServer
 
 _NO_ERROR = frozenset({b"VA", b"EN", b"HD", b"NS", b"EX", b"NF"})
-#: The longest life of an entry in seconds. The server would take a larger number for a date.
+#: The longest life of an entry in seconds. memcached takes a larger number for a Unix time.
 _MAX_TTL = 30 * 24 * 3600
 #: The most bytes in one packet of reading commands. If a packet were larger than the network
 #: buffers, client and server could wait for each other: each sends, and neither receives.
@@ -39,12 +39,12 @@ _MAX_READ = 64 * 1024
 #: The most bytes of a packet under TLS; only a single command may be longer. If a long value ends
 #: inside a TLS record, the server loses the commands in the rest of that record.
 _MAX_RECORD = 16_000
-#: The names in OPTIONS of an alias that are used, for connecting. The others are about pickling
-#: and hashing.
+#: The names of the options in OPTIONS that are used, all for connecting. Other options, for example
+#: about pickling and hashing, are ignored.
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
-#: The text between two names in a packet of ``mg`` commands: for entries that are only read, and
-#: for objects, for which a lease (permission to store) is asked.
+#: The text between two names in a packet of ``mg`` commands. ``_PLAIN`` only reads the entries;
+#: ``_LEASED`` also asks for leases (permissions to store) of missing objects.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
 #: The answer to one command: its first line without the line end, and the value, or None if the
@@ -86,7 +86,7 @@ class MemcachedServer(RemoteServer):
         # Without no_delay, the second part of a long packet would wait until the server has
         # acknowledged the first part.
         client = Client(self._address, no_delay=True, **options)
-        # This resolves the address, connects and starts TLS. The method is private, but all
+        # _connect() resolves the address, connects and starts TLS. It is a private method, but all
         # commands of the client call it, so it is unlikely to vanish.
         client._connect()
         opened: socket.socket = client.sock
@@ -95,8 +95,8 @@ class MemcachedServer(RemoteServer):
     def _run(self, commands: list[bytes], max_size: int = 0) -> list[_Answer]:
         """Send ``commands`` and return their answers.
 
-        :param max_size: the most bytes of commands in a packet, which takes one round trip; a
-            longer command has a packet of its own. 0: the largest packet that is safe to write.
+        :param max_size: the most bytes of a packet; each packet takes one round trip. A longer
+            command is sent in a separate packet. Default 0: ``self._max_write``.
         """
         max_size = max_size or self._max_write
         packet, count = b"".join(commands), len(commands)
@@ -115,8 +115,8 @@ class MemcachedServer(RemoteServer):
 
     def _value(self, answer: _Answer) -> bytes | None:
         line, value = answer
-        # SERVER_ERROR means that the server lacks memory for the answer or for a stub. That is
-        # treated as a missing entry.
+        # SERVER_ERROR means that the server lacks memory for the answer or for an empty stub. The
+        # entry then counts as missing.
         if value is None and line != b"EN" and not line.startswith(b"SERVER_ERROR"):
             raise self._failed("unexpected answer to a read")
         return value or None
@@ -134,15 +134,15 @@ class MemcachedServer(RemoteServer):
         return FoundEntry(None)  # The entry is leased to another reader.
 
     def _expect(self, answer: _Answer, *lines: bytes) -> bool:
-        """Check the answer to a write. Return whether its line is the first one of ``lines``.
+        """Check the answer to a write. Return whether the answer is the first one of ``lines``.
 
-        :raises ServerDown: its line is none of ``lines``.
+        :raises ServerDown: the answer is none of ``lines``.
         """
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
-            # The server lacks memory for this command. The call has failed, but _failed() is not
-            # called: the server can still be used.
+            # The server lacks memory for this command. Only this call fails: _failed() is not
+            # called, as it would stop the use of the server for a while.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
@@ -303,7 +303,7 @@ def _seconds(ttl: float) -> int:
 
 
 def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
-    """Return a packet of ``mg`` commands that read all these names, ``objects`` with leases."""
+    """Return a packet of ``mg`` commands that read all names, and take leases for ``objects``."""
     text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""
     if objects:
         text += f"mg {_LEASED.join(objects)}{_LEASED[:-3]}"
@@ -315,9 +315,9 @@ def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -
 def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     """Parse the answers to a read quickly, if all ``count`` entries were found; else return None.
 
-    Also return None if a value contains a line end, so that it cannot be found by splitting, or is
-    empty. To save time, the lease of an object is the whole first line of its answer: few leases
-    are used, and :func:`_version` takes the version number from the line.
+    Also return None if a value is empty or contains a line end, as the answers are split at line
+    ends. To save time, the lease of an object is the whole first line of the answer: few leases are
+    used, and :func:`_version` extracts the version number when a lease is used.
 
     :param middle: the position of the first answer to a read of an object.
     :param last: the position after the last answer to a read of an object.
@@ -377,7 +377,7 @@ def _parse(raw: bytes, count: int) -> list[_Answer] | None:
             position = stop + 2
         else:
             if line[:2] not in _NO_ERROR and not line.startswith(b"SERVER_ERROR"):
-                # The message does not quote the line, which may be anything.
+                # The message does not quote the line, as the line may contain anything.
                 raise ProtocolError("not an answer of memcached")
             answers.append((line, None))
             position = end + 2

@@ -1,6 +1,6 @@
 """Sockets to cache servers: pooled, with a time limit for each call.
 
-After an error a socket is closed: a late answer could be mistaken for the answer to the next call.
+After an error a socket is closed, so that a late answer is not taken for that to the next call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sharded_orm.cache.stores.base import MAX_VALUE, CacheServer, ServerDown
 from sharded_orm.circuit_breaker import CircuitBreaker
 
 _CHUNK = 1 << 16
-#: The most idle connections that the process keeps for a server.
+#: The most idle connections to one server that a process keeps.
 _MAX_IDLE = 64
 _LOST = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
@@ -34,7 +34,10 @@ class ProtocolError(Exception):
 
 
 class Outdated(ConnectionError):
-    """The server has lost or exchanged its data since the connection was opened."""
+    """The server has lost or exchanged its data since the connection was opened.
+
+    The connection is then closed, and the packet is sent again on a new one.
+    """
 
 
 class Connection:
@@ -46,8 +49,8 @@ class Connection:
         """
         :param connected: a socket that is connected to the server.
         :param timeout: the time limit in seconds for one :meth:`ask`.
-        :param incarnation: identifies the data on the server. Functions that make packets (see
-            :data:`Packet`) may use it; empty for servers that need none.
+        :param incarnation: identifies the data on the server, for functions that make packets (see
+            :data:`Packet`). Empty (the default) for servers whose data need no identity.
         """
         self.incarnation = incarnation
         self._socket = connected
@@ -55,18 +58,18 @@ class Connection:
         connected.settimeout(timeout)
 
     def ask(self, packet: bytes, end: bytes, parse: Parser[Answer], deadline: float) -> Answer:
-        """Send ``packet``, receive until ``parse`` returns an answer, and return that.
+        """Send ``packet``, receive until ``parse`` returns an answer, and return this answer.
 
         After an error the caller must close the connection.
 
         :param end: the bytes with which every answer ends.
-        :param deadline: a time on the monotonic clock, not later than the timeout of the
-            connection from now.
+        :param deadline: a time on the monotonic clock, at most the timeout of the connection in the
+            future.
         :raises OSError: the connection is lost, or the deadline has passed.
         :raises ProtocolError: the answer is malformed, or longer than any answer to the packet.
         """
-        # Most exchanges need only one send() and one recv(), each with the timeout of the socket:
-        # the send buffer is empty now, so a short packet fits into it.
+        # Most exchanges need only one send() and one recv(), each with the timeout of the socket. A
+        # short packet needs only one send(), as the send buffer of the socket is empty now.
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
@@ -90,8 +93,8 @@ class Connection:
         self, start: bytes, end: bytes, parse: Parser[Answer], deadline: float, packet_size: int
     ) -> Answer:
         answer = bytearray(start)
-        # Upper limit of the answer's size: each name in the packet takes at least 8 bytes, and
-        # gets one value in the answer.
+        # The largest size of a valid answer: each name takes at least 8 bytes of the packet, and
+        # the answer has at most one value for each name.
         limit = (packet_size // 8 + 1) * (MAX_VALUE + 1000)
         while True:
             self.limit(deadline)
@@ -110,8 +113,8 @@ class Connection:
     def limit(self, deadline: float | None = None) -> None:
         """Set the timeout of the socket.
 
-        :param deadline: a time on the monotonic clock until which the next call may wait; None:
-            each call may wait for the timeout of the connection.
+        :param deadline: the time on the monotonic clock until which the next send or receive may
+            take. None (the default): each send or receive may take the connection's timeout.
         :raises TimeoutError: ``deadline`` has passed.
         """
         if deadline is None:
@@ -130,8 +133,8 @@ class Connection:
 class RemoteServer(CacheServer):
     """A cache server that is reached through sockets.
 
-    It keeps idle connections, and has a circuit breaker: after a failure the server is not called
-    for some seconds.
+    The object keeps idle connections for later calls. It has a circuit breaker: after a failure the
+    server is not called for some seconds.
     """
 
     #: The bytes with which every answer of the server ends.
@@ -155,8 +158,9 @@ class RemoteServer(CacheServer):
         self.name = name
         self.timeout = timeout
         self._breaker = CircuitBreaker(backoff, clock)
-        # Last in, first out: after a peak, the connections at the beginning are no longer used,
-        # so it does no harm if a server or firewall drops them. pop() and append() need no lock.
+        # The idle connections, used last in, first out. After a peak of load, those at the beginning
+        # are no longer used, so it does no harm if a server or firewall drops them. pop() and
+        # append() are atomic, so the list needs no lock.
         self._idle: list[Connection] = []
         self._process = forks.identity()
 
@@ -209,8 +213,9 @@ class RemoteServer(CacheServer):
                 connection.close()
                 if is_new:
                     raise
-                # The server was restarted, closes idle connections, or has exchanged its data. So
-                # the other idle connections are useless, too. The packet is sent again.
+                # An idle connection failed: the server was restarted, closes idle connections, or
+                # has exchanged its data. So the other idle connections are useless, too: close them
+                # and send the packet again.
                 self.close()
             except BaseException:
                 # The answer may still arrive, and must not be taken for the answer to the next
@@ -229,7 +234,8 @@ class RemoteServer(CacheServer):
 
         :param reason: an exception, or a text for the message.
         """
-        # The type is added since the text of an exception may be empty, or only an address.
+        # The message starts with the type of an exception, as its text may be empty or just an
+        # address.
         text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
         text = f"{self.name}: {text}"
         self._breaker.trip(None, ServerDown(text))

@@ -1,9 +1,9 @@
 """Which models are cached, and how field values become parts of cache names (Yupoo, Y13-Y16).
 
-Whether a model is cached follows from its ``ShardMeta.cache``. ``ShardMeta.isolate_key`` names a
-field by which the cached lists of a shard key are divided. In the names of cache entries a value is
-represented by a *token*. A value has an exact token only if the field's values are equal in the
-database exactly when their tokens are equal.
+A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
+by which the cached lists of a shard key are divided. In the names of cache entries a field value is
+represented by a *token*. Tokens of a field are *exact* if two values are equal in the database
+exactly when their tokens are equal. Values of other fields cannot be used in names.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ NULL = "%N"
 
 # How many Scope objects (sets of rows with a common guard in the cache) each model remembers.
 _SCOPES = 2048
-# The types of those arguments of a field that go into the model's fingerprint.
+# Types of values: an argument of a field goes into the model's fingerprint if it has such a type.
 _PLAIN = (str, int, float, bool, type(None))
-# The names of arguments of a field that do not change how values are stored in its column. They do
-# not go into the fingerprint.
+# The names of field arguments that do not change how values are stored in the column. Such arguments
+# are left out of the model's fingerprint.
 _NOT_OF_THE_VALUE = {*models.Field.non_db_attrs, "default", "primary_key", "unique", "db_index"}
 _NOT_OF_THE_VALUE |= {"auto_created", "sequence", "unique_for_date", "unique_for_month"}
 _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_constraint", "to"}
@@ -49,8 +49,9 @@ class TokenField:
     """A field whose values are parts of cache names: a shard key, isolate key or primary key.
 
     :param target: for a foreign key the field that it finally refers to; otherwise ``field``.
-    :param exact: whether values are equal in the database exactly when their tokens are equal.
-    :param pad: whether the database ignores trailing spaces when it compares values.
+    :param exact: whether values are equal in the database exactly when their tokens are equal. If
+        not, :meth:`token` returns None for each value.
+    :param pad: whether the database ignores trailing spaces when it compares values (default: no).
     """
 
     field: Any
@@ -59,10 +60,10 @@ class TokenField:
     pad: bool = False
 
     def token(self, value: Any) -> str | None:
-        """Return the token of ``value``; None if it has no exact token.
+        """Return the token of ``value``; None if ``value`` has no exact token.
 
-        None is returned for NULL, an expression, a value that the field does not accept, and for
-        every value if the field is not ``exact``.
+        NULL, expressions and values that the field does not accept have no token. If the field is
+        not ``exact``, no value has one.
         """
         if type(value) is not int or not self._takes_int:
             if not self.exact or value is None or hasattr(value, "resolve_expression"):
@@ -103,7 +104,7 @@ _PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoFiel
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model with ``cache = True``, and those of its fields that cache names depend on.
+    """A model with ``cache = True``, and the fields that the names of its cache entries depend on.
 
     Thread-safe.
 
@@ -137,13 +138,16 @@ class CachedModel:
         return self.model._meta.pk
 
     def key_token(self, value: Any) -> str | None:
-        """Return the token of a shard key; None if it has no exact token (:class:`TokenField`)."""
+        """Return the token of a shard key; None if ``value`` has no exact token.
+
+        Also None for a global model. See :class:`TokenField` for exact tokens.
+        """
         return None if self.key_field is None else self.key_field.token(value)
 
     def isolate_token(self, value: Any) -> str | None:
-        """Return the token of an isolate key, which may be NULL.
+        """Return the token of an isolate key; NULL (``value`` None) has a token, too.
 
-        None if the value has no exact token, or the model has no isolate key.
+        Return None if ``value`` has no exact token, or the model has no isolate key.
         """
         field = self.isolate_field
         if field is None:
@@ -153,7 +157,7 @@ class CachedModel:
         return field.token(value)
 
     def pk_token(self, value: Any) -> str | None:
-        """Return the token of a primary key; None if a part of it has no exact token.
+        """Return the token of a primary key; None if a part of the key has no exact token.
 
         :param value: the value of the primary key; a tuple for a composite one.
         """
@@ -171,8 +175,8 @@ class CachedModel:
     def scope(self) -> Callable[..., Scope]:
         """A function ``scope(place, key, isolate=None)`` that returns a :class:`Scope` of the model.
 
-        A scope is a set of rows whose cache entries become void together. The function remembers
-        its results, as a scope has to compute its names.
+        A scope is a set of rows whose cache entries become void together. The function caches the
+        scopes that it returns, as a scope must compute the names of its entries.
         """
 
         @lru_cache(maxsize=_SCOPES)
@@ -182,9 +186,9 @@ class CachedModel:
         return scope
 
     def place(self, alias: str) -> str:
-        """Return the place of the rows on ``alias``, by which their cache server is chosen.
+        """Return the place of the rows on ``alias``: the string that selects their cache server.
 
-        It is ``alias`` itself for a sharded model, and the name of the type for a global one.
+        The place is ``alias`` for a sharded model, and the name of the type for a global model.
         """
         return alias if self.type.sharded else self.type.name
 
@@ -216,25 +220,28 @@ class CachedModel:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The aliases that have rows of the model: all shards in the current topology, or one."""
+        """The aliases that have rows of the model.
+
+        They are all shards in the current topology; for a global model, its one database.
+        """
         if self.options is None:
             return (self.global_alias,)
         return tuple(shard.alias for shard in runtime.group(self.options.group).shards())
 
 
-# forget() replaces this dict by a new one. A thread that runs _learn() at that moment adds its
-# result, which may be out of date, to the old dict.
+# What is known of each model. forget() replaces this dict by a new one. A thread that runs _learn()
+# meanwhile adds its result, which may be out of date, to the old dict, where it does no harm.
 _known: dict[Any, CachedModel | None] = {}
 
 
 def cached_model(model: Any) -> CachedModel | None:
     """Return the :class:`CachedModel` of ``model``; None if ``model`` is not cached.
 
-    A proxy has that of its concrete model. A historical model, as migrations use, has that of the
-    installed model with the same label. If the setting ``SHARDED_ORM`` has no ``CACHE``, no model
-    is cached.
+    For a proxy, return the :class:`CachedModel` of its concrete model; for a historical model of a
+    migration, that of the installed model with the same label. If the setting ``SHARDED_ORM`` has
+    no ``CACHE``, no model is cached.
 
-    :raises ImproperlyConfigured: ``isolate_key`` does not name a field of the model that has a
+    :raises ImproperlyConfigured: ``isolate_key`` names no field of the model, or a field without a
         column.
     """
     known = _known
@@ -245,7 +252,7 @@ def cached_model(model: Any) -> CachedModel | None:
 
 
 def forget() -> None:
-    """Forget what is known of all models. Called after the settings have changed."""
+    """Forget the results of :func:`cached_model`. Called after the settings have changed."""
     global _known
     _known = {}
 
@@ -271,9 +278,9 @@ def _learn(known: dict[Any, CachedModel | None], model: Any) -> CachedModel | No
 
 
 def declares_cache(model: Any) -> bool:
-    """Whether ``ShardMeta`` of the concrete model of ``model`` has ``cache = True``.
+    """Whether the ``ShardMeta`` of ``model``'s concrete model has ``cache = True``.
 
-    False for the child of a cached model (multi-table inheritance), as its rows are in two tables.
+    False for a model with a parent (multi-table inheritance), as its rows are in two tables.
     """
     concrete = model._meta.concrete_model
     if concrete is None or concrete._meta.parents or not hasattr(concrete, "_is_sharded"):
@@ -282,7 +289,10 @@ def declares_cache(model: Any) -> bool:
 
 
 def isolate_name(model: Any) -> str | None:
-    """Return ``ShardMeta.isolate_key`` of a model, unchecked; None if it is not declared."""
+    """Return ``ShardMeta.isolate_key`` of a model; None if the model does not declare it.
+
+    Whether a field has this name is not checked.
+    """
     return getattr(getattr(model._meta.concrete_model, "ShardMeta", None), "isolate_key", None)
 
 
@@ -317,9 +327,9 @@ def _read(model: Any) -> CachedModel | None:
 
 
 def field_of(model: Any, name: str) -> Any:
-    """Return the field of ``model`` with this name or attname; None if it has no column.
+    """Return the field of ``model`` whose name or attname is ``name``.
 
-    Also None if there is no such field.
+    Return None if there is no such field, or if the field has no column.
     """
     for field in model._meta.concrete_fields:
         if name in (field.name, field.attname) and field.column is not None:
@@ -334,7 +344,8 @@ def field_of(model: Any, name: str) -> Any:
 def fingerprint(model: Any) -> str:
     """Return a digest of the fields of ``model``, 8 hexadecimal characters.
 
-    It changes if rows of the model are stored in another way, so that cached rows are not misread.
+    The digest changes whenever rows of the model are stored differently, so that cached rows of the
+    earlier format are not misread.
     """
     parts = [str(FORMAT), model._meta.label]
     for field in model._meta.concrete_fields:
@@ -361,11 +372,11 @@ def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
     )
 
 
-# ##### Which values a database takes for equal #####
+# ##### Which values a database considers equal #####
 
 
 def collations_of(model: Any) -> Collations:
-    """Return the collations of the databases that hold ``model``. Does not connect to any."""
+    """Return the collations of the databases that hold ``model``, without connecting to them."""
     options = shard_options(model)
     if options is not None:
         group = runtime.group(options.group)
@@ -376,7 +387,7 @@ def collations_of(model: Any) -> Collations:
 
 
 def token_field(field: Any, collations: Collations) -> TokenField:
-    """Return the :class:`TokenField` of ``field``: which of its values the database takes for equal.
+    """Return the :class:`TokenField` of ``field``, with what the database considers equal values.
 
     :param collations: the collations of the database that holds the field's column.
     """
@@ -386,8 +397,8 @@ def token_field(field: Any, collations: Collations) -> TokenField:
         if isinstance(target, ExactCharField) and not collation:
             return TokenField(field, target, True)
         return TokenField(field, target, *collations.equality(collation))
-    # Decimals, floats and datetimes are not exact: the database takes some values for equal that
-    # are written in different ways, for example with another time zone.
+    # Decimals, floats and datetimes are not exact: the database considers some values equal that
+    # have different texts, for example datetimes with different time zones.
     exact = isinstance(
         target, models.IntegerField | models.BooleanField | models.UUIDField | models.DateField
     ) and not isinstance(target, models.DateTimeField)

@@ -69,12 +69,12 @@ class CachedRead:
                 self.key = f"{scope.guards[-1]} {request.query}"
 
     def remembered(self) -> Any:
-        """Return the result if the first-level (per-request) cache has it; else None.
+        """Return the result from the first-level (per-request) cache; None if it is not there.
 
-        It is a list of instances, or the number for ``count()`` and ``exists()``.
+        The result is a list of instances; for ``count()`` and ``exists()`` it is a number.
         """
         if self.level is None or self.queryset._for_write:
-            # delete() and get_or_create() need the rows as they are now.
+            # A queryset with _for_write (delete(), get_or_create()) needs the current rows.
             return None
         entry = self.entries.get(self.key)
         return self._instances(entry) if entry is not None and self.kind is ROWS else entry
@@ -92,7 +92,7 @@ class CachedRead:
             entries[self.key] = rows
             self.level.count(1 + len(rows))
             if isinstance(request, ListRequest) and request.object_names is not None:
-                # Each row is also stored under the name of its object, for reads by its key.
+                # Store each row under the name of its object, too, for later reads by primary key.
                 entries.update(zip(request.object_names, ([row] for row in rows), strict=True))
         return self._instances(rows)
 
@@ -112,7 +112,7 @@ class CachedRead:
 
 
 def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
-    # Sets known related objects on the instances, as Django's ModelIterable does.
+    # Set known related objects on the instances, in the same way as Django's ModelIterable.
     for field, objects in known.items():
         names = [
             field.attname if name == "self" else model._meta.get_field(name).attname
@@ -130,7 +130,7 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
 
 
 def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
-    """Prepare to read ``queryset`` through the cache; return None if that is not possible.
+    """Prepare to read ``queryset`` through the cache; return None if it cannot be cached.
 
     No cache server is called.
 
@@ -139,7 +139,8 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
     """
     query = queryset.query
     if query.select_for_update:
-        # A query that locks rows must see their current state, and so must later reads of them.
+        # A query that locks rows must see their current state. Later reads of the request must see
+        # it, too, so the first-level (per-request) cache is emptied.
         request_cache.forget()
         return None
     if queryset._uncached or request_cache.is_uncached():
@@ -218,10 +219,10 @@ def _rows_of(query: Any, alias: str) -> list[Row]:
 
 
 def answer(read: CachedRead, reader: Reader) -> list[Any]:
-    """Return the instances of a read whose request :meth:`Reader.read` has looked for.
+    """Return the instances of a read, after :meth:`Reader.read` has looked for its request.
 
-    If the cache did not have them, query the database, and store the rows in the cache if that is
-    allowed.
+    If the cache did not have the result, query the database. Store the rows in the cache if
+    ``read.fill`` and the outcome of the request allow it.
     """
     request = read.request
     if request.outcome == HIT:
@@ -244,8 +245,8 @@ def _fill(read: CachedRead, reader: Reader, rows: Sequence[Row], values: Sequenc
         pk = plan.pk_token(row)
         if pk is None:
             return
-        # The row's shard key may differ from the one in the conditions, though the database takes
-        # them for equal. Then the row's cache name is another one, and nothing is stored.
+        # The database may consider the row's shard key equal to the one in the conditions, though
+        # their tokens differ. The request then has the wrong names for the row: store nothing.
         if position is not None and cached.key_token(row[position]) != request.scope.key:
             return
         pks.append(pk)

@@ -15,16 +15,16 @@ from sharded_orm.routing.where import compared_columns, is_equality, plain_value
 def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, list[Any]]:
     """Return the values that columns can have in rows that match ``query``, keyed by column.
 
-    A column is in the result only if a condition that every row must meet compares it with plain
-    values, by equality or ``__in``. Each value is listed once, as ``get_prep_value`` of its field
-    returns it; NULL is never listed. If the list of a column is empty, no row can match.
+    A column is in the result only if a condition that every row must meet compares the column with
+    plain values, by equality or ``__in``. Each value is listed once, as ``get_prep_value`` of the
+    field returns it; NULL is never listed. If the list of a column is empty, no row can match.
 
     :param query: a :class:`~django.db.models.sql.Query` of any kind; it is not changed.
     :param columns: names of database columns, as in ``Field.column``; None is ignored.
     """
     pinned: dict[str, list[Any]] = {}
-    # Query.base_table is not used: it is a cached property, and the query's tables may not be
-    # complete yet.
+    # Query.base_table is not used: as a cached property, it would keep the value None for a query
+    # whose table is not in alias_map yet.
     base = next(iter(query.alias_map), None)
     if base is None:
         return pinned

@@ -1,8 +1,8 @@
 """Making model instances from cached rows, exactly as Django makes them from database rows.
 
 The cache holds rows as the database driver returned them, before Django's converters. To become
-instances they pass the converters of a database connection, then ``from_db`` of the model. So each
-factory of instances belongs to a connection.
+instances, rows pass the converters of a database connection, then ``from_db`` of the model. So each
+:class:`InstanceFactory` belongs to a connection.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from sharded_orm.models.cached.lookup_plan import LookupPlan
 
 
 class ConnectionState:
-    """What the cache needs to know of a database connection. Used by the connection's thread only.
+    """What the cache needs to know of a database connection.
 
-    It has the connection's factories of instances, and tells whether the connection may use the
-    cache now. It also implements :class:`~sharded_orm.cache.repair.Sessions`, which finds out
-    whether database sessions have ended.
+    The object tells whether the connection may use the cache now, and makes an
+    :class:`InstanceFactory` for each model. It also implements
+    :class:`~sharded_orm.cache.repair.Sessions`: finds out whether database sessions have ended.
+    Used only by the connection's thread.
     """
 
     def __init__(self, connection: ShardConnectionMixin) -> None:
@@ -42,15 +43,16 @@ class ConnectionState:
         level = None
         if features_of(connection).default_isolation_level is not None:
             level = options.get("isolation_level", "read committed")
-        # In lower case. None if it is the server's default on MySQL, which is not known, and for
-        # SQLite, whose transactions are always serializable.
+        # The isolation level in lower case. None if the level is unknown (the server's default on
+        # MySQL), and on SQLite, whose transactions are always serializable.
         self._isolation = level.lower() if isinstance(level, str) else None
 
     def may_fill(self) -> bool | None:
         """Tell how the connection may use the cache at this moment.
 
-        :returns: True: to read, and to store rows that it reads from the database now; False: to
-            read only; None: not at all.
+        :returns: True if the connection may read from the cache, and store in it what it reads from
+            the database; False if it may only read from the cache; None if it must not use the
+            cache.
         """
         if self._isolation == "read uncommitted":
             return None  # The connection may read rows that are rolled back later.
@@ -63,8 +65,8 @@ class ConnectionState:
         if not in_transaction and not (group is not None and group.levels):
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
-            # The database may show this transaction other rows than the cache has: those that it
-            # wrote itself, or those of its start. Or the transaction must be rolled back.
+            # The transaction must not use the cache: it sees its own uncommitted writes, or the
+            # rows as of its start, or it must be rolled back.
             return None
         return False
 
@@ -97,7 +99,7 @@ class InstanceFactory:
         self._names = [field.attname for field in fields]
         columns = [field.get_col(model._meta.db_table) for field in fields]
         compiler = connection.ops.compiler("SQLCompiler")(Query(model), connection, self._alias)
-        # Django's RawModelIterable finds its converters in the same way.
+        # The converters are found in the same way as in Django's RawModelIterable.
         self._converters = [
             (position, tuple(converters), column)
             for position, (converters, column) in compiler.get_converters(columns).items()
@@ -113,7 +115,7 @@ class InstanceFactory:
             self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
 
     def values(self, rows: Sequence[Row]) -> list[Row]:
-        """Return ``rows`` with the values that Django's converters make of them."""
+        """Return ``rows`` with all values converted by Django's converters."""
         if not self._converters:
             return list(rows)
         connection = self._connection
@@ -128,7 +130,7 @@ class InstanceFactory:
         return converted
 
     def instances(self, values: Sequence[Row]) -> list[Any]:
-        """Return instances as ``Model.from_db`` makes them.
+        """Return model instances, equal to those that ``Model.from_db`` makes.
 
         :param values: rows that have passed Django's converters.
         """
@@ -157,9 +159,10 @@ class InstanceFactory:
 
 @lru_cache(maxsize=1024)
 def _is_plain(model: Any) -> bool:
-    """Whether only Django's code runs when an instance of ``model`` is made and filled.
+    """Whether only Django's code runs when an instance of ``model`` is made and its fields are set.
 
-    Then the model overrides no method, and its fields no descriptor, that runs at that time.
+    False if the model overrides such a method (``__init__``, ``from_db``, …), or if a field of the
+    model has a descriptor that is not Django's.
     """
     return (
         model.from_db.__func__ is Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
@@ -179,12 +182,12 @@ def _is_plain(model: Any) -> bool:
 def connection_state(alias: str) -> ConnectionState | None:
     """Return the state of the connection to ``alias``.
 
-    None if the database backend is not one of this library: it would not tell the cache of writes
-    before COMMIT.
+    Return None if the database backend is not one of this library. Such a connection does not use
+    the cache, as its backend does not tell the cache of writes before COMMIT.
     """
     connection = connections[alias]
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):
-        # The state is kept on the connection object, as its converters belong to that connection.
+        # The state is kept on the connection object, as its factories use that connection.
         state = connection.__dict__["_for_cache"] = ConnectionState(connection)
     return state

@@ -27,7 +27,7 @@ def returned_keys(compiler: Any, objs: Sequence[Any], key: Any, result: Any) -> 
 
 
 def conflicts_within(query: Any, key: str) -> bool:
-    """Whether any stored row that conflicts with a new row must have the same shard key.
+    """Whether every stored row that conflicts with a new row has the shard key of the new row.
 
     True if the shard key is a part of each unique constraint that the new row can violate.
 
@@ -35,7 +35,7 @@ def conflicts_within(query: Any, key: str) -> bool:
     :param key: the name of the field of the shard key.
     """
     meta = query.get_meta()
-    # If the database generates the primary key, it cannot conflict with that of a stored row.
+    # A primary key that the database generates cannot conflict with that of a stored row.
     generates_pk = isinstance(meta.pk, AutoField) and meta.pk not in query.fields
     return all(
         key in names
@@ -48,7 +48,7 @@ def conflicts_within(query: Any, key: str) -> bool:
 def _unique_sets(model: Any) -> tuple[frozenset[str], ...]:
     """Return, for each unique constraint of ``model``, the names of its fields.
 
-    The set is empty for a constraint on expressions.
+    For a constraint on expressions the set of names is empty.
     """
     meta = model._meta
     unique_sets = [frozenset(names) for names in meta.unique_together]

@@ -54,20 +54,20 @@ class ModelCache:
             # Everything, on every shard:
             Photo.cache.invalidate()
 
-        Call this after the SQL. Inside of a transaction, the entries become void when it commits;
-        outside of transactions at once. Does nothing if the model is not cached.
+        Call this method after the SQL. Inside of a transaction, the entries become void when the
+        transaction commits; outside of transactions at once. Does nothing if the model is not
+        cached.
 
-        :param using: the alias of one shard. Default: the shard of the shard key; if no key is
-            given, all shards.
+        :param using: the alias of one shard. Default: the shard of the shard key; if no shard key
+            is given, all shards.
         :param where: the shard key, the isolate key and ``pk``, by field name or attname. A value
-            may be an instance that a foreign key refers to. If the isolate key of a row was
-            changed by the SQL, leave it out, or call this once with the old and once with the new
-            value.
+            may be an instance that a foreign key refers to. If the SQL changed the isolate key of a
+            row, leave the isolate key out, or call the method with the old and with the new value.
         :raises TypeError: a name in ``where`` is unknown, or the shard key is missing.
         :raises ValueError: a field does not accept its value, or ``using`` has no rows of the
             model.
-        :raises CacheUnavailable: a cache server is down; its entries stay as they are, so repeat
-            the call. Raised with every value of ``ON_CACHE_FAILURE``.
+        :raises CacheUnavailable: a cache server is down; entries on this server stay as they are,
+            so repeat the call. Raised whatever value ``ON_CACHE_FAILURE`` has.
         """
         cached = cached_model(self._model)
         if cached is None:
@@ -92,7 +92,7 @@ class ModelCache:
 
 
 class CacheAttribute:
-    """The descriptor behind ``Photo.cache``. Like a manager, it works on the class only."""
+    """The descriptor behind ``Photo.cache``. As for a manager, access on an instance is an error."""
 
     def __get__(self, instance: Any, owner: Any) -> ModelCache:
         if instance is not None:
@@ -101,7 +101,7 @@ class CacheAttribute:
 
 
 def statistics_of(cached: CachedModel) -> dict[str, int]:
-    """Return the counts of a cached model in this process; all are 0 if there is no cache."""
+    """Return the counts of cache events of a model in this process; 0 each if there is no cache."""
     cache = runtime.cache()
     if cache is None:
         return dict.fromkeys(FIELDS, 0)
@@ -132,10 +132,11 @@ def _void(rows: Iterable[VoidRows]) -> None:
 
 
 def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) -> None:
-    """Make all cache entries of the alias void after a migration. Receiver of ``post_migrate``.
+    """Make all cache entries of the migrated alias void. Receiver of ``post_migrate``.
 
     The SQL of a migration may have changed rows. If a cache server is down, the migration does not
-    fail: an error is logged, with the command to run later.
+    fail: an error is logged, with the command that the operator must run later. Do nothing if no
+    migration was run.
     """
     if not plan or runtime.config().cache is None:
         return
@@ -183,7 +184,7 @@ def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
                 f" names are {sorted(roles)!r} and 'using'."
             )
         if isinstance(value, Model):
-            # As in filter(), an instance means the value of a foreign key that refers to it.
+            # As in filter(), a model instance stands for the value of a foreign key to it.
             target = getattr(fields.get(name), "target_field", value._meta.pk)
             value = getattr(value, target.attname)
         values[roles[name]] = value
@@ -200,10 +201,10 @@ def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
 def _rows(
     cached: CachedModel, values: dict[str, Any], using: str | None
 ) -> Iterator[tuple[str, VoidRows]]:
-    """Yield the rows whose entries must become void, each time with the alias that has them.
+    """Yield pairs: the alias of a database, and the rows there whose entries must become void.
 
-    :param values: values of the model's keys; see :func:`_values`.
-    :param using: the alias of one shard, or None.
+    :param values: values of the model's keys; see :func:`_values`. Empty for all rows.
+    :param using: the alias of one shard; None for the shard of the shard key, or all shards.
     :raises ValueError: a field does not accept its value, or ``using`` has no rows of the model.
     """
     if using is not None and not _has_rows(cached, using):
@@ -230,7 +231,8 @@ def _rows(
             using = shard.alias
     alias = cached.aliases[0] if using is None else using
     if key is None and cached.key is not None:
-        # The key has no exact token, so nothing of it is found by name: void the whole shard.
+        # The shard key has no exact token, so its entries cannot be named: make all entries of the
+        # model's rows on this shard void.
         yield alias, _whole(cached, alias)
         return
     if "isolate" in values:
@@ -258,10 +260,10 @@ def _whole(cached: CachedModel, alias: str) -> VoidRows:
 
 
 def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
-    """Return the connection of ``alias`` if it is inside of a transaction; else None.
+    """Return the connection of ``alias`` if the connection is inside of a transaction; else None.
 
-    :param only: whether this alias is the only one to be invalidated. If it is one of many, no
-        connection object is made for a shard that has none: nothing was written there.
+    :param only: whether rows on this alias alone are invalidated. If False, a shard without a
+        connection object gets none: nothing was written there, so None is returned.
     """
     connection: Any
     if cached.options is None or only:
@@ -279,11 +281,12 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
 
 
 def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
-    """Raise ValueError for a value that has no token, though values of its field have tokens.
+    """Raise ValueError, as ``field`` does not accept ``value``.
 
-    Do nothing if the field's values have no exact tokens in general.
+    Do nothing if no value of the field has an exact token: then ``value`` may be valid.
 
     :param tokens: the :class:`~sharded_orm.models.cached.cached_model.TokenField` of the field.
+    :param value: a value that has no token.
     """
     if tokens is not None and tokens.exact:
         raise ValueError(f"{value!r} is no value of {cached.model.__name__}.{field.name}.")

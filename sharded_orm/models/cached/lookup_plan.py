@@ -27,11 +27,11 @@ class LookupPlan:
         self.key_column = None if key is None else key.column
         self.isolate_column = None if cached.isolate is None else cached.isolate.column
         self.pk_columns = [part.field.column for part in cached.pk_fields]
-        #: The columns of shard key and primary key. Conditions that set each of them equal to a
-        #: value select one object.
+        #: The columns of the shard key and the primary key. A query whose conditions set each of
+        #: these columns equal to a value selects one object.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
-        #: The names by which arguments of get() can mean a key. The value is True if the name
-        #: means the primary key, and False if it means only the shard key.
+        #: The names of arguments of get() that stand for a key: True for a name of the primary key
+        #: (which may also be the shard key), False for a name of the shard key.
         self.names: dict[str, bool] = {}
         if key is not None:
             self.names |= {key.name: False, key.attname: False}
@@ -42,9 +42,10 @@ class LookupPlan:
         self._decoded: dict[tuple[str, str], Decoded] = {}
 
     def fingerprint(self, vendor: str) -> str:
-        """Return the fingerprint of rows as the drivers of ``vendor`` (``"mysql"``, …) return them.
+        """Return the fingerprint of rows that a database of ``vendor`` (``"mysql"``, …) returned.
 
-        Cached rows are only used with the fingerprint under which they were stored.
+        The fingerprint depends on the model's fields and the vendor. Cached rows with another
+        fingerprint are not used, as each vendor's driver returns rows in another format.
         """
         return digest(self.cached.type.fingerprint, vendor)[:8]
 

@@ -1,10 +1,11 @@
 """The text of a query, under which the cache stores its result (Yupoo, Y14).
 
 As long as no row changes, queries with equal texts have equal results. Yupoo uses the md5 of the
-SQL. But compiling SQL takes half of the time of a query. So this module makes the text from the
-query object if it knows all of its parts: comparisons of the model's own columns with plain values,
-ordering by own columns, and limits. For other queries the text is their SQL. A query has no text,
-and is not cached, if it reads other tables, or if its result may change though no row does.
+SQL as the text. But compiling SQL takes half of the time of a query. So this module makes the text
+from the query object if the query has only known parts: comparisons of columns of the model with
+plain values, ordering by columns of the model, and limits. For other queries the text is the SQL. A
+query has no text, and is not cached, if it reads other tables, or if its result may change while no
+row changes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where import OnShard
 
-# The types of values that may be in a text. Their repr() has the whole value, and differs between
-# types. Subclasses are not accepted, as they may have another repr().
+# The types of values that may be in a text. The repr() of such a value shows the whole value and its
+# type. Subclasses are not accepted, as they may have another repr().
 IMMUTABLE = frozenset(
     {
         int, str, bool, float, bytes, type(None), Decimal, UUID,
@@ -40,8 +41,8 @@ IMMUTABLE = frozenset(
 #: The classes of queries that have a fingerprint.
 QUERIES = frozenset({Query, ShardedQuery})
 
-# The attributes of a query that this module reads, or that do not matter for the result. If any
-# other attribute in a query's __dict__ does not have its default, the query is not cached.
+# The attributes of a query that this module reads, or that do not matter for the result. If another
+# attribute of a query differs from its default, the query is not cached.
 _READ_HERE = frozenset(
     {
         "model", "alias_refcount", "alias_map", "alias_cols", "external_aliases", "table_map",
@@ -56,11 +57,12 @@ _READ_HERE = frozenset(
 class QueryFingerprint:
     """The text of a query, and the conditions in it that set a column equal to a value.
 
-    :param text: identifies the result of the query; None if the query must be compiled for it,
-        see :func:`compiled_text`.
-    :param equal: for each column that has such conditions, the values with which it is compared,
-        keyed by column. Every row of the result must equal each of them.
-    :param only_equal: whether the query has no other conditions, no offset, and no limit of 0.
+    :param text: identifies the result of the query; None if the text must be the SQL, which
+        :func:`compiled_text` returns.
+    :param equal: lists of values, keyed by column: in every row of the result, the column must be
+        equal to each value of its list.
+    :param only_equal: whether the conditions in ``equal`` are all conditions of the query, and the
+        query has no offset and no limit of 0.
     """
 
     text: str | None
@@ -69,9 +71,10 @@ class QueryFingerprint:
 
 
 def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | str:
-    """Return the fingerprint of ``query``; if it cannot be cached, the reason as a str.
+    """Return the fingerprint of ``query``; if the query cannot be cached, the reason as a str.
 
-    :param ordered: whether the order of the rows matters, as it does not for ``count()``.
+    :param ordered: whether the order of the rows matters (default: yes). It does not for
+        ``count()``.
     """
     if type(query) not in QUERIES:
         return "a query of another class"
@@ -87,8 +90,8 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
 
     equal: dict[str, list[Any]] = {}
     where = query.where
-    # Query.base_table is not used: it is a cached property, and a query whose conditions have no
-    # columns may not have its table yet.
+    # Query.base_table is not used: as a cached property, it would keep the value None for a query
+    # whose table is not in alias_map yet.
     base = next(iter(query.alias_map), None)
     parts: Any = _Conditions(base, equal).read(where, True) if where.children else ()
     order: Any = ()
@@ -117,18 +120,19 @@ def _is_flat(where: WhereNode, equal: dict[str, list[Any]]) -> bool:
 
 
 def _joins(query: Any) -> bool:
-    # Reference counts are needed: if Django has found a join unnecessary (album__id=7), its table
-    # stays in alias_map, with a count of 0.
+    # A table in alias_map is joined only if its reference count is not 0: when Django finds a join
+    # unnecessary (album__id=7), it leaves the table in alias_map and sets the count to 0.
     return any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )
 
 
 class _Conditions:
-    """Reads a tree of conditions, and collects those that set a column equal to a value.
+    """Reads a tree of conditions, and collects the ``column = value`` conditions in it.
 
     :param base: the alias of the table of the query's model.
-    :param equal: a dict to which these conditions are added; see :class:`QueryFingerprint`.
+    :param equal: a dict to which the collected conditions are added; see
+        :class:`QueryFingerprint` for its format.
     """
 
     def __init__(self, base: str | None, equal: dict[str, list[Any]]) -> None:
@@ -138,7 +142,7 @@ class _Conditions:
     def read(self, node: WhereNode, required: bool) -> tuple[Any, ...] | None:
         """Return the conditions in ``node`` as tuples; None if one of them is of an unknown kind.
 
-        :param required: whether every row of the result must meet ``node``.
+        :param required: whether every row of the result must meet the conditions in ``node``.
         """
         required = required and not node.negated and node.connector == AND
         parts: list[Any] = []
@@ -154,8 +158,8 @@ class _Conditions:
             else:
                 part = None
             if part is None:
-                # The loop goes on, as the other conditions may still set the shard key equal to
-                # a value, which is needed for a compiled query, too.
+                # The query must be compiled. The loop goes on all the same, as another condition
+                # may set the shard key equal to a value, which compiled queries need, too.
                 unknown = True
             else:
                 parts.append(part)
@@ -181,12 +185,12 @@ class _Conditions:
 
 
 def _plain_value(value: Any) -> Any:
-    """Return the value of a member of ``TextChoices`` or the like; any other value unchanged."""
+    """Return the value of an enumeration member (``TextChoices``, …); other values unchanged."""
     return value.value if isinstance(value, Choices) else value
 
 
-# The lookup classes of Django that queries have used so far. The SQL of such a lookup depends only
-# on its class, column and value.
+# Cache of _is_known(): the lookup classes of Django that queries have used so far. The SQL of such
+# a lookup depends only on the class, the column and the value.
 _KNOWN: dict[type, bool] = {}
 
 
@@ -217,7 +221,9 @@ def _order(query: Any, ordering: Any) -> tuple[str, ...] | None:
 
 
 def compiled_text(query: Any, using: str) -> str | None:
-    """Compile ``query`` and return its text: the SQL and parameters; None if it cannot be cached.
+    """Compile ``query`` and return its text: the SQL and the parameters.
+
+    Return None if the query cannot be cached.
 
     :param using: the alias of the database where the query would run.
     """
@@ -238,8 +244,8 @@ def compiled_text(query: Any, using: str) -> str | None:
         return None
     params = tuple(map(_plain_value, params))
     if " JOIN " in sql or not IMMUTABLE.issuperset(map(type, params)):
-        # The query reads another table (a join may also come from the ordering), or has a
-        # parameter whose repr() may not have its whole value.
+        # The query reads another table (even the ordering may cause a join), or has a parameter
+        # whose repr() may not show the whole value. So the query is not cached.
         return None
     return repr((sql, params))
 
@@ -251,8 +257,8 @@ _UNSTEADY = (Now, Random, RawSQL, Subquery)
 def _is_steady(node: Any) -> bool:
     """Whether the value of ``node`` depends only on the row for which it is computed.
 
-    True only for Django's own expressions of which that is known. False for ``Now``, ``Random``,
-    ``RawSQL``, ``Subquery``, functions that the project names, and expressions of other packages.
+    True only for Django's own expressions. False for ``Now``, ``Random``, ``RawSQL``, ``Subquery``,
+    database functions that the project names itself, and expressions of other packages.
 
     :param node: an expression, a condition or a tree of conditions.
     """
@@ -264,7 +270,7 @@ def _is_steady(node: Any) -> bool:
     if not kind.__module__.startswith("django.db.models.") or issubclass(kind, _UNSTEADY):
         return False
     if issubclass(kind, Func) and (kind is Func or not node.extra.keys().isdisjoint(_OWN_SQL)):
-        return False  # The project has chosen the database function, which may be any function.
+        return False  # The project has named the database function, so it may be any function.
     if isinstance(node, Lookup) and not _is_value(node.rhs) and not _is_steady(node.rhs):
         return False
     return all(

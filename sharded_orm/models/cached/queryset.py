@@ -1,7 +1,7 @@
 """Querysets of sharded and global models that read through the cache (Yupoo, Y13-Y16).
 
-:mod:`sharded_orm.models.cached.cached_read` decides whether a query is cached, and how it is
-looked up there.
+:mod:`sharded_orm.models.cached.cached_read` decides whether a query is cached, and makes the
+request to the cache.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from sharded_orm.models.cached.query_fingerprint import QUERIES
 
 # The types of key values for which get() can skip building a query.
 _KEYS = frozenset({int, str, UUID})
-# The attributes that an unchanged query, or a copy of it, has in its __dict__. Any other attribute
-# shows that the query was changed.
+# The attributes that a new Query, or a copy of one, has in its __dict__. If a query has any other
+# attribute, a method such as distinct() has changed it.
 _FRESH = frozenset(Query(None).__dict__) | {"_annotation_select_cache", "filter_is_sticky"}
 
 _reader: Reader | None = None
 
 
 def _current_reader() -> Reader | None:
-    """Return the reader of this process; None if no cache is configured, or reading is off."""
+    """Return the reader of this process; None if no cache is configured, or READ is off in it."""
     global _reader
     cache = runtime.cache()
     reader = _reader
@@ -44,8 +44,8 @@ def _current_reader() -> Reader | None:
 
 
 def _forget_reader() -> None:
-    # Called in a forked child: a thread of the parent may have held a lock of the reader, which
-    # nobody would release in the child.
+    # Called in a forked child. At the fork, another thread of the parent may have held a lock of
+    # the reader, and nobody would release this lock in the child. So the child makes a new reader.
     global _reader
     _reader = None
 
@@ -86,12 +86,13 @@ class CachedQuerySet(QuerySet[Any, Any]):
         return clone
 
     def _names_alias(self) -> bool:
-        """Whether ``using()`` has named an alias that decides where the query runs."""
+        """Whether ``using()`` has fixed the database alias of the query."""
         return self._db is not None
 
     def _fetch_all(self) -> None:
         if self._result_cache is None:
-            # Not self._prepared(): a subclass overrides it to choose the shard, which is done.
+            # Not self._prepared(): subclasses override that to choose the shard first, and the
+            # shard has been chosen by now.
             read = CachedQuerySet._prepared(self)
             if read is not None:
                 self._result_cache = self._read_cached(read)
@@ -145,17 +146,19 @@ class CachedQuerySet(QuerySet[Any, Any]):
         return super().get(*args, **kwargs)
 
     def _prepared(self) -> CachedRead | None:
-        """Prepare to read the rows through the cache; return None if that is not possible."""
+        """Prepare to read the rows through the cache; return None if the query cannot be cached."""
         plan = plan_of(self.model)
         return None if plan is None else prepare(self, plan, ROWS)
 
     def _get_by_key(self, named: dict[str, Any]) -> Any:
-        """Answer ``get(user_id=…, pk=…)`` of a queryset without conditions, without a query object.
+        """Answer ``get(user_id=…, pk=…)`` quickly, without building a query.
+
+        This works only if the queryset has no conditions, and the arguments are exactly the shard
+        key and the primary key.
 
         :param named: the keyword arguments of ``get()``.
-        :returns: the instance; None if this must be left to Django's ``get()``, because the
-            queryset has conditions or the arguments are not just the keys.
-        :raises DoesNotExist: there is no such row.
+        :returns: the instance; None if Django's ``get()`` must do the work.
+        :raises DoesNotExist: there is no row with these keys.
         """
         plan = plan_of(self.model)
         if plan is None:
@@ -230,7 +233,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
         else:
             reader.read([request], to_fill=fill)
             if request.outcome != HIT:
-                # The database must be asked: build the query that Django's get() would build.
+                # The cache has no answer: build the query that Django's get() would send.
                 queryset = self.filter(**named)
                 queryset.query.clear_ordering(force=True)
                 queryset.query.set_limits(high=MAX_GET_RESULTS)
@@ -251,7 +254,7 @@ _ROUTINE: dict[type, bool] = {}
 
 
 def _is_routine(kind: Any) -> bool:
-    """Whether the queryset class ``kind`` has not overridden any method that ``get()`` calls."""
+    """Whether the queryset class ``kind`` overrides none of the methods that ``get()`` calls."""
     is_routine = _ROUTINE.get(kind)
     if is_routine is None:
         is_routine = _ROUTINE[kind] = all(
@@ -265,7 +268,7 @@ def _is_routine(kind: Any) -> bool:
 
 
 def fetch_together(*querysets: Any) -> None:
-    """Evaluate several querysets, with shared packets to the cache servers (Yupoo, P8).
+    """Evaluate several querysets with few round trips to the cache servers (Yupoo, P8).
 
     ::
 
@@ -273,8 +276,8 @@ def fetch_together(*querysets: Any) -> None:
         fetch_together(photos, tags)
 
     Afterwards each queryset has its rows, as after ``list()``. Querysets of cached models are looked
-    up together, in packets with the commands of all. Those that are not cached, or missing in the
-    cache, then query the database one after the other.
+    up together: their commands to the same cache server are sent in one packet. Querysets that are
+    not cached, or whose rows the cache lacks, then query the database one after the other.
     """
     reader = _current_reader()
     reads: list[CachedRead] = []

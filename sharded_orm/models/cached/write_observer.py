@@ -1,7 +1,7 @@
 """Tells the cache of writes. The database backends call this module for each write of the ORM.
 
-For each write a *marker* is noted, which is put into the cache before COMMIT and says that the
-rows are being written (see :mod:`sharded_orm.cache.markers`).
+The rows of each write are noted. Before COMMIT, *markers* are put into the cache, which say that
+these rows are being written (see :mod:`sharded_orm.cache.markers`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from sharded_orm.models.cached.write_tracking import TrackedWrite
 
 
 def transaction_markers(connection: Any) -> TransactionMarkers:
-    """Return the object that collects what the open transaction of ``connection`` writes.
+    """Return the object that collects the writes of the open transaction of ``connection``.
 
-    Before COMMIT it tells the cache of these writes, by markers.
-
-    ``connection`` must be inside of a transaction, and a cache must be configured. From now on,
-    reads in this transaction bypass the cache.
+    Before COMMIT, this object announces the writes to the cache by markers. ``connection`` must be
+    inside of a transaction, and a cache must be configured. After this call, reads in the
+    transaction bypass the cache.
     """
     connection.wrote = True
     markers: TransactionMarkers | None = connection.transaction_writes
@@ -37,7 +36,7 @@ def transaction_markers(connection: Any) -> TransactionMarkers:
 
 
 class CacheObserver:
-    """Notes the rows that writes affect, to be marked in the cache.
+    """Notes the rows that writes affect, so that the cache is told of them before COMMIT.
 
     Implements :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`. The app installs
     one instance when it starts.
@@ -53,7 +52,7 @@ class CacheObserver:
         :param cached: the model whose table is written.
         :param compiler: the compiler of the statement.
         :param execute: runs the statement and returns its result.
-        :param counted: whether this result is the number of rows that matched.
+        :param counted: whether ``execute`` returns the number of rows that matched.
         :returns: the result of the statement.
         """
         connection = compiler.connection
@@ -70,7 +69,11 @@ class CacheObserver:
 
     @contextmanager
     def table_flush(self, connection: Any) -> Iterator[None]:
-        """Mark all rows of cached models on ``connection`` while the block empties their tables."""
+        """Context manager for a block that empties tables: announce a write of all cached rows.
+
+        The cache is told before the block that all rows of cached models on ``connection`` are
+        being written, and after the block that this is over.
+        """
         cache = runtime.cache() if runtime.config().cache is not None else None
         models = [m for m in _cached_models() if m.caches_alias(connection.alias)] if cache else []
         if not models or cache is None:

@@ -1,13 +1,14 @@
 """Finds out which rows of a cached model a write affects.
 
 The cache needs the shard key, the isolate key (which divides the cached lists of a shard key) and
-the primary key of each row. For an INSERT they come from the new instances, for an UPDATE or DELETE
-from its conditions. If the conditions do not determine a key, the rows are first read from the
-database, under a lock and in the same transaction. Then the statement is limited to these rows, so
-that it cannot change a row that another transaction adds in between.
+the primary key of each written row. For an INSERT, the keys come from the new instances; for an
+UPDATE or DELETE, from the conditions of the statement. If the conditions do not determine a key,
+the rows are first read from the database, under a lock and in the same transaction. The statement
+is then limited to the rows read, so that it cannot change a row that another transaction adds in
+between.
 
-Saving or deleting one instance mostly needs no such query: the keys of the instance are added to
-the conditions. Only if then no row matches, the rows are read as above.
+Saving or deleting a single instance mostly avoids this query for the keys: the keys of the instance
+are added to the conditions of the statement. The query is made only if no row matches then.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ _writing: ContextVar[Any] = ContextVar("sharded_orm_writing", default=None)
 
 @contextmanager
 def writing(instance: Any) -> Iterator[None]:
-    """Say that ``instance`` is saved or deleted in the block, so that its keys can be used.
+    """Context manager: say that the block saves or deletes ``instance``.
 
-    That saves a query for the keys of the row in the database. The keys are added to the
-    conditions of the statement, so wrong keys do no harm: no row matches, and the query is made.
+    A statement in the block can then take the row's keys from ``instance`` and needs no query for
+    them. The keys are added to the conditions of the statement, so wrong keys do no harm: no row
+    matches, and the query for the keys is made after all.
     """
     token = _writing.set(instance)
     try:
@@ -67,7 +69,7 @@ class KeyColumns(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _key_columns(model: Any) -> KeyColumns:
-    """Return the key columns of a cached model, which may be a migration's historical model."""
+    """Return the key columns of ``model``: a cached model, or a historical model (migrations) of it."""
     cached = cached_model(model)
     assert cached is not None
 
@@ -91,12 +93,12 @@ def _key_columns(model: Any) -> KeyColumns:
 class AffectedRows(NamedTuple):
     """The rows that a write affects, as tokens of their keys.
 
-    A *token* represents a value in the names of cache entries. Each set of keys is None if it is
-    unknown, or has too many keys to list.
+    A *token* represents a value in the names of cache entries. An attribute is None if its keys
+    are unknown, or too many to list.
 
-    :param keys: the shard keys.
-    :param pks: the primary keys.
-    :param isolates: the isolate keys; also None if the model has none.
+    :param keys: tokens of the shard keys.
+    :param pks: tokens of the primary keys.
+    :param isolates: tokens of the isolate keys; None for a model without isolate key, too.
     """
 
     keys: tuple[str, ...] | None
@@ -107,9 +109,9 @@ class AffectedRows(NamedTuple):
 class TrackedWrite:
     """One statement that writes rows of a cached model, inside of a transaction.
 
-    :param compiler: the compiler of the statement.
-    :param markers: collects the affected rows, and tells the cache of them before COMMIT.
-    :param counted: whether the result of the statement is the number of rows that matched.
+    :param compiler: Django's SQL compiler of the statement.
+    :param markers: collects the affected rows, and announces their keys to the cache before COMMIT.
+    :param counted: whether executing the statement returns the number of rows that matched.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class TrackedWrite:
         pks: Iterable[str] | None,
         isolates: Iterable[str] | None,
     ) -> None:
-        """Note rows of one shard key as affected; ``self._markers`` tells the cache of them.
+        """Note rows of one shard key as affected, in ``self._markers``.
 
         :param key: the token of the shard key; None for a global model, or if it is unknown.
         :param pks: tokens of the rows' primary keys; None for all rows of the key.
@@ -152,10 +154,10 @@ class TrackedWrite:
             self._markers.touch(scope, pks, isolates=narrow)
 
     def _touch_rows(self, rows: AffectedRows, new_isolates: Iterable[str] | None = ()) -> None:
-        """Note ``rows`` as affected; ``self._markers`` tells the cache of them.
+        """Note ``rows`` as affected, in ``self._markers``.
 
-        :param new_isolates: tokens of the isolate keys that the write gives to the rows; empty if
-            it does not change them, None if they are unknown.
+        :param new_isolates: tokens of the isolate keys that the write gives to the rows. Empty
+            (the default) if the write changes no isolate key; None if the new ones are unknown.
         """
         if rows.isolates is None or new_isolates is None:
             isolates = None
@@ -170,11 +172,12 @@ class TrackedWrite:
                 self._touch(key, rows.pks, isolates)
 
     def _field(self, field: Any) -> Any:
-        """Return the field of the query's model that has the name of ``field``.
+        """Return the field with the name of ``field`` in the query's model.
 
-        That model may be a historical model of a migration, with other field objects.
+        The two fields can differ: the query's model may be a historical model of a migration,
+        which has its own field objects.
 
-        :raises FieldDoesNotExist: the query's model has no such field.
+        :raises FieldDoesNotExist: the query's model has no field of this name.
         """
         return self._meta.get_field(field.name)
 
@@ -190,13 +193,15 @@ class TrackedWrite:
             return execute()
         upsert = query.on_conflict is OnConflict.UPDATE
         if upsert and key is not None and not conflicts_within(query, key.name):
-            # The upsert may update a stored row with another shard key, which is not known here.
+            # The upsert may update a stored row with another shard key. That key is not known
+            # here, so all rows of the table count as affected.
             self.touch_all()
             return execute()
         try:
             result = execute()
         except BaseException:
-            # Some rows may have been stored, and the caller may go on without a rollback.
+            # The failed INSERT may have stored some rows, and the caller may commit them: so the
+            # rows count as affected.
             self._touch_new(key, isolate, None, upsert)
             raise
         keys = None if key is None else returned_keys(self._compiler, query.objs, key, result)
@@ -204,14 +209,16 @@ class TrackedWrite:
         return result
 
     def _touch_new(self, key: Any, isolate: Any, keys: list[Any] | None, upsert: bool) -> None:
-        """Note the rows of an INSERT as affected; ``self._markers`` tells the cache of them.
+        """Note the rows of an INSERT as affected, in ``self._markers``.
 
-        Called after ``pre_save`` of the fields, which may set attributes of the instances.
+        Call this after ``pre_save()`` of the fields, which may set attributes of the instances.
 
         :param key: the field of the shard key; None for a global model.
-        :param isolate: the field of the isolate key; None if there is none.
-        :param keys: the shard keys that the database generated, for each instance; else None.
+        :param isolate: the field of the isolate key; None if the model has none.
+        :param keys: the shard keys that the database generated, one for each instance; None if it
+            generated none.
         :param upsert: whether the INSERT may also have updated stored rows of the same shard keys.
+            If so, all rows of these shard keys count as affected.
         """
         cached = self._cached
         touched: dict[str | None, set[str] | None] = {}
@@ -252,8 +259,9 @@ class TrackedWrite:
             elif field.name == isolate:
                 new_isolate = value
         if changes_identity:
-            # A change of the primary key or shard key changes the names of objects. That is rare,
-            # so the old and new names are not found out: all rows of the table count as affected.
+            # The statement changes a primary key or shard key, and so the names of cached objects.
+            # This is rare, so the code does not find out the old and new names: all rows of the
+            # table count as affected.
             self.touch_all()
             return execute()
         new_isolates: Iterable[str] | None = ()
@@ -273,7 +281,8 @@ class TrackedWrite:
             try:
                 changed = execute()
             except BaseException:
-                # The statement may have been done: a handler of a Unix signal can raise anywhere.
+                # The database may have executed the statement all the same, as the handler of a
+                # Unix signal can raise anywhere. So the rows count as affected.
                 self._touch_rows(guessed_rows, new_isolates)
                 raise
             if changed == 1:
@@ -285,16 +294,17 @@ class TrackedWrite:
     def _guess(
         self, rows: AffectedRows, new_isolate: Any
     ) -> tuple[AffectedRows, list[tuple[str, Any]]] | None:
-        """Guess the keys of the row, for a statement whose conditions name one primary key.
+        """Guess the keys of the written row, for a statement whose conditions name one primary key.
 
         The guessed shard key is that of the instance that is being saved or deleted. The guessed
-        isolate key is the one that the statement sets, as if it did not change, or else that of
-        the instance.
+        isolate key is the value that the statement sets (the row probably has it already), or
+        else that of the instance.
 
         :param rows: the keys that the conditions of the statement determine.
-        :param new_isolate: the isolate key that the statement sets, or ``_ABSENT``.
-        :returns: the keys, and conditions (name and value) to add to the statement: with them, it
-            changes no row if the guess is wrong. None if nothing can be guessed.
+        :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if it sets none.
+        :returns: the guessed keys, and the conditions (name and value) to add to the statement:
+            with these conditions, the statement changes no row if the guess is wrong. None if
+            nothing can be guessed.
         """
         cached = self._cached
         if rows.pks is None or len(rows.pks) != 1 or len(self._query.alias_map) > 1:
@@ -326,7 +336,10 @@ class TrackedWrite:
         return AffectedRows(keys, rows.pks, isolates), conditions
 
     def _rows_by_conditions(self) -> AffectedRows:
-        """Return the keys of affected rows, as far as the conditions of the query determine them."""
+        """Return those keys of the affected rows that follow from the conditions of the query.
+
+        Keys that do not follow from the conditions are None.
+        """
         cached = self._cached
         pk, key, isolate = columns = _key_columns(self._query.model).columns
         pinned = all_pinned(self._query, columns)
@@ -367,7 +380,8 @@ class TrackedWrite:
         except (FieldDoesNotExist, FieldError, NotSupportedError):
             matching = None
         if matching is None:
-            # There are too many rows to list them, or they cannot be selected.
+            # There are too many rows to list them, or they cannot be selected. So all rows of the
+            # known shard keys count as affected.
             self._touch_rows(AffectedRows(rows.keys, None, rows.isolates), new_isolates)
             return execute()
         if not matching:
@@ -394,7 +408,8 @@ class TrackedWrite:
     def _select(self, names: list[str]) -> Any:
         """Return a query that selects and locks the rows that the statement would change.
 
-        Its limit is MAX_LISTED + 1 rows, to find out whether there are more than can be listed.
+        The query returns at most MAX_LISTED + 1 rows. MAX_LISTED + 1 rows mean that there are too
+        many to list.
 
         :param names: names of the fields to select.
         """
@@ -404,8 +419,8 @@ class TrackedWrite:
         select.clear_ordering(force=True)
         select.clear_select_clause()
         if select.group_by is not None:
-            # The conditions are on aggregates, so the query is grouped, and cannot select other
-            # fields. It becomes a subquery that finds the primary keys.
+            # The conditions are on aggregates, so the query has a GROUP BY and cannot select other
+            # fields. So it becomes the subquery that finds the primary keys.
             inner = select
             inner.add_fields([field.attname for field in self._meta.pk_fields])
             select = Query(query.model)
@@ -417,10 +432,10 @@ class TrackedWrite:
         return select
 
     def _read(self, known: AffectedRows) -> list[tuple[str | None, str | None, str | None]] | None:
-        """Read and lock the rows that the statement would change, and limit it to these rows.
+        """Read and lock the rows that the statement would change; limit the statement to them.
 
-        One query. Unless the conditions name exactly the primary keys that were read, these keys
-        are added to the conditions of the statement.
+        Costs one query. The primary keys that were read are added to the conditions of the
+        statement, unless the conditions name exactly these keys already.
 
         :param known: the keys that the conditions of the statement determine.
         :returns: tokens of the shard key, the primary key and the isolate key of each row; None

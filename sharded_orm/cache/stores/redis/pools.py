@@ -13,8 +13,8 @@ from redis.sentinel import SentinelConnectionPool
 def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
     """Return one pool per server of an alias that uses django-redis.
 
-    With ``ShardClient`` each URL in ``location`` is a server. Otherwise the first URL is the
-    server, and the others are replicas of it; these are not used, as they lag behind.
+    With ``ShardClient`` each URL in ``location`` is a server. With other clients the first URL is
+    the server, and the other URLs are its replicas, which are not used, as replicas lag behind.
 
     :param location: ``LOCATION`` of the alias.
     :param options: ``OPTIONS`` of the alias.
@@ -52,9 +52,9 @@ def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[Connectio
 
 
 def place_of(pool: ConnectionPool) -> str:
-    """Return the address of the server of ``pool``, different for each server.
+    """Return the address of the server of ``pool``, which is different for each server.
 
-    It becomes a part of the server's name, by which servers are told apart.
+    The address becomes a part of the server's name, which identifies the server.
     """
     if isinstance(pool, SentinelConnectionPool):
         # The sentinels' addresses are added, since other sentinels may have a service with the

@@ -34,12 +34,12 @@ class Refusal(Exception):
     """The error reply of a server to one command. It is returned like any reply, never raised."""
 
     def __init__(self, line: str) -> None:
-        # Only the first word is kept, the code of the error: the others may quote the command.
+        # Keep only the first word, the code of the error, as other words may quote the command.
         self.code = (line.split(None, 1) or ["ERR"])[0]
 
 
-# The types of replies. They are compared exactly, as version 3 of the protocol has other types
-# that must be refused: its True would pass for an int.
+# The types of valid replies. Subclasses are refused: True, a reply in version 3 of the protocol,
+# would pass as an int otherwise.
 _REPLIES = frozenset({bytes, int, type(None), list, Refusal})
 _VALUES = frozenset({bytes, type(None)})
 

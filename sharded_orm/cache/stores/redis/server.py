@@ -1,21 +1,21 @@
 """A Redis server (4.0 or newer), used through the connections of django-redis or Django.
 
-The client libraries open the connections (TLS, sockets, Sentinel). This module itself sends the
-commands and receives the replies: the pools and parsers of those libraries take longer than the
-server, and do not limit the time of a whole call.
+The client libraries open the connections (TLS, sockets, Sentinel). Commands are sent and replies
+are received by this module itself: the pools and parsers of the libraries take more time than the
+server does, and cannot limit the time of a whole call.
 
 A *lease* is the permission to store a missing object. It is a random token, which the server keeps
 for some seconds as a placeholder under the object's name. A script stores the value only if the
 placeholder is still there.
 
 A server can come back with data of an earlier time: after a restart from its dump, after a
-failover to a replica, or after it was a replica itself. Then the guards, the entries that say
-whether others are valid, lack the writes since that time. So the names of all entries begin with
-the *incarnation* of the data, a random word. The server stores this word together with the
-``run_id`` of the server that wrote the data. If a new connection finds another ``run_id``, or no
-word, it stores a new word: then no older entry is found any more, and all of them expire in time.
-Each packet also reads the word; if it has changed, the packet is sent again on a new connection.
-Callers of this class use names without the word.
+failover to a replica, or after it was a replica itself. Then the guards (entries that say whether
+other entries are valid) know nothing of the writes since that time. So the names of all entries
+begin with the *incarnation* of the data, a random word. The server stores this word together with
+the ``run_id`` of the server that wrote the data. If a new connection finds another ``run_id``, or
+no word, it stores a new word: older entries are then no longer found, and expire in time. Each
+packet also reads the word; if the word has changed, the packet is sent again on a new connection.
+Callers of :class:`RedisServer` use names without the word.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from sharded_orm.cache.stores.redis.protocol import (
 from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
 _PLACEHOLDER = b"\0lease:"
-#: The name of the entry that says who owns the data. Its value has the ``run_id`` of the server
-#: that wrote them, and their incarnation.
+#: The name of the entry that says which server owns the data. The value of this entry is the
+#: ``run_id`` of the server that wrote the data, a colon, and the incarnation of the data.
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
 #: The number of characters of an incarnation, the random word before all names of entries.
@@ -64,7 +64,7 @@ _COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
 )
-# Replaces the value of _OWNER, if it is as expected. Returns the value that it has afterwards.
+# Replaces the value of _OWNER if the value is ARGV[1]. Returns the value that _OWNER has afterwards.
 _REPLACE_OWNER = RedisScript(
     b"local there = redis.call('GET', KEYS[1]) or '' "
     b"if there ~= ARGV[1] then return there end "
@@ -81,13 +81,12 @@ class RedisServer(RemoteServer):
     """One Redis server. Thread-safe.
 
     The server must not be a node of a Redis Cluster or a replica, and no proxy may spread one
-    connection over several servers. The Redis user must be allowed to run scripts and INFO, and
-    must not be limited to names with some prefix. The answer to INFO must have a ``run_id``, as
-    it does on managed servers.
+    connection over several servers. The Redis user must be allowed to run scripts and INFO, and to
+    use any entry name. The reply to INFO must contain a ``run_id``; that of managed servers does.
 
-    After a failover or a start from a dump, no older entry is found. While a network partition
-    leaves two primaries, clients that still reach the old one read entries that were valid before
-    the partition.
+    After a failover or a start from a dump, older entries are not found. While a network partition
+    leaves two primaries, clients that still reach the old primary read entries that were valid
+    before the partition and may be stale.
     """
 
     _end = LINE_END
@@ -101,7 +100,7 @@ class RedisServer(RemoteServer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param pool: has the options for new connections; no connection is taken from this pool.
+        :param pool: a pool of redis-py. Only its connection options are used, not its connections.
         :param timeout, backoff, clock: see :class:`RemoteServer`.
         """
         super().__init__(
@@ -115,8 +114,8 @@ class RedisServer(RemoteServer):
     # ##### Connections #####
 
     def _connect(self, timeout: float) -> Connection:
-        # The error is raised here and not in _open(), since error reports show local variables,
-        # and those of _open() include the password.
+        # The error is raised here and not in _open(), since error reports show local variables:
+        # the local variables of _open() include the password.
         opened = self._open(timeout)
         if isinstance(opened, str):
             raise OSError(f"connecting: {opened}")
@@ -127,7 +126,8 @@ class RedisServer(RemoteServer):
         options = {
             option: value
             for option, value in self._pool.connection_kwargs.items()
-            # Maintenance notifications need version 3 of the protocol, which is not used here.
+            # Options about maintenance notifications are left out: such notifications need version
+            # 3 of the protocol, and this module uses version 2.
             if not option.startswith("maint_notifications")
         }
         limit = options.get("socket_connect_timeout")
@@ -151,17 +151,17 @@ class RedisServer(RemoteServer):
         except (RedisError, OSError, ProtocolError) as exc:
             connection.disconnect()
             return str(exc) if isinstance(exc, ProtocolError) else type(exc).__name__
-        # Take the socket, and drop the library's connection object. The attribute is private, but
-        # all releases have it.
+        # Take the socket out of the library's connection object, which is then dropped. The
+        # attribute _sock is private, but all releases of redis-py have it.
         opened: socket.socket = connection._sock
         connection._sock = None
         return Connection(opened, self.timeout, owners[0])
 
     def _greet(self, connection: Any, deadline: float) -> bytes:
-        """Log in on a new connection. Return who owns the data: the value of :data:`_OWNER`.
+        """Log in on a new connection. Return the value of :data:`_OWNER`: which server owns the data.
 
-        If another server has written this value, it is replaced first, by the ``run_id`` of this
-        server and a new incarnation.
+        If the stored value is missing or has the ``run_id`` of another server, first replace it by
+        the ``run_id`` of this server and a new incarnation.
 
         :param connection: a connection object of redis-py.
         :param deadline: a time on the monotonic clock.
@@ -202,7 +202,7 @@ class RedisServer(RemoteServer):
     ) -> list[Any]:
         """Send commands of the greeting and return their replies.
 
-        :raises ProtocolError: a reply is not bytes. The reply to GET may also be None.
+        :raises ProtocolError: a command was refused, or a reply is not bytes (nor None, for GET).
         """
         left = max(deadline - time.monotonic(), 0.001)
         replies = Connection(connection._sock, left).ask(
@@ -222,12 +222,12 @@ class RedisServer(RemoteServer):
     ) -> list[Any]:
         """Send ``commands`` in one packet and return their replies.
 
-        The last command must also read :data:`_OWNER`. If that still is what the connection found
-        at its start, it has been so for all of ``commands``, as the value never comes back. If it
-        is not, the packet is sent again on a new connection.
+        The last of ``commands`` must read :data:`_OWNER`. If its value is still the one that the
+        connection found at its start, all of ``commands`` ran on the same data, as an earlier value
+        never comes back. If the value has changed, send the packet again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
-        :raises ServerDown: see :meth:`_exchange`.
+        :raises ServerDown: there was no valid reply in time, or the server rests after a failure.
         """
         owner = b""
 
@@ -249,10 +249,12 @@ class RedisServer(RemoteServer):
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` and return their replies.
 
-        One round trip; one more if the server does not know a script yet. The commands run in
-        order, except such scripts, which run last. Commands of other clients may run in between.
+        Costs one round trip; two if the server does not know one of the scripts yet. The commands
+        run in their order, except that scripts that were unknown run last. Commands of other
+        clients may run in between.
 
-        :param commands: tuples of parts. A part that is a str is the name of an entry.
+        :param commands: each command is a tuple of parts: a str is the name of an entry, to which
+            the incarnation is added; bytes are sent as they are.
         """
         if not commands:
             return []
@@ -275,7 +277,8 @@ class RedisServer(RemoteServer):
         if isinstance(reply, Refusal):
             text = f"refused: {reply.code}"
             if reply.code in ("OOM", "WRONGTYPE"):
-                # The command has failed, but _failed() is not called: the server can be used.
+                # Only this command has failed. _failed() is not called, as it would stop the use
+                # of the server for a while.
                 raise ServerDown(f"{self.name} {text}")
             raise self._failed(text)
         raise self._failed("unexpected reply")
@@ -304,8 +307,8 @@ class RedisServer(RemoteServer):
         return (
             values[:middle],
             [
-                # Makes a FoundEntry without a lease in half the time that its constructor takes.
-                # A placeholder counts as a missing entry.
+                # tuple.__new__() makes a FoundEntry in half the time of its constructor. The entry
+                # has no lease. The placeholder of another reader's lease counts as missing.
                 tuple.__new__(
                     FoundEntry, (None if value and value.startswith(_PLACEHOLDER) else value, None)
                 )
@@ -320,7 +323,7 @@ class RedisServer(RemoteServer):
         commands: list[tuple[Any, ...]] = []
         for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # With NX, the placeholder of another reader is not replaced.
+                # NX: do not replace the placeholder of another reader.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
                 commands.append((_COMPARE_AND_SET, name, value, token, seconds))
@@ -368,8 +371,8 @@ class RedisServer(RemoteServer):
             if created is not None:  # None means that the guard existed already.
                 self._checked(created, bytes)
             self._checked(prolonged, int)
-            # If the guard vanished after SET, APPEND has created an entry without a first line.
-            # That is not a valid guard, and readers will replace it.
+            # If the guard vanished between SET and APPEND, APPEND has created an entry without the
+            # guard's first line. Such an entry is not a valid guard, and readers will replace it.
             sizes.append(self._checked(size, int))
         return sizes
 
@@ -414,8 +417,8 @@ class RedisServer(RemoteServer):
     def counters(self, names: Sequence[str]) -> list[int]:
         if not names:
             return []
-        # _pipeline() puts the incarnation only before names that are str. Counters have names that
-        # are bytes, so they survive a change of the incarnation.
+        # _pipeline() adds the incarnation to names that are str. The names of counters are passed
+        # as bytes, without the incarnation, so that counters survive its change.
         keys = [name.encode("ascii") for name in names]
         (reply,) = self._pipeline([(b"MGET", *keys)])
         values = self._checked(reply, list)
