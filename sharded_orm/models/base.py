@@ -238,8 +238,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def _do_insert(
         self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
-        # Overrides Model._do_insert(), which inserts with a plain base manager. Insert with the
-        # library's queryset instead, because only that calls the fields that generate ids.
+        # Overrides Model._do_insert(), which inserts with a plain base manager. If the model has
+        # fields that generate ids, insert with the library's queryset instead, because only that
+        # calls these fields.
         options = self._shard_options()
         options.refuse_key_changed_on_insert(self)
         check_insert(colocation_on(options, str(using)), [self])
@@ -305,8 +306,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
         # Overrides the method of Model behind get_next_by_FOO(), which asks this row's shard. That
-        # shard has the rows of several keys, but not of all keys. So only rows with the same key as
-        # this row are considered.
+        # shard has all rows with this row's key, but not the rows of all other keys. So the caller
+        # must pass this row's key as a condition.
         options = self._shard_options()
         key = options.key
         if key is not None and getattr(self, key.attname) not in (

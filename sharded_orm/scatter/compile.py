@@ -58,9 +58,8 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # ``distinct`` are the numbers of the columns that must differ between rows if the query has
-    # DISTINCT. ``groups`` are the numbers of the GROUP BY columns. Both are empty for other
-    # queries.
+    # ``distinct`` are the numbers of the columns by which DISTINCT compares rows; ``groups`` are
+    # those of GROUP BY. Each is empty if rows of different shards need no such comparison.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()

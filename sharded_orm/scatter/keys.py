@@ -381,8 +381,7 @@ def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
     MDEV-29959 sort all UUIDs in the first way.
 
     :param version: the server's version.
-    :raises ScatterNotSupported: the server lacks the fix, so it sorts this UUID in a way that
-        cannot be reproduced.
+    :raises ScatterNotSupported: the server lacks the fix; its order is not reproduced.
     """
     if not ((10, 11, 5) <= version < (11,) or version >= (11, 0, 3)):
         raise refuse(

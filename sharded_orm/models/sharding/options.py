@@ -87,11 +87,9 @@ class ShardOptions:
 
     @cached_property
     def relation_arguments(self) -> list[str]:
-        """Return keyword arguments, such as ``photo=…``, that name the shard of a row of this
-        model.
+        """Return keyword arguments, such as ``photo=…``, for the relations of this model.
 
-        They are relations to rows whose shard is known. Error messages list them for a model
-        without a shard key.
+        They name the shard of a row of a model without a shard key; error messages suggest them.
         """
         return [
             f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation
@@ -261,7 +259,7 @@ class ShardOptions:
             if value is not None and self.names_shard(field):
                 # ``key`` is that of a referenced row, which is not being written. In a group whose
                 # keys must be placed, runtime.place() would place that key, so only look it up. In
-                # other groups call place(): it refuses an id that no row can have.
+                # other groups, call place() before a write: it refuses an id that no row can have.
                 must_exist = for_write and not runtime.strategy(self.group).places
                 look_up = runtime.place if must_exist else runtime.locate
                 return find_shard(instance, self.group, field.get_prep_value(value), look_up)
@@ -368,7 +366,8 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
 
 
 def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
-    """Return the error for a query that names no shard. Its message lists the remedies.
+    """Return the error to raise for an operation whose shard is unknown. Its message lists the
+    remedies.
 
     :param problem: what is wrong with the query, as a clause of the message.
     """
