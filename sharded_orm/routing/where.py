@@ -301,8 +301,8 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
         if type(value) is Value:
             # Django does not convert the value inside Value() with the field, as it does with plain
             # values. The database converts it by other rules than Python: for MariaDB, "5abc"
-            # equals the number 5. So compare the value with the one that the field would convert it
-            # to.
+            # equals the number 5. So the value counts as plain only if it already has the type that
+            # the field would convert it to.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None

@@ -217,8 +217,9 @@ class FromOutside(RelatedRows):
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
-        # Overrides RelatedManager.set(), which works on one alias only. Here the rows may be on
-        # several shards.
+        # Overrides RelatedManager.set(), which works on one alias only. If the foreign key may be
+        # NULL, set() would also have to remove the old rows, which may be on any shard; so it is
+        # refused.
         if self.field.null:
             raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
