@@ -106,7 +106,7 @@ class ShardRouter:
         followed may be another one. The library's own descriptors know the relation, and do not ask
         the router.
 
-        For a write, if the shard is to be chosen later, the result is the alias of the whole group.
+        If the shard is to be chosen later, the result is the alias of the whole group.
 
         :raises ShardKeyRequired: the rows would be read, and ``instance`` does not tell their
             shard.

@@ -1,4 +1,4 @@
-"""64-bit ids made of shard, type and a local number, which the table on the shard counts."""
+"""64-bit ids made of shard, type and a local number that the table on the shard counts."""
 
 from __future__ import annotations
 

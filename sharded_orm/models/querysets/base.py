@@ -247,8 +247,8 @@ class RoutedQuerySet(CachedQuerySet):
                 )
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
-        # Remove the routing hints: Django keeps those of the left side, which do not hold for the
-        # other side.
+        # If the two sides have different routing hints, remove them: Django keeps those of the left
+        # side, which do not hold for the other side.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}
