@@ -135,8 +135,6 @@ class Strategy(ABC):
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
         """Take over the state of ``former``, the strategy that the group had before the topology
         changed.
-
-        The default does nothing.
         """
 
     def explain(self, key: Any) -> str:

@@ -180,7 +180,9 @@ def _rows(
 def _count_rows(
     targets: Sequence[Target], failures: Failures, local_columns: frozenset[str]
 ) -> int:
-    """Return the number of rows of a query with DISTINCT or GROUP BY, within its OFFSET and LIMIT."""
+    """Return the number of rows of a query with DISTINCT or GROUP BY; its OFFSET and LIMIT are
+    ignored.
+    """
     unlimited = _transformed(targets, _without_limits)
     plan = make_plan(unlimited, CompileOptions(local_columns=local_columns), failures)
     template = plan.template

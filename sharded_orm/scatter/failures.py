@@ -5,8 +5,8 @@ A scatter distinguishes three kinds of database errors:
 - The *shard* is the cause: its connection, the state of its server, its schema or its file. The
   shard counts as not answering; see :func:`is_failure`.
 - The *shard or the query* is the cause: a table, a column or a privilege is missing. The shard
-  counts as not answering, unless all shards fail: an answer of another shard proves that the query
-  is right; see :func:`may_be_the_query`.
+  counts as not answering in this case too. An answer of another shard proves that the query is
+  right; see :func:`may_be_the_query`.
 - The *query* is the cause of all other errors. They are raised unchanged.
 """
 
