@@ -23,7 +23,7 @@ def install_through(model: type[Model]) -> None:
     """Add the manager and the checks of sharded models to the many-to-many tables that ``model``
     declares.
 
-    Automatic tables only: explicit ``through`` models must be sharded models themselves.
+    Only automatic tables are changed. A table with an explicit ``through`` model is not.
     """
     fields: Any = model._meta.local_many_to_many
     for field in fields:

@@ -90,7 +90,7 @@ class OperationStep(models.Model):
 
 
 class OperationScript(models.Model):
-    """A text that many steps of one run need. It is stored once per run, not once per step."""
+    """Content that many steps of one run need. It is stored once per run, not once per step."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="scripts"
