@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# The largest number of shards that may be streamed at once, with a separate connection for each.
+# The largest number of shards read on demand at once, each of which needs a separate connection.
 _MOST_OPEN = 100
 
 

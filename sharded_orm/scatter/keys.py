@@ -55,7 +55,8 @@ _PLAIN_FIELDS = (
 class Column:
     """A selected column, with the properties that decide how its values are compared."""
 
-    # The table's alias and the column's name; both are None for an expression.
+    # The table's alias in the query, and the column's name (in the next attribute). Both are None
+    # for an expression.
     alias: str | None
     name: str | None
     # "plain" for numbers and dates, which Python compares as every database does; "uuid" for UUIDs;
@@ -205,7 +206,8 @@ class Comparison:
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
         self.columns = columns
-        # Position of the shard's index in a row: a row holds its columns, that index, then the weights.
+        # The position of the shard's index in a row: a row holds its columns, that index, then the
+        # sort weights.
         self.shard = len(columns)
         self.compared = tuple(compared)
         self.weighted: tuple[int, ...] = ()

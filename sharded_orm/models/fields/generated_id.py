@@ -85,7 +85,8 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
 
     A field whose ``outermost`` is true comes last.
     """
-    # A proxy model has no fields of its own; its rows are rows of its concrete model.
+    # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
+    # model.
     fields: tuple[Any, ...] = tuple(model._meta.concrete_model._meta.local_concrete_fields)
     generated = [field for field in fields if isinstance(field, EmbeddedShardMixin)]
     return tuple(sorted(generated, key=lambda field: field.outermost))

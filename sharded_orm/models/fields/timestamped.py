@@ -133,7 +133,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
-        # IGNORE, and MySQL's ON DUPLICATE KEY UPDATE, apply to conflicts of every unique key.
+        # IGNORE, and ON DUPLICATE KEY UPDATE on MySQL, treat a duplicate in any unique key as a
+        # conflict, also in this field's.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:

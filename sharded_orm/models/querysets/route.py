@@ -229,7 +229,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
 
 
 def _joins(query: Query) -> bool:
-    # A join that Django has trimmed (album_id=) stays in alias_map, with a reference count of 0.
+    # Do not count joins that Django has trimmed (album_id=): they stay in alias_map with a
+    # reference count of 0.
     return len(query.alias_map) > 1 and any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )

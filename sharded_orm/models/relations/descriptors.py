@@ -232,8 +232,8 @@ _FORWARD: dict[type, type] = {
 def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
-    The other side gets its descriptor even if it is a global or plain Django model. Otherwise
-    Django would ask the router, which does not know the relation that is followed.
+    The other side gets its descriptor even if it is a global or plain Django model. Django's own
+    descriptor would ask the router, which does not know the relation that is followed.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:

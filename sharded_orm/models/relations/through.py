@@ -59,7 +59,10 @@ def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:
-    """Raise if ``self`` links to a row that is known to be on another shard than ``alias``."""
+    """Raise if ``self`` links to a row that is known to be on another shard than ``alias``.
+
+    ``self`` is a row of an automatic many-to-many table.
+    """
     options = shard_options(type(self))
     assert options is not None
     target = runtime.topology().resolve(alias)

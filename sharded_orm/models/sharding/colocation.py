@@ -99,7 +99,8 @@ class Colocation:
             return
         tables: dict[str, Any] = query.alias_map
         for alias, join in tables.items():
-            # A join that Django has trimmed stays in alias_map, with a reference count of 0.
+            # Skip a join that Django has trimmed: it stays in alias_map with a reference count of
+            # 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:
                 self._check_model(query, join.join_field.related_model, "joins")
                 self._check_join(query, join)

@@ -40,7 +40,7 @@ from django.utils.tree import Node
 from sharded_orm.exceptions import UnknownExpression
 from sharded_orm.routing.where import is_from_django, writes_own_sql
 
-#: Attributes of ``Query`` that can hold expressions.
+#: Attributes of ``Query`` that can hold expressions, and so are searched for subqueries.
 HOLDS_EXPRESSIONS = frozenset(
     {
         "alias_map", "annotations", "combined_queries", "extra", "extra_order_by", "extra_tables",

@@ -37,7 +37,9 @@ class ShardOptions:
 
     @cached_property
     def columns(self) -> dict[str, tuple[int, int] | None]:
-        """The columns whose values name the shard of a row; see :class:`ShardKey` for the dict's values."""
+        """The columns whose values name the shard of a row, each with how: see
+        ``ShardKey.columns``.
+        """
         bits_by_column: dict[str, tuple[int, int] | None] = {}
         # In multi-table inheritance, the tables of parent and child may have columns of the same
         # name. Leave such columns out, because the name does not tell which table is meant.
