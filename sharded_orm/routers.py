@@ -29,20 +29,21 @@ from sharded_orm.models.sharding.options import (
 
 APP_LABEL = "sharded_orm"
 
-# The alias that the router answers if Django asks about a model without an instance; None if there
-# is none. Querysets do not use it: a query that names no shard is refused nevertheless.
+# The alias that the router returns if Django asks about a model without passing an instance; None
+# if it returns no such alias. Querysets do not use it: a query that names no shard is still
+# refused.
 _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
 
 @contextmanager
 def standing_on(alias: str | None) -> Iterator[None]:
-    """Make the router answer ``alias`` if Django asks about a model of its group without an instance.
+    """Within the ``with`` block, make the router return ``alias`` if Django passes it no instance.
 
-    This applies inside the ``with`` block, in the current context (:mod:`contextvars`). It is for
-    code that calls ``router.db_for_write(model)`` once for all rows that it will change, such as the
-    views of Django's admin, which open their transaction on that database.
+    This applies to models of the alias's group, in the current context (:mod:`contextvars`). It is
+    for code that calls ``router.db_for_write(model)`` once for all rows that it will change. The
+    views of Django's admin do so, and open their transaction on that database.
 
-    :param alias: the alias of a shard or of a whole group; None for no such answer.
+    :param alias: the alias of a shard or of a whole group; None to return no such alias.
     """
     token = _default_alias.set(alias)
     try:
@@ -52,7 +53,9 @@ def standing_on(alias: str | None) -> Iterator[None]:
 
 
 class ShardRouter:
-    """The router: names the shard of a row, and the databases on which a model's table belongs."""
+    """The database router: returns the shard of a row, and on which databases a model's table
+    belongs.
+    """
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
         return self._db(model, hints, write=False)
@@ -64,8 +67,8 @@ class ShardRouter:
         instance = hints.get("instance")
         options = shard_options(model)
         if options is None:
-            # ``instance`` is sharded, but ``model`` is not. If the answer were None, Django would use
-            # the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
+            # ``instance`` is sharded, but ``model`` is global. If this returned None, Django would
+            # use the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             return None
@@ -95,15 +98,18 @@ class ShardRouter:
         return shard.alias
 
     def _alias_from_other_model(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
-        """Return the alias for rows related to ``instance``, which is on no shard of their group.
+        """Return the alias for rows of ``options`` that are related to ``instance``, which is on no
+        shard of their group.
 
-        Django does not tell the router which relation it follows, so values of ``instance`` do not name
-        the shard: ``instance`` may be the row that the shard key refers to, while the relation is another
-        field. The library's own descriptors know the relation, and do not ask the router.
+        Django does not tell the router which relation it follows. So values of ``instance`` do not
+        name the shard: ``instance`` may be the row to which the shard key refers, but the relation
+        followed may be another one. The library's own descriptors know the relation, and do not ask
+        the router.
 
-        The result is the alias of the whole group if the shard is to be chosen later.
+        If the shard is to be chosen later, the result is the alias of the whole group.
 
-        :raises ShardKeyRequired: the rows would be read, and ``instance`` does not tell their shard.
+        :raises ShardKeyRequired: the rows would be read, and ``instance`` does not tell their
+            shard.
         """
         instance_options = options_of(instance)
         if (
@@ -114,19 +120,20 @@ class ShardRouter:
             if instance_options.awaits_key(instance):
                 shard = instance_options.locate(instance)
                 return shard.alias if shard is not None else options.group
-            # The shard is not known yet. Django asks again once the instance is saved.
+            # The shard is not known yet. Django asks the router again when the instance is saved.
             return options.group
         if write:
-            # Such as Comment(author=person): the comment's own shard key names its shard, and may be
-            # set later.
+            # An example is Comment(author=person): the comment's own shard key names its shard, and
+            # may be set later.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
     def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
-        """Return True; but None, no opinion, if neither row is of a sharded model.
+        """Return True if one of the two rows is of a sharded model; otherwise return None (no
+        opinion).
 
-        Rows of one group may be related only on the same shard. A row that is on no shard yet may be
-        related to any row.
+        Two rows of the same group may be related only if they are on the same shard. A row that is
+        on no shard yet may be related to any row.
 
         :raises CrossShardRelation: the rows are on two shards of one group.
         """
@@ -146,11 +153,11 @@ class ShardRouter:
     def allow_migrate(
         self, db: str, app_label: str, model_name: str | None = None, **hints: Any
     ) -> bool | None:
-        """Whether the table of a model belongs on database ``db``; None for no opinion.
+        """Return whether the table of a model belongs on the database ``db``; None for no opinion.
 
-        Tables of a sharded model belong on the shards of its group and nowhere else. Tables of other
-        models do not belong on shards. Without ``model_name``, return whether an operation such as
-        ``RunPython`` without hints runs on ``db``.
+        Tables of a sharded model belong on the shards of its group and on no other database. Tables
+        of other models do not belong on shards. Without ``model_name``, return whether an operation
+        such as ``RunPython`` without hints runs on ``db``.
         """
         topology = runtime.topology()
         shard = topology.resolve(db)
@@ -166,7 +173,8 @@ class ShardRouter:
         if model_name is not None:
             belongs = self._group_of_model(app_label, model_name)
             return belongs == group if belongs is not None or group is not None else None
-        # RunPython and RunSQL without hints run on every database with tables of the app.
+        # Without a model, the operation is RunPython or RunSQL without hints. It runs on every
+        # database that has tables of the app.
         groups = groups_of_app(app_label)
         if group is not None:
             return group in groups
@@ -185,8 +193,8 @@ class ShardRouter:
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
-        # Migrations pass historical models, which have lost their base class. A historical model is in the
-        # group of the current model with the same name.
+        # Migrations pass historical models, which do not derive from ShardedModel. Such a model is
+        # in the group of the current model with the same name.
         try:
             options = shard_options(apps.get_model(app_label, model_name))
         except LookupError:
@@ -201,7 +209,9 @@ def _is_new_link_row(instance: Model) -> bool:
 
 
 def _refuse_links_to_other_shards(options: ShardOptions, row: Any, alias: str) -> None:
-    """Raise :exc:`CrossShardRelation` if ``row`` refers to an instance on another shard than ``alias``."""
+    """Raise :exc:`CrossShardRelation` if ``row``, on ``alias``, refers to an instance on another
+    shard.
+    """
     if alias == options.group:
         return
     for field in row._meta.concrete_fields:

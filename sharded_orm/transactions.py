@@ -27,15 +27,15 @@ def atomic(
         with sharded_orm.atomic(Photo, user_id=1):
             ...
 
-    :param model: an instance; or a sharded model, with the value of its shard key as the only other
-        keyword.
-    :param savepoint: as in ``transaction.atomic()``.
-    :param durable: as in ``transaction.atomic()``.
-    :raises ShardKeyRequired: the model has no shard key, or the keyword does not name it.
+    :param model: an instance; or a sharded model, together with one more keyword: its shard key
+        with a value.
+    :param savepoint: passed to ``transaction.atomic()``.
+    :param durable: passed to ``transaction.atomic()``.
+    :raises ShardKeyRequired: the model has no shard key, or the keyword is not the shard key.
 
-    A key that has no shard yet is placed: a shard is chosen and recorded for it, because the block is
-    about to write the key's rows. The transaction covers one shard. Blocks on two shards commit one
-    after the other (P14).
+    If the key has no shard yet, one is chosen and recorded, because the block is about to write the
+    key's rows. The transaction covers one shard only. If two such blocks are for two shards, they
+    commit one after the other, not atomically (P14).
     """
     cls = model if isinstance(model, type) else type(model)
     options = shard_options(cls)
@@ -60,6 +60,7 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     assert key is not None
     if type(value) is int or type(value) is str:
         return runtime.place(options.group, key.get_prep_value(value))
-    # The value may be an instance, if the shard key is a foreign key; or None, which place() refuses.
+    # If the shard key is a foreign key, the value may be an instance. It may also be None, which
+    # place() refuses.
     name = key.name if isinstance(value, Model) else key.attname
     return options.place(options.model(**{name: value}))

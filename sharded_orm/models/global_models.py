@@ -21,7 +21,8 @@ from sharded_orm.models.sharding.statements import (
 
 
 class GlobalQuerySet(CachedQuerySet):
-    """The queryset of global models. It has the extra methods of sharded querysets too (Y1).
+    """The queryset of global models. It has the methods that sharded querysets add to Django's
+    (Y1).
 
     A join to a sharded model raises :exc:`CrossShardRelation`.
     """
@@ -47,14 +48,14 @@ class GlobalQuerySet(CachedQuerySet):
         return super().bulk_create(objs, *args, **kwargs)
 
     def scatter(self, *, partial: bool = False) -> Self:
-        """Return a copy of the query: there are no shards to ask.
+        """Return a copy of the query; it reads the global database, as without this call.
 
-        So code for sharded models can call ``scatter()`` on global models too.
+        The method exists so that code for sharded models works with global models.
         """
         return self._chain()
 
     def explain_routing(self) -> str:
-        """Return a sentence that names the alias of the query's database."""
+        """Return a sentence that names the alias of the database to which the query goes."""
         return f"the global database, alias {self.db!r}"
 
 
@@ -62,7 +63,7 @@ GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalM
 
 
 class GlobalModel(models.Model):
-    """A model whose rows are in the global database: data that belongs to no shard key (Y1).
+    """A model whose rows are in the global database, because they belong to no shard key (Y1).
 
     ``class ShardMeta`` may set ``cache = True`` and an ``isolate_key`` (Y16).
     """
@@ -91,6 +92,7 @@ class GlobalModel(models.Model):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # A base manager of the project may read through the cache, which may be older than the database.
+        # The project's base manager may read through the cache, which may be older than the
+        # database.
         with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)

@@ -1,9 +1,9 @@
-"""Shard keys of text: the database must compare them as exactly as the router does.
+"""Checks that the database compares text shard keys as exactly as the router does.
 
-For the router ``Ada``, ``ada`` and ``Ada `` are three keys. If the collation of a column takes
-them for equal, a query for one key returns rows of the other keys on the same shard, and misses
-those on other shards. Such a table is refused at its first use in a process, before anything is
-sent to it.
+For the router ``Ada``, ``ada`` and ``Ada `` are three keys, which may be on three shards. If the
+collation of a key column considers them equal, a query for one key returns rows of the other keys
+on the same shard, and misses their rows on other shards. A table with such a column is refused at
+its first use in a process, before any statement on the table is sent.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Fields that every database compares by value. (A UUID that is stored as text can be written in one
-# way only.)
+# Model fields that every database compares by value. UUIDs are among them: a UUID that is stored as
+# text can be written in one way only.
 _COMPARED_BY_VALUE = (
     models.IntegerField,
     models.AutoField,
@@ -48,7 +48,7 @@ _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column of text in a sharded model's own table, whose values name the shard.
+    """A text column whose values name the shard, in a sharded model's own table.
 
     :param target: the field at the end of the chain of foreign keys that begins with ``field``;
         ``field`` itself if it is no foreign key.
@@ -68,7 +68,10 @@ class KeyColumn:
 
     @property
     def is_colocated_with_target(self) -> bool:
-        """Whether migrations of ``target`` also run on the databases that have this table."""
+        """Whether the databases that have this column's table also have the table of ``target``.
+
+        If so, migrations of ``target`` also change this column, which refers to it.
+        """
         options, target_options = shard_options(self.model), shard_options(self.target.model)
         return (
             options is not None
@@ -77,9 +80,9 @@ class KeyColumn:
         )
 
     def declared_collation(self, connection: Any) -> str | None:
-        """Return the collation that the model declares; None for the table's default.
+        """Return the collation that the model declares; None for the table's default collation.
 
-        May ask the server for its version, and sends nothing else.
+        Sends nothing but, possibly, the question for the server's version.
         """
         parameters = self.field.db_parameters(connection)
         if collation := parameters.get("collation"):
@@ -90,7 +93,8 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class InexactKey:
-    """A key column on a shard whose database compares keys less exactly than the router.
+    """A text key column on one shard, where the database compares keys less exactly than the
+    router.
 
     :param what: the end of a sentence about the column, such as "has the collation …".
     :param remedy: what the operator has to do, in sentences.
@@ -103,9 +107,9 @@ class InexactKey:
 
 
 def text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
-    """Return the text key columns of all models of ``group``, by table. Sends nothing.
+    """Return the text key columns of all models of ``group``, keyed by table. Sends nothing.
 
-    Empty as long as Django has not loaded all models.
+    The result is empty until Django has loaded all models.
     """
     return _text_keys(group) if apps.models_ready else {}
 
@@ -137,9 +141,10 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 
 
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
-    """Return the declared collation of ``key`` if it alone proves that the column is not exact.
+    """Return the declared collation of ``key`` if it proves that the column does not compare
+    exactly.
 
-    Return None otherwise.
+    Return None if the declaration proves nothing; the column in the database must then be checked.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -151,10 +156,11 @@ def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | 
 
 
 def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:
-    """Yield the inexact key columns on ``shards``, which are of one group and on one node.
+    """Yield the text key columns that compare inexactly on ``shards``.
 
-    A table that does not exist is skipped. Sends one query per 500 shards. Sends none on SQLite,
-    where the declarations of the models are enough, and none for a group without keys of text.
+    All of ``shards`` must be of one group and on one node. Tables that do not exist are skipped.
+    Sends one query per 500 shards. Sends nothing for a group without text keys, nor on SQLite,
+    where the collations that the models declare are checked instead.
 
     :param connection: a connection to the node.
     """
@@ -206,8 +212,8 @@ def _inexact_key(
 def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
     if column is not None and not key.is_colocated_with_target:
-        # The target of the foreign key is in another group or the global database. Migrations of the target
-        # do not run on the shards, so RunSQL must change the column there.
+        # The target of the foreign key is in another group or the global database. Its migrations
+        # do not run on the shards, so the operator must change this column there with RunSQL.
         definition = column.definition.removesuffix(" NOT NULL").removesuffix(" NULL")
         null = column.definition.removeprefix(definition)
         app = key.model._meta.app_label
@@ -225,7 +231,7 @@ def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
 
 
 def describe_inexact(key: KeyColumn, what: str) -> str:
-    """Return the problem of an inexact column as a sentence without its full stop."""
+    """Return a sentence, without its full stop, about a key column that compares inexactly."""
     return (
         f"{key.label} tells the shard, and its column {key.table}.{key.field.column} {what}, by which"
         " the database takes different keys for equal, such as 'Ada', 'ada' and 'Ada '. The router"
@@ -239,9 +245,9 @@ _Tables = Mapping[str, tuple[tuple[KeyColumn, ColumnType | None], ...]]
 
 @dataclass(frozen=True)
 class _Verified:
-    """The tables of one shard whose text keys were checked and found exact.
+    """The tables of one shard whose text keys were checked and compare exactly.
 
-    :param node: the node on which the shard was when they were checked.
+    :param node: the node that had the shard at the time of the check.
     """
 
     node: str
@@ -249,14 +255,14 @@ class _Verified:
 
 
 class TextKeyGuard:
-    """Checks each table with keys of text at its first use on a shard; thread-safe.
+    """Checks tables with text keys at their first use on a shard; thread-safe.
 
     A process sends one query for all such tables of a shard, or of several shards on one node. It
-    sends none for groups without keys of text, and none on SQLite. A failed check is not remembered,
-    so that the process continues once the column is changed.
+    sends none for groups without text keys, and none on SQLite. A failed check is not remembered:
+    the table is checked again at its next use, and works once its column is changed.
 
-    While a schema editor is open on the shard, nothing is refused: the migration that repairs a
-    column may come after one that fills its table.
+    While a schema editor is open on the shard, no table is refused: the migration that repairs a
+    column may run after a migration that fills the column's table.
     """
 
     def __init__(self) -> None:
@@ -264,13 +270,14 @@ class TextKeyGuard:
         self._shared_tables: dict[Any, _Tables] = {}
 
     def forget(self) -> None:
-        """Forget all checks, because settings or tables may have changed."""
+        """Forget which tables were checked, because settings or tables may have changed."""
         self._verified = {}
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """Check the text keys of ``tables`` on ``shards`` if this process has not done so yet.
+        """Check the text keys of ``tables`` on ``shards``, except tables that this process has
+        checked before.
 
-        See :meth:`sharded_orm.backends.text_keys.KeyGuard.check`.
+        Implements :meth:`sharded_orm.backends.text_keys.KeyGuard.check`.
 
         :raises InexactShardKey: one of ``tables`` does not compare keys as the router does.
         """
@@ -281,7 +288,8 @@ class TextKeyGuard:
         if not checked or connection.open_editors:
             return
         if connection.shard is shards[0] and connection._generation != relocation.generation:
-            # The topology has changed. The statement will go to the node that has the shard now.
+            # The topology has changed since the last check. Connect to the node that has the shard
+            # now.
             relocation.follow(connection)
             shards = (connection.shard,)
         unverified = [shard for shard in shards if not self._is_verified(shard, checked)]
@@ -291,7 +299,7 @@ class TextKeyGuard:
     def check_rows(self, shard: Shard, query: Any) -> None:
         """Check that the text keys of the rows that ``query`` inserts fit into their columns.
 
-        See :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
+        Implements :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
 
         :raises InvalidShardKey: the database would store another key.
         """
@@ -351,8 +359,9 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # The entry is replaced as a whole, because two threads that check at once find the same.
-            # Most shards have the same tables, so these shards share one mapping.
+            # Most shards have the same tables, so these shards share one mapping, to save memory.
+            # Replace the shard's entry as a whole: two threads may check the shard at once, and
+            # both find the same result.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

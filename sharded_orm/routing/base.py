@@ -1,8 +1,8 @@
-"""The contract of a routing strategy: shard key in, shard number out.
+"""The base class of routing strategies: a strategy maps a shard key to a shard number.
 
-A group of shards has one strategy. Some strategies compute the shard of a key; others have to
-*place* a key on a shard, and record that, before its first row is written. ``STRATEGY`` names a
-built-in strategy, or the dotted path of a subclass of :class:`Strategy`.
+A group of shards has one strategy. Some strategies compute the shard of a key. Others must *place*
+a key before its first row is written: choose a shard for it, and record that. The setting
+``STRATEGY`` names a built-in strategy, or the dotted path of a subclass of :class:`Strategy`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BUILT_IN = {
     "embedded": "sharded_orm.routing.embedded.EmbeddedStrategy",
 }
 
-# Random numbers of the operating system, without a seed: two processes must not draw the same shards
-# in the same order.
+# The random numbers of the operating system, which have no seed: two processes must not draw the
+# same shards in the same order.
 _random = random.SystemRandom()
 
 
 class Strategy(ABC):
-    """A routing strategy: finds the shard of a key. All threads share one instance.
+    """A routing strategy: finds the shard of a key. All threads of a process share one instance.
 
     :param group: the group that uses the strategy; its shards are numbered from 0.
     :param options: ``STRATEGY_OPTIONS`` of the group.
@@ -39,14 +39,16 @@ class Strategy(ABC):
 
     #: Names of the ``STRATEGY_OPTIONS`` that the strategy accepts.
     option_names: ClassVar[frozenset[str]] = frozenset()
-    #: Whether a key must be placed before :meth:`locate` finds its shard.
+    #: Whether a key must be placed (its shard chosen and recorded) before :meth:`locate` finds its
+    #: shard.
     places: ClassVar[bool] = False
     #: The bits of a key that hold its shard number, as ``(shift, number of bits)``; None if keys do not
     #: hold a shard number.
     embedded: tuple[int, int] | None = None
-    #: What determines the shard of a key. This decides which changes of the group are allowed: those that
-    #: keep every key on its shard. A subclass that does not set it gets ``PLACED`` if its ``places`` is
-    #: true, and ``EMBEDDED`` if its class attribute ``embedded`` is set.
+    #: What determines the shard of a key. A change of the group's topology is allowed only if every
+    #: key stays on its shard, and this attribute decides which changes those are. The default is
+    #: ``PLACED`` for a subclass whose ``places`` is true, and ``EMBEDDED`` for one that sets the
+    #: class attribute ``embedded``.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -71,22 +73,26 @@ class Strategy(ABC):
 
     @abstractmethod
     def locate(self, key: Any) -> int | None:
-        """Return the number of the shard of ``key``, or None if no row has the key. Never writes.
+        """Return the number of the shard of ``key``, or None if no row can have the key now. Never
+        writes.
 
-        None means that the key is not placed yet, or that :meth:`place` refuses it (a negative id, for
-        example). A query for such a key finds nothing, as on one database.
+        None means that the key is not placed yet, or that :meth:`place` refuses it, such as a
+        negative id. A query for such a key finds nothing, as on one database.
 
-        :raises InvalidShardKey: the key is of a type that the strategy cannot place.
+        :raises InvalidShardKey: the key is of a type that the strategy does not accept.
         """
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        """Return the result of :meth:`locate` for each key; one query if the strategy uses a database."""
+        """Return the result of :meth:`locate` for each key, in a dict.
+
+        If the strategy uses a database, this is one query for all keys.
+        """
         return {key: self.locate(key) for key in keys}
 
     def place(self, key: Any) -> int:
-        """Return the number of the shard of ``key``. Place the key first if it has no shard yet.
+        """Return the number of the shard of ``key``. If it has no shard yet, choose and record one.
 
-        Safe to call concurrently, in threads and processes.
+        May be called concurrently, by threads and by processes.
 
         :raises InvalidShardKey: no row can have the key.
         """
@@ -107,9 +113,10 @@ class Strategy(ABC):
         return numbers
 
     def draw(self) -> int:
-        """Return the number of a random shard that is open for new keys.
+        """Return the number of a shard that is open for new keys, drawn at random.
 
-        The probability of a shard is proportional to the weight of its range of shards.
+        The probability of a shard is proportional to the weight of its range of shards in the
+        topology.
 
         :raises NoOpenShard: no range is open.
         """
@@ -119,21 +126,25 @@ class Strategy(ABC):
                 f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
                 " 'open': True on one."
             )
-        # The weight of a range (of shard numbers) counts for each of its shards: 512 shards of weight 1 get
-        # as many keys as 256 shards of weight 2.
+        # A range's weight applies to each shard in it: 512 shards of weight 1 get as many keys as
+        # 256 shards of weight 2.
         weights = [r.weight * (r.last - r.first + 1) for r in ranges]
         chosen = _random.choices(ranges, weights=weights)[0]
         return _random.randint(chosen.first, chosen.last)
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
-        """Take over the state of ``former``, the group's strategy before the topology changed."""
+        """Take over the state of ``former``, the strategy that the group had before the topology
+        changed.
+        """
 
     def explain(self, key: Any) -> str:
         """Return the reason why ``key`` is on its shard, as text for people."""
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """Return the error for writing a row with ``key``, for which :meth:`locate` returns None."""
+        """Return the error to raise if a row with ``key`` is written and :meth:`locate` returns
+        None for it.
+        """
         return self.invalid(key, "keys that it gives a shard")
 
     def invalid(self, key: Any, expected: str) -> InvalidShardKey:
@@ -145,11 +156,11 @@ class Strategy(ABC):
 
 
 def exact_text(key: str, strategy: Strategy) -> str:
-    """Return ``key`` after a check that every database driver sends the same text for it.
+    """Return ``key`` if every database driver sends the same text for it.
 
-    :raises InvalidShardKey: ``str(key)`` is another text, as for an instance of
-        ``class Kind(str, Enum)``. The drivers of MariaDB and MySQL would send ``str(key)``; that of
-        SQLite would send the characters of ``key``.
+    :raises InvalidShardKey: ``str(key)`` is another text than the characters of ``key``, as for an
+        instance of ``class Kind(str, Enum)``. The drivers of MariaDB and MySQL would send
+        ``str(key)``; that of SQLite would send the characters.
     """
     if type(key) is not str and str(key) != key:
         raise strategy.invalid(
@@ -159,10 +170,10 @@ def exact_text(key: str, strategy: Strategy) -> str:
 
 
 def utf8_bytes(key: str, strategy: Strategy) -> bytes:
-    """Return ``key`` as UTF-8.
+    """Return ``key`` encoded as UTF-8.
 
-    :raises InvalidShardKey: the key has a lone surrogate, which no database would store; or
-        :func:`exact_text` refuses it.
+    :raises InvalidShardKey: the key contains a lone surrogate, which no database would store; or
+        :func:`exact_text` refuses the key.
     """
     try:
         return exact_text(key, strategy).encode()
@@ -171,9 +182,9 @@ def utf8_bytes(key: str, strategy: Strategy) -> bytes:
 
 
 def strategy_class(group: ShardGroup) -> type[Strategy]:
-    """Return the class of the strategy that ``group`` names.
+    """Return the class of the strategy that the settings of ``group`` name.
 
-    :raises InvalidConfiguration: the group names no strategy. The message lists the choices.
+    :raises InvalidConfiguration: the settings name no strategy. The message lists the choices.
     """
     path = BUILT_IN.get(group.strategy, group.strategy)
     try:
@@ -193,17 +204,17 @@ def strategy_class(group: ShardGroup) -> type[Strategy]:
 
 
 def make_strategy(group: ShardGroup) -> Strategy:
-    """Create the strategy that ``group`` names.
+    """Create the strategy that the settings of ``group`` name.
 
-    :raises InvalidConfiguration: the strategy's name or an option is unknown. The message lists the
-        choices.
+    :raises InvalidConfiguration: the strategy's name, or one of its options, is unknown. The
+        message lists the choices.
     """
     return strategy_class(group)(group, group.strategy_options)
 
 
 def key_routing_of(group: ShardGroup) -> KeyRouting:
-    """Return what determines the shard of a key of ``group``. Creates no strategy.
+    """Return what determines the shard of a key of ``group``. Does not create the strategy.
 
-    :raises InvalidConfiguration: the group names no strategy.
+    :raises InvalidConfiguration: the settings of ``group`` name no strategy.
     """
     return strategy_class(group).key_routing

@@ -1,4 +1,4 @@
-"""The directory strategy: a table in the global database holds the shard of each key (Yupoo, Y2)."""
+"""The directory strategy: a table in the global database stores the shard of each key (Yupoo, Y2)."""
 
 from __future__ import annotations
 
@@ -15,48 +15,52 @@ from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
 from sharded_orm.topology.model import ShardGroup
 
-#: Matches the keys that the directory stores as they are. It stores a digest of every other key, so
-#: that no collation of the global database takes two keys for one ("alice" and "Alice", trailing
-#: spaces).
+#: Matches the keys that the directory stores unchanged. It stores a digest of every other key, so
+#: that no collation of the global database takes two keys for one, such as "alice" and "Alice", or
+#: keys that differ by trailing spaces.
 _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
 class DirectoryStore(Protocol):
-    """A store of placements. A placement is the shard number of one key, which is text here.
+    """A store of placements. A placement is a key, as text, with the number of its shard.
 
-    See ``models/tables/placement.py``.
+    The implementation is in ``models/tables/placement.py``.
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        """Return the placement of each key that has one: its shard number, and whether it is committed."""
+        """Return the shard number of each key that has one, and whether that placement is
+        committed.
+
+        Keys without a placement are left out.
+        """
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
-        """Insert the placements of keys that have none yet, in a separate transaction.
+        """Store the given shard number for each key that has none yet, in a separate transaction.
 
-        Return the placements that now hold for all the keys, as :meth:`find` does. A key that was
-        placed before keeps its shard.
+        Return the placements that now hold for all the keys, as :meth:`find` returns them. A key
+        that was placed before keeps its shard.
         """
 
 
 class DirectoryStrategy(Strategy):
     """A strategy that places each new key on a random open shard, and looks up all other keys.
 
-    The placements are in the directory, a table in the global database.
+    The placements (the shards of keys) are in the directory, a table in the global database.
 
-    - Reading an unplaced key returns None, places nothing and remembers nothing.
-    - A placement is committed on a connection of its own before the key's first row is written. So a
+    - To locate a key that has no placement returns None, and neither stores nor remembers anything.
+    - A placement is committed on a separate connection before the key's first row is written. So a
       rollback of the caller never moves a key that has rows. If two processes place the same key at
-      once, the first insert wins and both get its shard.
-    - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (an option; 100,000
-      by default).
+      once, the first insert wins, and both processes get its shard.
+    - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (an option;
+      100,000 by default).
 
-    Cost: no query for remembered keys, one query for any number of other keys, and two more round
-    trips to place keys.
+    Cost: no query for remembered keys; one query for any number of other keys; two more round trips
+    to place keys.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
     places = True
-    #: Where placements are stored. ``runtime`` sets it.
+    #: The store of placements (shards of keys). ``runtime`` sets it.
     store: DirectoryStore
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
@@ -95,7 +99,9 @@ class DirectoryStrategy(Strategy):
         return {key: number for key, number in numbers.items() if number is not None}
 
     def forget(self, key: Any | None = None) -> None:
-        """Forget in this process where ``key`` is placed, after it was moved; None forgets all keys."""
+        """Make this process forget where ``key`` is placed, because the key was moved; None forgets
+        all keys.
+        """
         with self._lock:
             if key is None:
                 self._placements.clear()
@@ -103,9 +109,10 @@ class DirectoryStrategy(Strategy):
                 self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
-        # Placements do not change with the topology. The dict is shared with the former strategy, so that
-        # threads that still use that one see it when this strategy forgets a placement. The lock is not
-        # shared, because a fork may have copied it locked; single operations of the dict are atomic.
+        # Keep the remembered placements: they do not depend on the topology. Share the dict with
+        # the former strategy, so that threads that still use the former strategy see it when this
+        # one forgets a placement. Do not share the lock, because a fork may have copied it in
+        # locked state; single operations of the dict are atomic without it.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -131,8 +138,8 @@ class DirectoryStrategy(Strategy):
         return {key: numbers.get(text) for text, key in texts.items()}
 
     def _remember(self, placements: Mapping[str, tuple[int, bool]]) -> dict[str, int]:
-        # Invariant: _placements holds committed placements only. An uncommitted one may be rolled back with
-        # the caller's transaction, and then its key has no shard.
+        # Invariant: _placements holds committed placements only. An uncommitted placement may be
+        # rolled back with the caller's transaction; then its key has no shard.
         with self._lock:
             for text, (number, committed) in placements.items():
                 if committed and self._cache_size:
@@ -142,9 +149,9 @@ class DirectoryStrategy(Strategy):
         return {text: number for text, (number, _) in placements.items()}
 
     def entry(self, key: Any) -> str:
-        """Return the text under which the directory stores ``key``. Equal keys have equal texts.
+        """Return the text under which the directory stores ``key``. Equal keys give equal texts.
 
-        The type does not matter: the integer 7 and the text "7" are stored as the same text.
+        The key's type does not matter: the integer 7 and the text "7" give the same text.
 
         :raises InvalidShardKey: the value cannot be a key.
         """

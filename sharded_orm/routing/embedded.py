@@ -54,7 +54,8 @@ class EmbeddedStrategy(Strategy):
         return self.invalid(key, f"ids of the shards 0 to {self.group.count - 1}, not of {number}")
 
     def _embedded_in(self, key: int) -> int | None:
-        """Return the shard number in ``key``, even if there is no such shard; None if the key is no id.
+        """Return the shard number in ``key``, whether or not there is such a shard; None if ``key``
+        is no id.
 
         An id is an integer from 0 to 2**63 - 1.
         """

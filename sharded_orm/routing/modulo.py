@@ -11,11 +11,12 @@ from sharded_orm.routing.base import Strategy, utf8_bytes
 
 
 class ModuloStrategy(Strategy):
-    """A strategy that divides the key by the number of shards and takes the remainder.
+    """A strategy that computes the shard as the remainder of the key divided by the number of
+    shards.
 
     The shard is ``key % shards`` for integers, and ``md5(key) % shards`` for text, bytes and UUIDs.
-    The strategy has no state and needs no query. The number of shards can never change, because
-    nearly every key would move.
+    The strategy stores nothing and sends no query. The number of shards can never change, because
+    nearly every key would then belong on another shard.
     """
 
     def locate(self, key: Any) -> int:
@@ -29,9 +30,9 @@ class ModuloStrategy(Strategy):
 def stable_hash(key: Any, strategy: Strategy) -> int:
     """Return an integer for ``key`` that is the same in every process and on every machine.
 
-    An integer is returned as it is. For text the result is the md5 of its UTF-8 bytes, read as a
-    big-endian integer, by the published rule of P11 (``"1.2.3.4"`` gives shard 1537 of 4096). For
-    bytes and UUIDs it is the md5 of their bytes.
+    An integer is returned unchanged. For text, the result is the md5 of its UTF-8 bytes, read as a
+    big-endian integer. This is the published rule of P11: ``"1.2.3.4"`` gives shard 1537 of 4096.
+    For bytes and UUIDs, the result is the md5 of their bytes, read in the same way.
 
     :raises InvalidShardKey: the key is of another type.
     """

@@ -13,12 +13,13 @@ from sharded_orm.topology.transitions import KeyRouting
 
 
 class RangeStrategy(Strategy):
-    """A strategy whose shards each hold one range of keys, set by the option ``BOUNDS`` or ``SIZE``.
+    """A strategy in which each shard holds one range of keys, set by the option ``BOUNDS`` or
+    ``SIZE``.
 
     ``BOUNDS`` lists the lower bound of each shard, ascending. Shard *n* holds the keys from
-    ``BOUNDS[n]`` up to, not including, ``BOUNDS[n + 1]``; the last shard has no upper end. With
-    ``SIZE``, shard *n* holds the integers from ``n * SIZE`` up to, not including,
-    ``(n + 1) * SIZE``. No row has a key outside of the ranges.
+    ``BOUNDS[n]`` up to, but not including, ``BOUNDS[n + 1]``; the last shard has no upper bound.
+    With ``SIZE``, shard *n* holds the integers from ``n * SIZE`` up to, but not including, ``(n +
+    1) * SIZE``. A key outside of all ranges is refused.
     """
 
     option_names = frozenset({"BOUNDS", "SIZE"})
@@ -36,7 +37,8 @@ class RangeStrategy(Strategy):
                 raise InvalidConfiguration(
                     [f"group {group.name!r}: SIZE must be a positive number, not {size!r}"]
                 )
-            # The ``range`` object computes each bound on demand, so many shards take no memory.
+            # A ``range`` object computes its items on demand, so the bounds of many shards take no
+            # memory.
             self._bounds: Sequence[Any] = range(0, (group.count + 1) * size, size)
             self._open_ended = False
         else:

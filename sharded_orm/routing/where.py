@@ -1,9 +1,10 @@
-"""Finds, in a query's where tree, the shards that the query is about. Fails closed.
+"""Finds the shards that a query is about, in its where tree.
 
-The result is a *bound*: a set of shards outside of which no row can match. Equality and ``__in``
-on a shard key bound a query. AND intersects bounds, OR unites them. Negations and conditions that
-are not understood have no bound. The caller refuses a query without a bound, or asks every shard
-if the query has ``scatter()``. Shards are never guessed.
+The result is a *bound*: a set of shards that contains every row that can match. Equality and
+``__in`` on a shard key give a bound. AND intersects the bounds of its conditions, OR unites them.
+Negations, and conditions that the library does not know, give no bound. The caller sends a query
+without a bound to every shard if it has ``scatter()``, and refuses it otherwise. Shards are never
+guessed.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 class ShardKey:
     """The group of a model, and the columns whose values name the shard of a row.
 
-    ``columns`` maps the name of each such column to None or to ``(shift, bits)``. None: the column
-    holds shard keys (it is the shard key, or a foreign key to one). ``(shift, bits)``: the column
-    holds ids that carry their shard (or foreign keys to such ids), and these bits of an id are the
-    shard number.
+    ``columns`` maps the name of each such column to None or to ``(shift, bits)``. None says that
+    the column's values are shard keys. ``(shift, bits)`` says that its values are ids, in which
+    these bits are the shard number. A column may hold such values itself, or be a foreign key to
+    them.
     """
 
     group: str
     columns: Mapping[str, tuple[int, int] | None]
 
 
-# Methods of lookups and expressions that write SQL. The SQL of a project's class that overrides one
-# is unknown.
+# Methods of lookups and expressions that write SQL. If a class outside Django overrides one, its
+# SQL is unknown.
 _WRITES_SQL = re.compile(
     r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
     r"|resolve_expression_parameter|get_bilateral_transforms)$"
@@ -44,9 +45,9 @@ _WRITES_SQL = re.compile(
 
 
 def writes_own_sql(cls: type) -> bool:
-    """Whether the body of ``cls`` has a method that writes SQL.
+    """Whether the class body of ``cls`` defines a method that writes SQL.
 
-    False for classes of Django and of this library.
+    Always False for classes of Django and of this library, whose SQL is known.
     """
     if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
         return False
@@ -54,7 +55,7 @@ def writes_own_sql(cls: type) -> bool:
 
 
 def compares_as(base: Any, lookup: Any) -> bool:
-    """Whether ``lookup`` matches the same rows as Django's lookup class ``base`` would."""
+    """Whether ``lookup`` matches the same rows as ``base``, one of Django's lookup classes, would."""
     kind: Any = type(lookup)
     return _is_same(base, kind)
 
@@ -69,7 +70,11 @@ def _is_same(base: Any, kind: Any) -> bool:
 
 
 def is_equality(lookup: Any) -> bool:
-    """Whether ``lookup`` matches only rows whose column is equal to its value, or to one of its values."""
+    """Whether ``lookup`` is an equality or an ``__in``.
+
+    Each row that it matches has a column equal to the compared value, or to one of the compared
+    values.
+    """
     return compares_as(Exact, lookup) or compares_as(In, lookup)
 
 
@@ -81,11 +86,12 @@ Locate = Callable[[str, list[Any]], dict[Any, int]]
 
 
 class OnShard(Expression):
-    """A condition that bounds a query to the shard ``alias``.
+    """A condition that limits a query to the shard ``alias``.
 
     The library adds it to a comparison with an instance (``album=album``), because the primary key
-    in the SQL does not name the instance's shard. In SQL for that shard the condition is always true.
-    In SQL for another shard it is always false, because another row there may have the same id.
+    in the SQL does not name the instance's shard. In the SQL for the shard ``alias`` the condition
+    is always true. In the SQL for any other shard it is always false, because another row there may
+    have the same id.
     """
 
     conditional = True
@@ -99,8 +105,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # The statement is compiled for many shards at once. Conditions on other shards have been
-            # removed already.
+            # The SQL is compiled once for many shards. Conditions on shards that it is not for have
+            # been removed before.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -111,7 +117,7 @@ class OnShard(Expression):
 def is_from_django(expression: Any) -> bool:
     """Whether the class of ``expression`` is Django's own, so that its SQL is known.
 
-    A class of a project may derive from ``Exact`` or ``In``, and yet write ``<>`` or ``NOT IN``.
+    A project's class may derive from ``Exact`` or ``In`` and still write ``<>`` or ``NOT IN``.
     """
     return type(expression).__module__.startswith("django.")
 
@@ -124,20 +130,20 @@ def _boolean() -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """The numbers of the shards whose rows a condition can match, and the reason as text."""
+    """The numbers of the shards that may have rows matching a condition, and the reason as text."""
 
     shards: frozenset[int]
     reason: str
 
 
 class WhereReader:
-    """A reader of one query's where tree; finds the query's shards. Not for use by several threads.
+    """Finds the shards of one query by reading its where tree. Not for use by several threads.
 
-    :param group: the group of the query's model; keys of other groups are ignored.
-    :param resolve: a function that returns the shard number of an alias, or None if the alias is not
-        in the group.
-    :param embedded: ``(shift, bits)`` of the shard number in a key, if the group's strategy reads it
-        there; otherwise None.
+    :param group: the group of the query's model; conditions on keys of other groups name no shard.
+    :param resolve: a function that returns the shard number of an alias, or None if the alias is
+        not in the group.
+    :param embedded: ``(shift, bits)`` of the shard number in a key if the group's strategy reads
+        the shard from the key; otherwise None.
     """
 
     def __init__(
@@ -157,7 +163,7 @@ class WhereReader:
         self._embedded = embedded
 
     def bound(self) -> Bound | None:
-        """Return the bound of the whole query, or None if rows of any shard may match."""
+        """Return the shards that can have matching rows, or None if any shard can."""
         return self._node(self._query.where)
 
     def _node(self, node: Any) -> Bound | None:
@@ -199,8 +205,9 @@ class WhereReader:
         if isinstance(lookup, In) and lookup.rhs_is_direct_value() and not lookup.rhs:
             return Bound(frozenset(), "a list of values is empty")
         if isinstance(lookup, IsNull):
-            # Django turns "= None" into IS NULL. A shard key is never NULL, so no row matches. But a nullable
-            # foreign key may name the shard too, and rows of any shard may have NULL there.
+            # Django turns "= None" into IS NULL. A shard key is never NULL, so no row matches. But
+            # a nullable foreign key may name the shard too: rows with NULL there may be on any
+            # shard.
             is_never_null = (
                 self.is_key(lookup.lhs)
                 and lookup.lhs.alias == self._query.base_table
@@ -226,7 +233,9 @@ class WhereReader:
         return Bound(frozenset(numbers.values()), reason)
 
     def lists_keys(self, lookup: Any) -> bool:
-        """Whether ``lookup`` is ``key IN (…)`` with plain keys: each shard then needs only its own keys."""
+        """Whether ``lookup`` is ``key IN (…)`` with plain keys, so that each shard can be sent its
+        own keys only.
+        """
         return (
             compares_as(In, lookup)
             and lookup.rhs_is_direct_value()
@@ -238,10 +247,11 @@ class WhereReader:
     def is_key(self, lhs: Any) -> bool:
         """Whether ``lhs`` is a column whose values name a shard of this query's group.
 
-        It may be a column of a joined table: a join never leaves the shard, so the key of the joined row
-        names the shard of the query's row too.
+        The column may be in a joined table. Joined rows are on the same shard, so the key of a
+        joined row also names the shard of the query's row.
         """
-        # In a subquery, a column of the outer query does not limit the subquery's rows.
+        # In a subquery, a condition on a column of the outer query does not name the shard of the
+        # subquery's rows.
         if type(lhs) is not Col or lhs.alias not in self._query.alias_map:
             return False
         model = lhs.target.model
@@ -255,10 +265,11 @@ class WhereReader:
 
 
 def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
-    """Return the left side of an equality or ``__in``, paired with the values it is compared with.
+    """Return pairs of a column and the values that it is compared with, for an equality or
+    ``__in``.
 
     A composite primary key gives one pair for each of its columns. The result is empty if ``__in``
-    or a composite key is compared with a query.
+    or a composite key is compared with a subquery.
 
     :param lookup: a lookup for which :func:`is_equality` is true.
     """
@@ -279,16 +290,19 @@ def _parts(rows: Iterable[Any], position: int, field: Any) -> Iterator[Any]:
 
 
 def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
-    """Return the distinct values, or None if one is not a plain value of the type ``field`` stores.
+    """Return the distinct values of ``values``, if all are plain values of the type that ``field``
+    stores.
 
-    An expression is not a plain value. A None in ``values`` is left out, because no row is equal to
-    NULL.
+    Return None if one is not, such as an expression. A None in ``values`` is left out, because no
+    row is equal to NULL.
     """
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django converts plain values with the field, but not the value inside Value(). The
-            # database converts that one, and not as Python does: for MariaDB, "5abc" equals the number 5.
+            # Django does not convert the value inside Value() with the field, as it does with plain
+            # values. The database converts it by other rules than Python: for MariaDB, "5abc"
+            # equals the number 5. So the value counts as plain only if it already has the type that
+            # the field would convert it to.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None
@@ -303,9 +317,9 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
 
 
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
-    """Whether ``values`` have the types that ``prepare`` returns for them.
+    """Whether ``values`` already have the types that ``prepare`` would convert them to.
 
-    Django does not prepare values that are compared with an expression: ``In(F("owner"), ["1"])``.
+    They may not: in ``In(F("owner"), ["1"])``, for example, Django does not prepare the values.
 
     :param prepare: the method ``get_prep_value()`` of the values' field.
     """

@@ -1,4 +1,6 @@
-"""``aggregate()`` over many shards: each returns a row of partial aggregates, which are merged."""
+"""``aggregate()`` over many shards: each shard returns one row of partial aggregates, and the rows
+are merged.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,16 @@ _CHUNK_SIZE = 2000
 
 
 class _Resolved(Exception):
-    """Raised inside Django's ``get_aggregation()`` to leave it when its query is ready to compile."""
+    """Raised to leave Django's ``get_aggregation()`` as soon as its query is ready to compile."""
 
     def __init__(self, elide_empty: bool) -> None:
         self.elide_empty = elide_empty
 
 
 class _Alias:
-    """A database alias for ``get_aggregation()``, which tests its truth only if it needs a subquery.
+    """A database alias to pass to ``get_aggregation()``. It raises if its truth value is tested.
 
-    Such aggregates are refused here.
+    Django tests that only for aggregates that need a subquery, which a scatter refuses.
     """
 
     def __bool__(self) -> NoReturn:
@@ -48,9 +50,10 @@ class _Alias:
 
 @dataclass(frozen=True)
 class Summary:
-    """A query whose annotations are the aggregates to compute, resolved by Django.
+    """A query whose annotations are the aggregates to compute, as resolved by Django.
 
-    ``elide_empty`` is Django's flag: whether a query that can have no rows need not be sent.
+    ``elide_empty`` is the flag of Django's compilers. If true, a query that can have no rows is not
+    sent.
     """
 
     query: Query
@@ -58,7 +61,10 @@ class Summary:
 
 
 def summary(query: Query, aggregates: Mapping[str, Any]) -> Summary:
-    """Return the query that Django would run for ``aggregates``. Raises the errors that Django raises."""
+    """Return the query that Django would run for ``aggregates``.
+
+    Raises the errors that Django would raise.
+    """
     query = query.clone()
 
     def ready(using: Any, connection: Any = None, elide_empty: bool = True) -> NoReturn:
@@ -168,8 +174,8 @@ def _distinct_value(
 ) -> Any:
     """Return the value of an aggregate with ``distinct=True``.
 
-    Read the distinct values of every shard, remove those that several shards have, and aggregate the
-    rest in Python.
+    Read the distinct values of every shard, remove duplicates among shards, and aggregate the
+    remaining values in Python.
     """
     aggregate = _without_default(expression)
     if type(aggregate) not in (Count, Sum, Avg):

@@ -1,4 +1,6 @@
-"""The functions that querysets call to fetch, count, check or aggregate rows of many shards."""
+"""The functions that querysets call to fetch, count or aggregate rows of many shards, or to check
+whether any exist.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from sharded_orm.exceptions import ScatterError
     from sharded_orm.scatter.keys import Row
 
-# Number of rows read at a time; the same default as that of QuerySet.iterator().
+# The number of rows read at a time by default, as in QuerySet.iterator().
 CHUNK_SIZE = 2000
 
 OnFailure = Callable[["ScatterError"], None]
@@ -44,25 +46,26 @@ def fetch(
 ) -> Iterator[Any]:
     """Yield the results of ``queryset`` from all ``targets``, as if from one database.
 
-    Order, OFFSET, LIMIT, ``distinct()`` and groups apply to the rows of all shards together. An
+    Order, OFFSET, LIMIT, ``distinct()`` and GROUP BY apply to the rows of all shards together. An
     instance's database alias is that of its shard.
 
     :param targets: the shards, each with the query to send to it.
-    :param partial: whether to yield the rows of the shards that answer if others do not. If False,
+    :param partial: whether to yield the rows of the other shards if some do not answer. If False,
         :exc:`ScatterError` is raised then.
-    :param on_failure: if ``partial`` is true and a shard did not answer, called with a
-        :exc:`ScatterError` after the last row.
-    :param local_columns: the columns of the shard key. If GROUP BY contains them, all rows of a group
-        are on one shard.
-    :param chunk_size: number of rows read at a time.
-    :param stream: whether to leave the rows on the servers until they are read; ignored if the query
-        has a limit. Until then, each statement, for up to 1024 shards, occupies a database session,
-        and a server drops a reader that pauses for longer than ``net_write_timeout`` (60 seconds).
+    :param on_failure: a function to call with a :exc:`ScatterError` after the last row, if
+        ``partial`` is true and a shard did not answer.
+    :param local_columns: the columns of the shard key. If GROUP BY contains them, all rows of one
+        of its groups are on one shard.
+    :param chunk_size: the number of rows read at a time.
+    :param stream: whether to leave the rows on the servers until they are read; ignored if the
+        query has a limit. Each streamed statement, for up to 1024 shards, occupies a database
+        session until its rows are read, and a server drops a reader that pauses for longer than
+        ``net_write_timeout`` (60 seconds).
     :raises ScatterNotSupported: the results cannot be merged exactly.
     :raises ScatterError: a shard does not answer, and ``partial`` is false.
 
-    The returned iterator must be used in the calling thread. Nodes (database servers) are asked in
-    parallel, in threads of this package.
+    The returned iterator must be used in the calling thread. The scatter asks the nodes (database
+    servers) in parallel, in threads of this package.
     """
     failures = Failures(len(targets), partial=partial, report=on_failure)
     try:
@@ -177,7 +180,9 @@ def _rows(
 def _count_rows(
     targets: Sequence[Target], failures: Failures, local_columns: frozenset[str]
 ) -> int:
-    """Return the number of rows of a distinct or grouped query, regardless of OFFSET and LIMIT."""
+    """Return the number of rows of a query with DISTINCT or GROUP BY; its OFFSET and LIMIT are
+    ignored.
+    """
     unlimited = _transformed(targets, _without_limits)
     plan = make_plan(unlimited, CompileOptions(local_columns=local_columns), failures)
     template = plan.template
@@ -191,16 +196,17 @@ def _count_rows(
 
 def _without_limits(query: Query) -> Query:
     query = query.clone()
-    # As Django does, keep the ORDER BY of a sliced query, because DISTINCT includes its columns.
+    # Clear the ORDER BY, but not that of a sliced query (force=False), as Django does: DISTINCT
+    # includes its columns.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query
 
 
 def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) -> Sequence[Target]:
-    """Return ``targets`` with ``change`` applied to each query.
+    """Return ``targets`` with each query replaced by ``change(query)``.
 
-    Targets that share a query share its changed copy, too.
+    ``change`` is called once per query: targets that share a query share the changed query too.
     """
     changed_queries: dict[int, Query] = {}
     changed_targets = []

@@ -1,12 +1,14 @@
 """Compiles a query once, to a template of the SQL for all shards.
 
-The SQL comes from subclasses of Django's compilers, with three changes. A placeholder in front of each
-table's name stands for the shard's schema. The expressions of ORDER BY and GROUP BY are selected as
-extra columns. A feature that cannot be merged exactly is refused, anywhere in the query.
+The SQL comes from subclasses of Django's compilers, with three changes:
 
-A *branch* is the SELECT of one shard. The branches of a node (a database server) are sent as UNION ALL.
-A query for few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`): the first reads
-primary keys, the second reads the chosen rows.
+- A placeholder for the shard's schema stands in front of each table's name.
+- The expressions of ORDER BY and GROUP BY are selected as extra columns, for the merge.
+- A query is refused if any part of it has a feature whose results cannot be merged exactly.
+
+A *branch* is the SELECT for one shard. The branches for a node (a database server) are sent as one
+UNION ALL. A query for few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`):
+the first reads primary keys, the second reads the chosen rows.
 """
 
 from __future__ import annotations
@@ -42,31 +44,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The compiled SQL of a branch, with placeholders for what differs between shards, and its columns.
+    """The compiled SQL for one shard, with placeholders for what differs between shards, and its
+    columns.
 
-    Immutable, because all branches of a node share it.
+    Immutable, because all shards of a node (a database server) share it.
     """
 
     sql: str
     params: tuple[Any, ...]
     compiler: Any
-    # The number of columns that the queryset selects. The columns after these are for the merge only.
+    # The number of columns that the queryset itself selects. Later columns are selected only for
+    # the merge.
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # Numbers of the columns that identify a row of a DISTINCT (distinct) or a group of a GROUP BY
-    # (groups).
+    # ``distinct`` are the numbers of the columns by which DISTINCT compares rows; ``groups`` are
+    # those of GROUP BY. Each is empty if rows of different shards need no such comparison.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
-    # Whether a group may have rows on several shards, so that their rows must be merged.
+    # Whether one group of GROUP BY may have rows on several shards. Its partial results are then
+    # merged.
     merges_groups: bool = False
     pk: int | None = None
     tables: frozenset[str] = frozenset()
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The numbers of the columns whose values are compared in Python, ascending."""
+        """The numbers, ascending, of the columns whose values the merge compares in Python."""
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:
@@ -76,22 +81,23 @@ class Template:
 
 @dataclass
 class CompileOptions:
-    """What a scatter wants the SQL of a branch (the SELECT of one shard) to do."""
+    """Options for compiling the SQL of a branch (the SELECT for one shard)."""
 
-    # The number of rows of a branch that can matter: OFFSET + LIMIT. None means all.
+    # The number of rows to read from each shard: OFFSET + LIMIT. None means all.
     limit: int | None = None
-    # Whether to read rows by primary key, in the second of two phases: without ORDER BY, and with the
-    # keys as the last parameters.
+    # Whether to read the rows with given primary keys (the second of two phases). Such SQL has no
+    # ORDER BY, and the keys are its last parameters.
     by_pk: bool = False
     # Whether to select the primary key as an extra column.
     with_pk: bool = False
-    # The columns of the shard key. If GROUP BY contains one, no group has rows of two shards.
+    # The columns of the shard key. If GROUP BY contains one of them, each group has all its rows on
+    # one shard.
     local_columns: frozenset[str] = field(default_factory=frozenset)
-    # Whether the query only asks if there is a row; then groups need no merge.
+    # Whether the query only asks if any row exists. The groups of GROUP BY then need no merge.
     existence: bool = False
     # Whether the query selects one row of aggregates, for aggregate().
     summary: bool = False
-    # Django's flag for compilers: whether not to send a query that can have no rows.
+    # Django's ``elide_empty`` of compilers. If true, a query that can have no rows is not sent.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -110,7 +116,8 @@ def compile_query(
     query = query.clone()
     query.clear_limits()
     if options.by_pk:
-        # _PkAmong is not one of Django's Node classes, but has all that a WhereNode needs.
+        # _PkAmong is not a subclass of Django's Node, but it has all attributes that a WhereNode
+        # needs.
         query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
         query.clear_ordering(force=True)
     facade = Facade(wrapper, qualify=qualify)
@@ -146,9 +153,10 @@ def _count_sql(sql: str, qualify: bool) -> str:
 
 
 class _PkAmong:
-    """The condition ``pk IN (…)`` of the second phase, with a placeholder for the keys.
+    """The condition ``pk IN (…)`` by which the second of two phases reads the chosen rows.
 
-    It is the last condition, so its parameters come last in the statement.
+    Its SQL has a placeholder for the keys. It is the last condition, so the keys are the last
+    parameters of the statement.
     """
 
     contains_aggregate = False
@@ -205,13 +213,14 @@ class _Root(SQLCompiler):
                 _refuse_time_and_chance(expression)
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
-            # Django has resolved every entry of ORDER BY to an OrderBy.
+            # The type is ignored because Django has resolved every entry of ORDER BY to an OrderBy
+            # by now.
             self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # Keep ORDER BY in a branch of a union only if the branch has a LIMIT, because the outer SELECT
-        # orders the rows of all branches. A statement for a single shard (marks_rows is False) must
-        # always be ordered.
+        # A SELECT inside a UNION ALL keeps its ORDER BY only if it has a LIMIT: the outer SELECT
+        # orders the rows of the whole union. A statement for one shard (marks_rows is False) has no
+        # outer SELECT, so it always keeps its ORDER BY.
         keep_order = (
             self.options.limit is not None or not self.marks_rows
         ) and not self.merges_groups
@@ -224,8 +233,9 @@ class _Root(SQLCompiler):
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
         """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
-        Django would select the SQL of ORDER BY, which is two columns where NULLS FIRST or NULLS LAST is
-        emulated. This method selects only the expression, which distinguishes the same rows.
+        Django would select the SQL of ORDER BY. Where NULLS FIRST or NULLS LAST is emulated, that
+        SQL is two columns. This method selects the ordered expression alone; the same rows are
+        distinct by it.
         """
         if not self.query.distinct:
             return []
@@ -252,7 +262,8 @@ class _Root(SQLCompiler):
             parts = expression.get_cols() if isinstance(expression, ColPairs) else [expression]
             columns += [column_of(part) for part in parts]
         if len(columns) != len(self.select) + len(extra):
-            # A composite primary key is one expression with several columns, so list the SQL per column.
+            # Keep the SQL of each column separately: a composite primary key is one expression with
+            # several columns.
             self._sql = []
             for expression, sql, _ in [*self.select, *extra]:
                 if isinstance(expression, ColPairs):
@@ -281,7 +292,8 @@ class _Root(SQLCompiler):
     def _compile_selected(self, expression: Any) -> Any:
         """Compile an expression of the select list, as ``SQLCompiler.get_select()`` does.
 
-        A subquery that can have no rows becomes a value; it does not make the whole query empty.
+        If the expression is a subquery that can have no rows, select its empty value instead. The
+        query itself may still have rows.
         """
         try:
             return self.compile(expression)
@@ -324,7 +336,10 @@ class _Root(SQLCompiler):
         return self._group_expressions
 
     def _has_pk(self, columns: Any) -> bool:
-        """Whether ``columns`` include the whole primary key, so that no two shards have the same row."""
+        """Whether ``columns`` contain the whole primary key.
+
+        Two shards then cannot have rows with equal values in ``columns``.
+        """
         pks = {f.column for f in self.query.model._meta.pk_fields}
         selected = {
             c.name
@@ -334,7 +349,10 @@ class _Root(SQLCompiler):
         return selected == pks
 
     def _groups_are_local(self) -> bool:
-        """Whether each group is on one shard, because GROUP BY has the primary key or the shard key."""
+        """Whether all rows of each GROUP BY group are on one shard.
+
+        That is so if GROUP BY contains the primary key or the shard key.
+        """
         pks = {f.column for f in self.query.model._meta.pk_fields}
         names = {
             expression.target.column
@@ -385,7 +403,10 @@ class _Root(SQLCompiler):
 
 
 def _refuse_time_and_chance(expression: Any) -> None:
-    """Refuse ``Now()`` and ``Random()`` in groups and distinct rows: their values differ by statement."""
+    """Refuse ``Now()`` and ``Random()`` in GROUP BY and DISTINCT.
+
+    Their values differ from statement to statement, so rows of two statements cannot be compared.
+    """
     if any(isinstance(part, Now | Random) for part in _parts(expression)):
         raise refuse(
             "groups or distinct rows that depend on Now() or Random()",
@@ -394,7 +415,9 @@ def _refuse_time_and_chance(expression: Any) -> None:
 
 
 def _parts(expression: Any) -> list[Any]:
-    """Return ``expression`` and, at any depth, its source expressions. Subqueries are not entered."""
+    """Return ``expression`` and its source expressions at any depth, but not those inside
+    subqueries.
+    """
     parts, pending = [], [expression]
     while pending:
         part = pending.pop()

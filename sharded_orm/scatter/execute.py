@@ -1,4 +1,6 @@
-"""Sends the statements of a plan: to all nodes (database servers) in parallel, to a node in sequence."""
+"""Sends the statements of a plan: to different nodes (database servers) in parallel, to the same
+node one after another.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# The largest number of shards that may be streamed at once, with a separate connection for each.
+# The largest number of shards read on demand at once, each of which needs a separate connection.
 _MOST_OPEN = 100
 
 
 def _node_wrapper(shard: Shard) -> Any:
-    """Return a connection object to the node that ``shard`` had when the scatter was planned.
+    """Return a connection object to the node on which ``shard`` was when the scatter was planned.
 
-    Must be called in the thread of the scatter.
+    Must be called in the thread that runs the scatter.
     """
     wrapper: Any = connections[shard.alias]
     relocation.follow(wrapper)
@@ -41,20 +43,21 @@ def _node_wrapper(shard: Shard) -> Any:
         wrapper.shard == shard and relocation.is_current(wrapper)
     ):
         return wrapper
-    # The connection object is for another node than the plan's: a transaction keeps it on the former
-    # node, or the shard has moved since the plan was made. So use a copy for the plan's node.
+    # The thread's connection object is for another node than the plan: a transaction keeps it on
+    # the former node, or the shard has moved since the plan was made. Use a copy that connects to
+    # the plan's node.
     settings = runtime.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
 
 class Executor:
-    """A runner of a plan's statements, for the calling thread; not to be shared between threads.
+    """Runs the statements of a plan for the calling thread; not to be shared between threads.
 
     :param chunk_size: the number of rows read at a time.
-    :param stream: whether to read the rows of unions on demand, not all at once.
-    :raises ScatterError: a shard does not answer. If partial results are allowed, the error is raised
-        only if no shard has answered and a wrong query may be the cause; if one shard answers, the
-        query is right. Which of these is the case is known before the last row is yielded.
+    :param stream: whether to read the rows of unions on demand instead of all at once.
+    :raises ScatterError: a shard does not answer. If partial results are allowed, it is raised only
+        if no shard has answered and the cause may be a wrong query: an answer of one shard proves
+        that the query is right. The executor decides this before it yields the last row.
     """
 
     def __init__(
@@ -66,34 +69,34 @@ class Executor:
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._unreachable: dict[str, BaseException] = {}
-        # _doubt is an error that a wrong query may have caused; _answered says whether a shard has
-        # answered; _unsettled counts the statements that neither were answered nor have failed.
-        # Invariant: if there is a doubt and all statements have failed, ScatterError is raised; the
-        # caller gets neither a row nor the end of the rows. The threads that ask the nodes may set
-        # only _doubt and _answered.
+        # _doubt: an error that a wrong query may have caused; None if there is none. _answered:
+        # whether a shard has answered. _unsettled: the number of statements that have neither been
+        # answered nor failed. Invariant: if there is a doubt and all statements have failed,
+        # ScatterError is raised, and the caller gets no row and no end of the rows. The threads
+        # that ask the nodes may set only _doubt and _answered.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
-            # In a test case that does not list the group in ``databases``, connect() raises Django's
-            # error.
+            # connect() raises Django's error if the test case does not list the group in
+            # ``databases``.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
                 prepare_shards(group, [b.shard for s in plan.statements for b in s.branches])
-            # Make all connection objects here, because the threads that ask the nodes must not look
-            # them up in this thread's connections.
+            # Make all connection objects now, in the calling thread: Django keeps connections per
+            # thread, so the threads that ask the nodes could not find them.
             self._wrappers: dict[str, Any] = {
                 s.node: _node_wrapper(s.branches[0].shard) for s in plan.statements
             }
 
     def streams(self) -> list[Iterator[Row]]:
-        """Return a list of iterators over rows, one per statement, in the order of the statements.
+        """Return one iterator over rows for each statement, in the order of the statements.
 
-        Each iterator yields its rows in the order of the query. The rows of a union (a statement for many
-        shards) are read at once, unless the executor was made with ``stream=True``.
+        Each iterator yields its rows in the order of the query. The rows of a union (a statement
+        for many shards) are read all at once, unless the executor was made with ``stream=True``.
         """
         rows_of = self._run_all([s for s in self._statements if s.union])
         return [
@@ -102,9 +105,9 @@ class Executor:
         ]
 
     def chained(self) -> Iterator[Row]:
-        """Yield all rows, in the order of the shards and not of the query, in rounds.
+        """Yield all rows, ordered by shard and not by the ORDER BY of the query.
 
-        A round reads one statement of each node.
+        Works in rounds: each round reads one statement of every node.
         """
         for wave in self._waves():
             rows_of = self._run_all([s for s in wave if s.union])
@@ -120,7 +123,8 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now: they are few (LIMIT), or too many shards would be open at once.
+            # Read all rows now, in one of two cases: the query has a LIMIT, so there are few; or
+            # reading on demand would keep the databases of too many shards open at once.
             return iter(list(rows))
         self._open.append(rows)
         return rows
@@ -162,7 +166,7 @@ class Executor:
         return rows_of
 
     def _settle(self, statements: int) -> None:
-        """Note that ``statements`` more statements were answered or have failed.
+        """Record that ``statements`` more statements have been answered or have failed.
 
         :raises ScatterError: all statements have failed, and a wrong query may be the cause.
         """
@@ -186,9 +190,10 @@ class Executor:
         }
 
     def _started(self, statement: ShardStatement) -> Iterable[Row]:
-        """Send a statement, and return an iterator over its rows once the server has executed it.
+        """Send a statement, and return an iterator over its rows after the server has executed it.
 
-        If the server refuses the statement, find the shards that fail, and return the rows of the others.
+        If the server refuses the statement, find the shards that fail, and return the rows of the
+        other shards.
         """
         rows = self._node_stream(statement)
         try:
@@ -200,7 +205,7 @@ class Executor:
         return rows
 
     def _node_stream(self, statement: ShardStatement) -> Generator[Any, None, None]:
-        """Execute the statement and yield None; after that, yield its rows."""
+        """Execute the statement; yield None once the server has executed it, then yield its rows."""
         sql, params = statement.sql()
         started = False
         try:
@@ -258,7 +263,8 @@ class Executor:
     # -- Statements for one shard
 
     def _alias_rows(self, statement: ShardStatement) -> Generator[Row, None, None]:
-        """Yield the rows of a statement for one shard, read on demand; close the cursor at the end.
+        """Yield the rows of a statement for one shard; read them on demand, and close the cursor at
+        the end.
 
         The shard's index is appended to each row.
         """

@@ -1,4 +1,6 @@
-"""The stand-in for a connection for which a scatter compiles SQL, and the mixins of its compilers."""
+"""A stand-in for the connection of many shards, for which a scatter compiles SQL; and mixins for
+its compilers.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.query import Query
 
-# Placeholders in the compiled SQL, to be replaced for each shard: the shard's schema, the primary
-# keys of the rows to read (in the second of two phases), and the shard's index among the targets.
-# They contain a number that each process draws at random, so no identifier or literal contains them.
+# Placeholders in the compiled SQL, which are replaced for each shard: the shard's schema; the
+# primary keys of the rows to read (in the second of two phases); the shard's index among the
+# targets. They contain a random number that each process draws, so that no identifier or literal
+# contains them.
 _NONCE = secrets.token_hex(8)
 SCHEMA_MARK = f"`{_NONCE}schema`"
 PK_MARK = f"`{_NONCE}pk`"
@@ -27,23 +30,25 @@ SHARD_MARK = f"`{_NONCE}shard`"
 
 
 class Facade:
-    """A holder of :attr:`connection`, a copy of a shard's connection object for compiling a query.
+    """Holds :attr:`connection`, a copy of a shard's connection object that is used only to compile
+    a query.
 
-    The ``ops`` of the copy return this package's compilers. The copy is shallow, does not affect other
-    queries of the thread, and never connects.
+    The ``ops`` of the copy return this package's compilers. The copy is shallow, never connects,
+    and does not affect other queries of the thread.
 
     :param wrapper: the connection object of one of the shards.
-    :param qualify: whether to write the schema's placeholder in front of each table's name.
+    :param qualify: whether to write a placeholder for the schema in front of each table's name.
     """
 
     def __init__(self, wrapper: BaseDatabaseWrapper, *, qualify: bool) -> None:
-        # Make the wrapper read and cache the server's data (on MySQL); the copy would have to connect.
+        # Make the original connection object read and cache the server's data (MySQL), because the
+        # copy never connects.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
-        # The compiler must neither use the driver's connection nor keep it open.
+        # The copy must not use the driver's connection, nor keep it open.
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
-        # Tell the compilers that the SQL is not for one shard, but for all that share the query.
+        # Tell the compilers that the SQL is for many shards, and not for the shard of ``wrapper``.
         self.connection.stands_for_many = True  # type: ignore[attr-defined]  # of our compilers
         #: Names of the tables that the query reads; complete only after the query is compiled.
         self.tables: set[str] = set()
@@ -76,7 +81,8 @@ def _subclass(mixins: tuple[type, ...], base: type) -> type:
 class CheckedSQL(SQLCompiler):
     """A compiler mixin that refuses raw SQL and window functions.
 
-    Raw SQL could read another shard. The result of a window function depends on rows of all shards.
+    Raw SQL could read another shard's tables. The result of a window function depends on the rows
+    of all shards.
     """
 
     def compile(self, node: Any) -> Any:

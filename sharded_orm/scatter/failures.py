@@ -1,12 +1,12 @@
-"""Failures of a scatter: the shards that did not answer.
+"""Failures of a scatter: which shards did not answer, and which errors count as not answering.
 
 A scatter distinguishes three kinds of database errors:
 
-- The *shard* is the cause: its connection, its server's state, its schema or file. The shard counts
-  as not answering; see :func:`is_failure`.
-- The shard *or the query* is the cause: a table, a column or a privilege is missing. The shard counts
-  as not answering, too. If another shard has answered, the query is right; see
-  :func:`may_be_the_query`.
+- The *shard* is the cause: its connection, the state of its server, its schema or its file. The
+  shard counts as not answering; see :func:`is_failure`.
+- The *shard or the query* is the cause: a table, a column or a privilege is missing. The shard
+  counts as not answering in this case too. An answer of another shard proves that the query is
+  right; see :func:`may_be_the_query`.
 - The *query* is the cause of all other errors. They are raised unchanged.
 """
 
@@ -23,12 +23,14 @@ from sharded_orm.exceptions import ScatterError, ShardedOrmError
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# MySQL's error codes if a schema does not exist, is forbidden, or is broken, for any query.
+# MySQL's error codes for a schema that does not exist, is forbidden or is broken, whatever the
+# query.
 _SCHEMA = frozenset({1044, 1049, 1932})
-# MySQL's error codes if a table or column is missing, or a privilege on it: either the schema was
-# not migrated, or the query is wrong.
+# MySQL's error codes for a missing table or column, or a missing privilege on it. Either the schema
+# was not migrated, or the query is wrong.
 _SCHEMA_OR_QUERY = frozenset({1054, 1142, 1143, 1146})
-# MySQL's error codes if the connection fails; then no more statements are sent to that node.
+# MySQL's error codes for a failed connection. After such an error, no more statements are sent to
+# the node.
 _NODE_GONE = frozenset({1040, 1045, 1053, 1129, 1130, 1203})
 # MySQL's error codes for a state of the server: full, locked, killed, read-only.
 _STATE = frozenset(
@@ -36,8 +38,8 @@ _STATE = frozenset(
     | {1290, 1317, 1412, 1836, 1927, 1969, 3024, 4031}
     | set(range(1152, 1162))
 )
-# SQLite's error codes for a state of the file. SQLITE_ERROR is not among them: it concerns the
-# statement.
+# SQLite's error codes for a bad state of the file. SQLITE_ERROR is not among them, because it is an
+# error in the statement.
 _SQLITE_STATE = frozenset({
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT,
@@ -46,19 +48,19 @@ _SQLITE_STATE = frozenset({
 })  # fmt: skip
 # Beginnings of SQLite's messages for a missing table or column, which have no error codes.
 _SQLITE_MISSING = ("no such table: ", "no such column: ")
-# A scatter without partial results will fail as a whole after its first failure. It goes on to find
-# other shards that fail, for the message, up to this number.
+# The number of failed shards at which a scatter without partial results stops. Its first failure
+# makes it fail as a whole, but it goes on, to name more of the failing shards in the message.
 _ENOUGH = 8
 
 
 class Failures:
-    """A record of the shards that did not answer in one scatter.
+    """Records which shards did not answer in one scatter.
 
     :param asked: the number of shards that were asked.
-    :param partial: whether the rows of the other shards are wanted if a shard fails. If False,
-        :meth:`check` raises :exc:`ScatterError` after a failure.
-    :param report: if ``partial`` is true and shards have failed, called once with a
-        :exc:`ScatterError` after the scatter.
+    :param partial: whether the caller wants the rows of the other shards if a shard fails. If
+        False, :meth:`check` raises :exc:`ScatterError` after a failure.
+    :param report: a function that is called once after the scatter, with a :exc:`ScatterError`, if
+        ``partial`` is true and shards have failed.
     """
 
     def __init__(
@@ -102,14 +104,14 @@ def is_failure(error: Exception) -> bool:
         return _primary(cause) in _SQLITE_STATE
     code = _code(error)
     if not isinstance(code, int):
-        # The error has no MySQL code: it is an error of this package, such as ShardDatabaseMissing,
+        # An error without a MySQL code is an error of this package, such as ShardDatabaseMissing,
         # or of a driver whose errors have no numbers.
         return isinstance(error, OperationalError | InterfaceError)
     return is_node_gone(error) or code in _SCHEMA or code in _STATE or code == 0
 
 
 def may_be_the_query(error: BaseException) -> bool:
-    """Whether either the shard or a wrong query may be the cause of ``error``.
+    """Whether ``error`` may be caused by a wrong query, but may also be caused by the shard.
 
     If another shard answers the same query, the shard is the cause.
     """
@@ -130,14 +132,18 @@ def _code(error: BaseException) -> Any:
 
 
 def concerns_one_shard(error: BaseException) -> bool:
-    """Whether ``error`` concerns one shard only, so that other shards of the statement may answer."""
+    """Whether ``error`` concerns one shard only.
+
+    The other shards of the same statement may then still answer.
+    """
     code = _code(error)
     return code in _SCHEMA or code in _SCHEMA_OR_QUERY
 
 
 def _sqlite_error(error: BaseException) -> sqlite3.Error | None:
     """Return the SQLite driver's error that Django has wrapped in ``error``; None if there is none."""
-    # This package's errors, such as ShardDatabaseMissing, mean more than the driver's error behind them.
+    # An error of this package, such as ShardDatabaseMissing, is more precise than the driver's
+    # error that caused it.
     if isinstance(error, ShardedOrmError):
         return None
     return error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else None

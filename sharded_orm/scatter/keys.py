@@ -1,11 +1,11 @@
 """Compares values from the shards in the same way as the database does.
 
 Rows of several shards are merged by the values that the database sent, before Django converts them.
-All databases compare numbers and dates alike, but not text:
+All databases compare numbers and dates in the same way, but text in different ways:
 
-* SQLite compares UTF-8 bytes. A column with another collation is refused.
-* MariaDB and MySQL compare by a collation. So, for each text column that is compared, three values are
-  selected as well: the text's sort weight (``WEIGHT_STRING``), the weight of a blank, and the
+- SQLite compares UTF-8 bytes. Columns with another collation than BINARY are refused.
+- MariaDB and MySQL compare by a collation. So, for each compared text column, the query selects
+  three more values: the text's sort weight (``WEIGHT_STRING``), the weight of a blank, and the
   collation's name. A ``PAD SPACE`` collation compares as if the shorter text continued with blanks.
 """
 
@@ -28,14 +28,14 @@ from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
 
-# If two texts differ within this number of bytes of their weights, every server sorts them correctly.
-# Servers sort by the first max_sort_length (1024) bytes only: some count bytes of the characters,
-# others bytes of the weights. A character has at most 4 bytes and at least 2 bytes of weight, so
-# 1024 bytes of characters have at least 512 bytes of weight.
+# Number of leading bytes of a sort weight within which every server sorts exactly. Servers sort by
+# the first max_sort_length (1024) bytes only: some count bytes of the characters, others bytes of
+# the weights. A character has at most 4 bytes, and its weight at least 2. So 1024 bytes of
+# characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
 
-# Beginnings of the names of collations for which comparing weights gives the same result as comparing
-# the texts, provided that the collation has only one level of weights.
+# Prefixes of collation names. For collations with these prefixes, comparing sort weights gives the
+# same result as comparing the texts, if the collation has only one level of weights.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
 _SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
 
@@ -55,13 +55,14 @@ _PLAIN_FIELDS = (
 class Column:
     """A selected column, with the properties that decide how its values are compared."""
 
-    # The table's alias and the column's name; both are None for an expression.
+    # The table's alias in the query, and the column's name (in the next attribute). Both are None
+    # for an expression.
     alias: str | None
     name: str | None
     # "plain" for numbers and dates, which Python compares as every database does; "uuid" for UUIDs;
     # "text" for all other values.
     kind: str
-    # The collation that the query or the field names; None means the default of the table.
+    # The collation that the query or the field names. None means the table's default collation.
     collation: str | None = None
 
 
@@ -115,10 +116,10 @@ def _collation_of(expression: Any) -> str | None:
 
 
 class Text:
-    """The sort weight of a text, to compare texts as the server's collation does.
+    """The sort weight of a text; comparing two gives the same result as the server's collation.
 
-    ``<`` raises :exc:`ScatterNotSupported` if the texts differ only after the length by which servers
-    sort.
+    ``<`` raises :exc:`ScatterNotSupported` if the texts differ only beyond the length by which
+    servers sort.
     """
 
     __slots__ = ("weight",)
@@ -150,7 +151,7 @@ class Text:
 
 
 class PaddedText(Text):
-    """The sort weight of a text with a ``PAD SPACE`` collation: trailing blanks do not count.
+    """The sort weight of a text whose collation is ``PAD SPACE``: trailing blanks are ignored.
 
     :param pad: the weight of a blank.
     """
@@ -194,36 +195,41 @@ class _Reversed:
 
 
 class Comparison:
-    """Base class of the comparisons: makes rows of several shards comparable as in one database.
+    """Base class of the comparisons. A comparison compares rows of several shards as one database
+    would.
 
     :param columns: the selected columns.
     :param compared: the numbers of the columns whose values will be compared.
 
-    :attr:`weighted` are the numbers of the columns whose sort weights must be selected as well.
+    :attr:`weighted` has the numbers of the columns whose sort weights the query must select too.
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
         self.columns = columns
-        # Position of the shard's index in a row: a row holds its columns, that index, then the weights.
+        # The position of the shard's index in a row: a row holds its columns, that index, then the
+        # sort weights.
         self.shard = len(columns)
         self.compared = tuple(compared)
         self.weighted: tuple[int, ...] = ()
 
     def normal(self, row: Row, column: int) -> Any:
-        """Return a value for ``column`` whose ``==``, ``hash()`` and ``<`` agree with the database.
+        """Return the value of ``column`` in ``row`` in a form for comparing: None for NULL.
 
-        Return None for NULL.
+        ``==``, ``hash()`` and ``<`` of the returned values agree with the database.
         """
         raise NotImplementedError
 
     def ordered(self, row: Row, column: int) -> Any:
-        """Return a value for ``column`` whose ``<`` agrees with ORDER BY; None for NULL."""
+        """Return the value of ``column`` in ``row`` in a form whose ``<`` agrees with ORDER BY.
+
+        Return None for NULL.
+        """
         return self.normal(row, column)
 
     def identity(self, columns: Sequence[int]) -> Callable[[Row], tuple[Any, ...]]:
         """Return a function that maps a row to a hashable key.
 
-        Keys are equal if the database considers the rows' values of ``columns`` equal.
+        Two rows get equal keys if the database considers their values in ``columns`` equal.
         """
         normal = self.normal
         return lambda row: tuple([normal(row, column) for column in columns])
@@ -249,9 +255,11 @@ class Comparison:
         return key
 
     def check_extremes(self, column: int) -> None:
-        """Check that MIN and MAX of ``column`` can be computed with :meth:`ordered`.
+        """Check that Python finds the same minimum and maximum of ``column`` as the server's MIN
+        and MAX.
 
-        :raises ScatterNotSupported: the server may compute them by another order.
+        :raises ScatterNotSupported: the server may compare by another order in MIN and MAX than in
+            ORDER BY, with which :meth:`ordered` agrees.
         """
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
@@ -286,7 +294,8 @@ class SQLiteComparison(Comparison):
         if isinstance(value, bytes):
             return (3, value)
         if isinstance(value, datetime.date | datetime.time):
-            # SQLite stores and compares text, which the driver has parsed; compare the text again.
+            # SQLite has stored the value as text, and compares that text. The driver has parsed it,
+            # so convert the value to text again.
             return (2, str(value))
         raise refuse(f"a comparison of values of type {type(value).__name__!r}", "ask one shard")
 
@@ -369,12 +378,12 @@ class MySQLComparison(Comparison):
 def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
     """Return the bytes by which MariaDB sorts a native UUID; None for NULL.
 
-    MariaDB sorts UUIDs up to version 5 by their node, then by their time, most significant part first.
-    It sorts UUIDs from version 6 on as they are written. Older servers, without the fix MDEV-29959,
-    sort all UUIDs in the first way.
+    MariaDB sorts UUIDs of the versions 1 to 5 by their node, then by their time, most significant
+    part first. It sorts UUIDs from version 6 on as they are written. Servers without the fix
+    MDEV-29959 sort all UUIDs in the first way.
 
     :param version: the server's version.
-    :raises ScatterNotSupported: the server does not have that fix.
+    :raises ScatterNotSupported: the server lacks the fix; its order is not reproduced.
     """
     if not ((10, 11, 5) <= version < (11,) or version >= (11, 0, 3)):
         raise refuse(

@@ -1,4 +1,4 @@
-"""Merges the rows of shards, with regard to ORDER BY, DISTINCT, GROUP BY, OFFSET and LIMIT."""
+"""Merges the rows of many shards by the query's ORDER BY, DISTINCT, GROUP BY, OFFSET and LIMIT."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
-    """Return the rows of all shards, in the order in which one database would return them.
+    """Return an iterator over the rows of all shards, in the order in which one database would
+    return them.
 
-    DISTINCT and GROUP BY are applied; OFFSET and LIMIT are not.
+    DISTINCT and GROUP BY are applied to the rows; OFFSET and LIMIT are not.
     """
     template = plan.template
     if template is None:
@@ -37,7 +38,10 @@ def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
 
 
 def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
-    """Apply OFFSET and LIMIT: return the rows from number ``low`` up to ``high``; None means no end."""
+    """Return the rows from number ``low`` up to, but not including, ``high``: OFFSET and LIMIT.
+
+    Rows are counted from 0; None for ``high`` means all rows to the end.
+    """
     return islice(rows, low, high)
 
 
@@ -52,7 +56,10 @@ def _distinct(rows: Iterable[Row], comparison: Comparison, columns: Sequence[int
 
 
 def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
-    """Return one merged row per group of GROUP BY, in the query's order. Holds all groups in memory."""
+    """Return one merged row for each group of GROUP BY, in the query's order.
+
+    Holds the rows of all groups in memory.
+    """
     template, comparison = plan.template, plan.comparison
     assert template is not None
     identity = comparison.identity(template.groups)

@@ -1,4 +1,4 @@
-"""Partial aggregates: what each shard computes of an aggregate, and how the parts are merged."""
+"""Partial aggregates: what each shard computes for an aggregate, and how the results are merged."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.keys import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
-# Decimal places that MariaDB and MySQL add to a quotient: the default of div_precision_increment.
+# The number of decimal places that MariaDB and MySQL add to a quotient: the default of their
+# setting div_precision_increment.
 _QUOTIENT_SCALE = 4
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """An aggregate in column number ``column`` of the select list, and how to merge it.
+    """An aggregate in column number ``column`` of the select list, and how to merge its values.
 
-    ``kind`` is "count", "sum", "min", "max" or "avg". ``parts`` are the numbers of the columns whose
-    values are merged over the shards: for avg, a sum and a count; otherwise one column with the
-    aggregate. If the merged value is NULL, ``column`` keeps the value that a shard sent, such as the
-    default of ``Sum(..., default=0)``.
+    ``kind`` is "count", "sum", "min", "max" or "avg". ``parts`` are the numbers of the columns
+    whose values are merged over the shards: a sum and a count for avg, otherwise one column with
+    the aggregate itself. If the merged value is NULL, ``column`` keeps the value that a shard sent,
+    such as the default of ``Sum(..., default=0)``.
     """
 
     column: int
@@ -70,7 +71,8 @@ def partial_of(
     sources = aggregate.get_source_expressions()[:-1]
     total = Sum(*sources, filter=aggregate.filter)
     count = Count(*sources, filter=aggregate.filter)
-    # On databases with this feature, Django casts the average of durations to an integer.
+    # On databases with this feature, Django casts the average of durations to an integer; do the
+    # same.
     duration = features.averages_durations_to_integers and isinstance(
         aggregate.output_field, DurationField
     )
@@ -85,7 +87,7 @@ def _refuse(expression: Any) -> Exception:
 
 
 class Merger:
-    """A merger of rows: combines the rows that several shards return for one group of GROUP BY."""
+    """Merges the rows that several shards return for one group of GROUP BY."""
 
     def __init__(self, partials: Sequence[Partial], comparison: Comparison) -> None:
         self._partials = partials
@@ -95,7 +97,10 @@ class Merger:
                 comparison.check_extremes(part)
 
     def add(self, whole: list[Any], row: Row) -> None:
-        """Merge ``row``, the row of another shard for the same group, into ``whole``, in place."""
+        """Merge ``row`` into ``whole``, which is changed.
+
+        Both are rows for the same group of GROUP BY; ``row`` is from another shard.
+        """
         seen: set[int] = set()
         for partial in self._partials:
             for part in partial.parts:
@@ -118,7 +123,10 @@ class Merger:
         self._comparison.carry(part, row, whole)
 
     def finish(self, whole: list[Any]) -> None:
-        """Write the final values of the aggregates into ``whole``, after all rows were merged into it."""
+        """Write the final values of the aggregates into ``whole``.
+
+        Call this method once, after the rows of all shards were merged into ``whole``.
+        """
         for partial in self._partials:
             target = partial.column
             if partial.kind == "avg":

@@ -1,7 +1,7 @@
 """The plan of a scatter: its statements, and the nodes (database servers) to send them to.
 
-A *branch* is the SELECT of one shard; the branches of a node are sent in batches, each as one
-UNION ALL.
+A *branch* is the SELECT for one shard. The branches for a node are sent in batches; each batch is
+one statement, which joins its branches by UNION ALL.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 
     from sharded_orm.topology.model import Shard
 
-# The largest number of branches (SELECTs of one shard) in a UNION ALL. Above some 2048 branches, the
-# cost of a statement grows faster than linearly; 256 keep a statement cheap enough to repeat it after
-# a failure.
+# The largest number of branches (SELECTs for one shard) in a UNION ALL that is not streamed. The
+# cost of a statement grows faster than linearly above some 2048 branches. A statement of 256
+# branches is cheap enough to be repeated after a failure.
 BATCH = 256
-# The largest number of branches in a streamed UNION ALL. It is higher than BATCH because each streamed
-# statement occupies a database session until its last row, so fewer statements are better.
+# The largest number of branches in a streamed UNION ALL. Each streamed statement occupies a
+# database session until its last row is read, so this number is higher than BATCH, to need fewer
+# sessions.
 STREAM_BATCH = 1024
-# The largest number of parameters of one statement. It is soon reached if the query has an __in with
-# thousands of keys, because each branch repeats them.
+# The largest number of parameters of one statement. Each branch repeats the query's parameters, so
+# an __in with thousands of keys soon reaches this number.
 MAX_PARAMETERS = 60_000
 
 
@@ -47,7 +48,7 @@ MAX_PARAMETERS = 60_000
 class Target:
     """A shard, and the query to send to it.
 
-    The query is the queryset's, or a copy that is limited to the keys on this shard.
+    The query is that of the queryset, or a copy that lists only the keys on this shard.
     """
 
     shard: Shard
@@ -56,10 +57,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A compiled target: the SELECT for one shard.
+    """The compiled SELECT for the shard of one :class:`Target`.
 
-    ``index`` is the target's index in the list of targets; the rows of the branch contain it. ``pks``
-    are the primary keys to read; None means all rows of the query.
+    ``index`` is the position of the target in the list of targets; each row of the result contains
+    it. ``pks`` are the primary keys to read; None means all rows of the query.
     """
 
     index: int
@@ -81,15 +82,18 @@ class ShardStatement:
 
     node: str
     branches: tuple[Branch, ...]
-    # The shard's alias whose connection must be used, because it is open in a transaction that may have
-    # written rows, or because each shard has a separate connection (SQLite). None means a connection
-    # to the node.
+    # The alias of the shard whose connection must be used; None for a connection to the node. An
+    # alias is given in two cases: the shard's connection is in an open transaction, which may have
+    # written rows, or each shard has a separate connection (SQLite).
     alias: str | None
     union: bool
     outer: Outer
 
     def sql(self, branches: Sequence[Branch] | None = None) -> tuple[str, list[Any]]:
-        """Return the SQL and the parameters for ``branches``; None means all branches."""
+        """Return the SQL and the parameters of the statement.
+
+        :param branches: the branches to include; None means all branches of the statement.
+        """
         branches = self.branches if branches is None else branches
         if not self.union:
             (branch,) = branches
@@ -104,10 +108,12 @@ class ShardStatement:
 
 @dataclass(frozen=True)
 class Outer:
-    """The outer SELECT around a UNION ALL. It orders and limits the rows, and adds weights of texts.
+    """The outer SELECT around a UNION ALL. It orders and limits the rows, and adds sort weights of
+    texts.
 
-    ``columns`` is the number of columns of a branch, without the shard's index. ``weighted`` are the
-    numbers of the text columns whose sort weights (``WEIGHT_STRING``) are selected as well.
+    ``columns`` is the number of columns of a branch, without the column of the shard's index.
+    ``weighted`` are the numbers of the text columns whose sort weights (``WEIGHT_STRING``) are
+    selected too.
     """
 
     columns: int
@@ -126,9 +132,9 @@ class Outer:
                 f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
                 f" COLLATION({name})"
             )
-        # WITH is needed to name the columns of the union. It is inside a SELECT for the sake of the
-        # backend: after a lost connection, the backend repeats only reads, and it takes a statement
-        # that begins with WITH for a possible write.
+        # WITH names the columns of the union. It must be inside a SELECT: after a lost connection,
+        # the database backend repeats only reads, and takes a statement that begins with WITH for a
+        # possible write.
         sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
         if self.order:
             sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])
@@ -160,10 +166,12 @@ def _fill(branch: Branch, schema: str | None) -> str:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """The statements to send, in the order of their first shards, and what is needed to merge their rows.
+    """The statements to send, in the order of their first shards, and what is needed to merge their
+    rows.
 
-    ``comparison`` compares values as the databases do. ``template`` is the compiled query of the first
-    branch; None if there is nothing to send. ``shards`` are the targets' shards, keyed by index.
+    ``comparison`` compares values as the databases do. ``template`` is the compiled query of the
+    first branch; None if there is nothing to send. ``shards`` maps the index of each target to its
+    shard.
     """
 
     statements: tuple[ShardStatement, ...]
@@ -186,12 +194,12 @@ def make_plan(
 ) -> ScatterPlan:
     """Plan the statements for ``targets``.
 
-    Each query is compiled once per node (database server). A query that can have no rows is not sent.
-    If a node does not answer while a query is compiled for it, all its shards are added to
-    ``failures``, and nothing is sent to the node.
+    Each query is compiled once per node (database server). A query that can have no rows is not
+    sent. If a node does not answer while a query is compiled for it, all its shards are added to
+    ``failures``, and the plan has no statement for it.
 
-    :param pks: the primary keys to read, keyed by the index of their target; targets without keys are
-        left out. None means all rows of the query.
+    :param pks: the primary keys to read from each target, keyed by the target's index; a target
+        without keys is not asked. None means to read all rows of the query.
     :param batch: the largest number of branches in one statement; None means :data:`BATCH`.
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
@@ -241,8 +249,8 @@ def _outer(template: Template, comparison: Comparison, options: CompileOptions) 
     width, weighted = len(template.columns), comparison.weighted
     if template.merges_groups:
         return Outer(width, weighted)
-    # With DISTINCT, the server must not apply the limit: equal rows of two shards, which are merged
-    # here, would count twice.
+    # With DISTINCT, the server must not apply the limit. Equal rows of two shards are removed only
+    # later, by the merge, so the server would count them twice.
     limit = None if template.distinct else options.limit
     return Outer(width, weighted, template.order, limit)
 
@@ -259,11 +267,11 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
 
 
 def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
-    """Check that the node of ``branches`` compares text shard keys as the router does.
+    """Check that the node of ``branches`` compares text shard keys as exactly as the router does.
 
-    Return the database's error if the node does not answer the question, and None if all is well.
+    Return None if it does; return the database's error if the node does not answer.
 
-    :raises InexactShardKey: the node compares text keys differently.
+    :raises InexactShardKey: the node compares text keys less exactly.
     """
     tables = frozenset().union(*(branch.template.tables for branch in branches))
     shards = [branch.shard for branch in branches]

@@ -1,4 +1,4 @@
-"""The errors for queries of several shards whose results cannot be merged exactly."""
+"""The errors for queries of many shards whose results cannot be merged exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def refuse(feature: str, remedy: str) -> ScatterNotSupported:
-    """Return the error for a query with ``feature``, whose merged result might be wrong.
+    """Return the error to raise for a query that uses ``feature``, whose merged result might be
+    wrong.
 
     :param remedy: what the developer can do instead.
     """
@@ -22,9 +23,12 @@ def refuse(feature: str, remedy: str) -> ScatterNotSupported:
 
 
 def check(query: Query) -> None:
-    """Refuse the features that a scatter cannot merge and that are visible before compiling ``query``.
+    """Raise if ``query`` uses a feature that a scatter cannot merge.
 
-    :raises ScatterNotSupported: the query has such a feature.
+    Checks only features that are visible before the query is compiled; the compiler checks the
+    others.
+
+    :raises ScatterNotSupported: the query uses such a feature.
     """
     if query.combinator:
         raise refuse(

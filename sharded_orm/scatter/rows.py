@@ -1,4 +1,4 @@
-"""Converts the rows of a scatter to a queryset's results, by the queryset's iterable class."""
+"""Converts the rows of a scatter to a queryset's results, with the queryset's iterable class."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> Iterator[Any]:
-    """Yield one result of ``queryset`` (an instance, a dict, a tuple) per row, in the order of ``rows``.
+    """Yield one result of ``queryset`` (an instance, a dict or a tuple) per row, in the order of
+    ``rows``.
 
-    Rows of different shards alternate, and an instance carries the alias of its database. So there is
-    one of Django's iterables per shard for instances; it is fed a row when the next row is of its
-    shard. Other results carry no alias, and one iterable converts all rows.
+    Instances carry the alias of their database, but rows of different shards alternate. So
+    instances are made by one of Django's iterables per shard, and each row is fed to the iterable
+    of its shard. Other results carry no alias, so one iterable converts all rows.
     """
     template = plan.template
     if template is None:
@@ -61,7 +62,7 @@ def _drain(queue: deque[list[Row]]) -> Iterator[list[Row]]:
 
 
 def _iterable(
-    # The parameters are of type Any because a queryset's private attributes have no type stubs.
+    # The parameters are of type Any, because the type stubs lack a queryset's private attributes.
     queryset: Any,
     compiler: Any,
     alias: str,

@@ -1,7 +1,8 @@
 """Reads the first rows of a query over many shards in two phases.
 
-The first phase reads candidates from all shards, as primary keys with the values to order by, and
-chooses the winners. The second phase reads the complete rows of the winners.
+The first phase reads only the primary keys and the ORDER BY values of each shard's first rows (the
+candidates), and chooses the first of all (the winners). The second phase reads the complete rows of
+the winners.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
 
     from sharded_orm.scatter.keys import Row
 
-# Two phases pay only up to this number of rows in the result: the second statement has all their keys.
+# The largest number of rows in the result for which two phases are used. The second statement
+# contains the keys of all these rows, so two phases do not pay for more.
 MAX_WINNERS = 1000
-# Two phases pay only from this number of candidates in all shards.
+# The smallest number of candidates on all shards together for which two phases pay.
 MIN_CANDIDATES = 100
 
 
 def applies(query: Query, targets: Sequence[Target], limit: int | None, union: bool) -> bool:
     """Whether reading in two phases is possible and worthwhile.
 
-    It is possible if the primary key identifies the rows of ``query`` within a shard.
+    It is possible only if the primary key identifies each row of ``query`` within a shard.
 
-    :param limit: the number of rows to read from each shard, including the OFFSET; None means all.
+    :param limit: the number of rows to read from each shard, OFFSET included; None means all.
     :param union: whether one statement can read many shards.
     """
     return (
@@ -65,13 +67,15 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """Return the plan of the last phase that ran, and the rows from ``low`` to ``options.limit``.
+    """Read in two phases. Return the plan of the last phase that ran, and the rows ``low`` to
+    ``options.limit``.
 
-    The rows are in the order of the query. Return None if a chosen row is missing in the second phase,
-    because it was deleted or changed, or because an inner join of ``select_related()`` excludes it.
-    Then the caller must read in one phase.
+    The rows are in the order of the query. Return None if a chosen row is missing in the second
+    phase: it was deleted or changed meanwhile, or an inner join of ``select_related()`` excludes
+    it. The caller must then read in one phase.
     """
-    # Make one changed copy of each query, not one per target, so that each copy is compiled once.
+    # Change each query once, not once per target: a query is compiled once only if its targets
+    # share it.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
     keys = [Target(target.shard, key_queries[id(target.query)]) for target in targets]

@@ -1,9 +1,10 @@
-"""Sets the counters of tables with packed ids to the first id on each shard (P1, P5).
+"""Sets the auto-increment counters of tables with packed ids to the first id of each shard (P1,
+P5).
 
-A packed id holds the shard, a type and a number that the table counts. So a table's counter
-starts at the first id of its shard and type. ``CREATE TABLE … LIKE``, ``TRUNCATE`` and a replayed
-table definition reset the counter to 1. It is therefore set after each ``migrate`` and ``flush``
-of a shard, and when test shards are cloned.
+A packed id consists of the shard, a type and a number that the table counts. So a table's counter
+must start at the first id of its shard and type. ``CREATE TABLE … LIKE``, ``TRUNCATE`` and a
+replayed table definition reset the counter to 1. So the counter is set after each ``migrate`` and
+``flush`` of a shard, and when test shards are cloned.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from sharded_orm.topology.model import Shard
 
 
 def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict[str, int]:
-    """Return the first packed id of each table on ``shard``, by table.
+    """Return the first packed id of each table on ``shard``, keyed by table.
 
-    :param models: the models to look at; by default all models of the project.
+    :param models: the models whose tables to include; None means all models of the project.
     """
     ids = {}
     for model in apps.get_models() if models is None else models:
@@ -40,14 +41,14 @@ def first_ids(shard: Shard, models: Iterable[type[Model]] | None = None) -> dict
 def after_migrate(
     sender: AppConfig, using: str, counted: Mapping[str, int] | None = None, **kwargs: Any
 ) -> None:
-    """Receiver of ``post_migrate``: set the counters of the shard ``using``.
+    """Receiver of ``post_migrate``: set the auto-increment counters on the shard ``using``.
 
-    :param counted: a lower bound of the next id of each table, by table, as ``migrate_shards`` has
-        read them; None if nothing was read.
+    :param counted: a number for each table, keyed by table, that the table's next id is not below,
+        as read by ``migrate_shards``; None if it has read nothing.
 
     Sends nothing for an app without packed ids, or if ``counted`` shows that all counters are high
-    enough. Otherwise one query lists the tables, and at most two more for each table with packed ids
-    read and set its counter.
+    enough. Otherwise one query lists the tables, and for each table with packed ids at most two
+    more queries read and set its counter.
     """
     shard = shard_of(using)
     firsts = first_ids(shard, sender.get_models()) if shard is not None else {}

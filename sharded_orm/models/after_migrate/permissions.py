@@ -1,6 +1,6 @@
-"""Permissions of users to view the shards of a group in the admin.
+"""Permissions of users to view the shards of a group in Django's admin.
 
-They exist if ``SHARDED_ORM["ADMIN"]["GROUP_PERMISSIONS"]`` is true.
+The permissions exist only if the setting ``SHARDED_ORM["ADMIN"]["GROUP_PERMISSIONS"]`` is true.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from django.db import DEFAULT_DB_ALIAS, router
 from sharded_orm import runtime
 
 APP_LABEL = "sharded_orm"
-# Django attaches a permission to a model: here the model whose rows would be shards.
+# Every permission of Django belongs to a model. These belong to ShardMap, the admin's model for
+# shards.
 MODEL = "shardmap"
 
 
 def codename(group: str) -> str:
-    """Return the codename of the permission for ``group``, without the app label."""
+    """Return the codename, without the app label, of the permission to view the shards of
+    ``group``.
+    """
     return f"access_{group}"
 
 
 def may_access(user: Any, group: str) -> bool:
-    """Whether the permissions of ``user`` allow viewing the shards of ``group``.
+    """Whether ``user`` may view the shards of ``group``.
 
-    If ``GROUP_PERMISSIONS`` is not set, every user may. Superusers always may. Costs one query per
-    ``user`` object, which caches its permissions; Django's admin sends the same query anyway.
+    True for superusers, and for every user if ``GROUP_PERMISSIONS`` is not set. Otherwise the
+    permission is needed. Sends at most one query per ``user`` object, which caches its permissions;
+    Django's admin sends the same query anyway.
     """
     if not runtime.config().admin.group_permissions:
         return True
@@ -36,11 +40,12 @@ def may_access(user: Any, group: str) -> bool:
 def after_migrate(
     sender: AppConfig, *, using: str = DEFAULT_DB_ALIAS, apps: Any = apps, **kwargs: Any
 ) -> None:
-    """Receiver of ``post_migrate``: create those permissions for groups that do not exist yet.
+    """Receiver of ``post_migrate``: create the permissions of those groups for which none exists
+    yet.
 
-    Django's own receiver, ``django.contrib.auth.management.create_permissions``, creates permissions
-    of models only. It does not matter which receiver runs first. Permissions of removed groups stay,
-    as Django's permissions of removed models do.
+    Django's own receiver, ``django.contrib.auth.management.create_permissions``, creates only the
+    permissions of models. The two receivers may run in any order. Permissions of removed groups
+    stay, as Django's permissions of removed models do.
     """
     if using != DEFAULT_DB_ALIAS or not runtime.config().admin.group_permissions:
         return
@@ -48,7 +53,8 @@ def after_migrate(
         content_types = apps.get_model("contenttypes", "ContentType").objects
         permissions = apps.get_model("auth", "Permission").objects
     except LookupError:
-        # These apps are not migrated yet. A later signal finds them: each migrate sends one for every app.
+        # The apps of Django that store permissions are not migrated yet. Wait for a later signal:
+        # each migrate sends one for every app.
         return
     names_by_codename = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups

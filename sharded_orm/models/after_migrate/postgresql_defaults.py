@@ -1,7 +1,7 @@
 """Sets the column defaults with which PostgreSQL generates timestamped ids (I3).
 
-A migration is the same for all databases, so it cannot hold the default of such a column or the
-function that the default calls. Both are set after each ``migrate``.
+Such a default, and the function that it calls, differ between databases. A migration is the same
+for all databases and cannot contain them, so they are set after each ``migrate``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sharded_orm.models.fields.timestamped import TimestampedIDField
 
 
 def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
-    """Receiver of ``post_migrate``: set the function and default of timestamped ids.
+    """Receiver of ``post_migrate``: set the functions and defaults that generate timestamped ids.
 
-    Does nothing on other databases than PostgreSQL, nor for an app without such ids. Otherwise it
-    sends one query, and replaces one function per table. A default is set only if it differs, because
-    setting it waits for all open transactions on the table.
+    Does nothing for other databases than PostgreSQL, or for an app without such ids. Otherwise
+    sends one query, and replaces one function for each table. A default that is already right is
+    not set again, because setting it waits for all open transactions on the table.
     """
     connection = connections[using]
     if not features_of(connection).makes_timestamped_ids:
@@ -36,7 +36,8 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     if not fields:
         return
     shard = shard_of(using)
-    # A template schema, from which test shards are cloned, has no shard number; 0 serves for its rows.
+    # The alias may be a template schema, from which test shards are cloned. It has no shard number,
+    # so its rows get 0.
     number = shard.number if shard is not None else 0
     with transaction.atomic(using=using), connection.cursor() as cursor:
         cursor.execute(
@@ -57,7 +58,7 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
 
 
 def _fields(app: AppConfig) -> dict[tuple[str, str], TimestampedIDField]:
-    """Return the timestamped id fields of an app, by table and column."""
+    """Return the timestamped id fields of an app, keyed by table and column."""
     return {
         (model._meta.db_table, str(field.column)): field
         for model in app.get_models()

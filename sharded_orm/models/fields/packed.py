@@ -1,4 +1,4 @@
-"""64-bit ids made of shard, type and a local number, which the table on the shard counts."""
+"""64-bit ids made of shard, type and a local number that the table on the shard counts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from sharded_orm.topology.model import Shard
 class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[type-arg]  # not generic at run time
     """A primary key made of shard, type and local id; it names the row's shard (Pinterest, P1, P5).
 
-    :param type_id: the number of this model among the models of its group; it never changes.
-    :param layout: the widths of the three parts, if not 16, 10 and 36 bits.
+    :param type_id: the number of this model among the models of its group; it must never change.
+    :param layout: the widths of the three parts; by default 16, 10 and 36 bits.
 
-    The group's strategy is ``"embedded"`` with the same widths. The table on each shard counts the
-    local ids from 1, by its auto-increment counter. ``migrate`` sets this to the first id of the
-    shard and type (see ``models/after_migrate/auto_increment.py``). The insert checks the new ids
-    inside its transaction: if one is of another shard or type, it raises :exc:`PackedIDMismatch` and
-    no row is stored. An explicit id is stored if it is of the row's shard and of this type.
+    The group's strategy must be ``"embedded"`` with the same widths. The table on each shard counts
+    the local ids from 1, by its auto-increment counter, which ``migrate`` sets to the first id of
+    the shard and type (see ``models/after_migrate/auto_increment.py``). The insert checks the new
+    ids inside its transaction: if one is of another shard or type, it raises
+    :exc:`PackedIDMismatch`, and no row is stored. An explicit id is accepted if it is of the row's
+    shard and of this type.
 
-    Cost of a new row: one INSERT, with BEGIN and COMMIT around it if no transaction is open. With an
-    explicit id: one INSERT.
+    Cost of a new row: one INSERT, with BEGIN and COMMIT around it if no transaction is open. With
+    an explicit id: one INSERT.
     """
 
     layout: PackedLayout
@@ -48,11 +49,13 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         kwargs["type_id"] = self.type_id
         if self.layout != PACKED:
             kwargs["layout"] = self.layout
-        # Migrations name this path, so it stays the same if the class moves to another module.
+        # Migrations contain this path. It stays the same if the class moves to another module.
         return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
 
     def counted_on(self, shard: Shard) -> range:
-        """Return the range of all ids that the table may count on ``shard``; it begins with local id 1."""
+        """Return all ids that the table on ``shard`` may generate, as a range that begins with
+        local id 1.
+        """
         return self.layout.counted(shard.number, self.type_id)
 
     def insert_rows(
@@ -66,7 +69,8 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            # The alias is no shard: a template schema, or the database that the rows were in before sharding.
+            # The alias is no shard. It may be a template schema, from which test shards are cloned,
+            # or the database that had the rows before sharding. Insert without a check.
             return insert(returning)
         explicit = [v for row in instances if (v := getattr(row, self.attname)) is not None]
         for value in explicit:
@@ -74,9 +78,9 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         if len(explicit) == len(instances):
             return insert(returning)
         counted = self.counted_on(shard)
-        # An error in the block must roll the rows back. With autocommit off, the block would open no
-        # transaction of its own, and the caller could commit the rows in spite of the error. Then the block
-        # needs a savepoint.
+        # An error in the atomic block must roll the rows back. With autocommit off, the block would
+        # open no transaction, and the caller could commit the rows in spite of the error; then the
+        # block needs a savepoint.
         connection = connections[alias]
         needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
         with transaction.atomic(using=alias, savepoint=needs_savepoint):
@@ -86,7 +90,8 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
                 for row in rows:
                     if row[position] not in counted:
                         raise self._mismatch(row[position], shard)
-            # No ids came back: from INSERT IGNORE, or from an INSERT of many rows on MySQL.
+            # The INSERT returned no ids, because it was INSERT IGNORE, or an INSERT of many rows on
+            # MySQL. Search the table for ids of another shard or type.
             elif (foreign_id := self._foreign_id(alias, counted)) is not None:
                 raise self._mismatch(foreign_id, shard, returned=False)
         return rows
@@ -101,9 +106,12 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
             )
 
     def _foreign_id(self, alias: str, counted: range) -> int | None:
-        """Return an id in the table that is of another shard or type, or None. Sends one query."""
+        """Return an id in the table that is of another shard or type; None if there is none.
+
+        Sends one query.
+        """
         below, above = {f"{self.name}__lt": counted.start}, {f"{self.name}__gte": counted.stop}
-        # The model's own manager may hide rows.
+        # Do not use the model's own manager, which may hide rows.
         rows: Any = models.QuerySet(self.model).using(alias)
         rows = rows.filter(models.Q(**below) | models.Q(**above))
         value: int | None = rows.values_list(self.name, flat=True).first()
@@ -112,7 +120,8 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     def _mismatch(self, value: int, shard: Shard, *, returned: bool = True) -> PackedIDMismatch:
         counted = self.counted_on(shard)
         problem = f"{self.model._meta.db_table!r} on {shard.alias!r}"
-        # If the INSERT returned no ids, the bad id was found in the table, and may be older than the INSERT.
+        # If the INSERT returned no ids, the wrong id was found in the table, and may be from an
+        # earlier INSERT.
         problem += f" counted {value!r}{'' if returned else ', or held it before'}, but its ids of"
         problem += (
             f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."

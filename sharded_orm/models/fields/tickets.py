@@ -1,4 +1,4 @@
-"""A field for ids from ticket servers, which count globally unique ids."""
+"""A field for ids from ticket servers: databases that count ids for all shards."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from sharded_orm.conf import MAX_TICKETS
 class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
     """A 64-bit id that is drawn from a ticket server before the insert (Flickr, F1-F5; Y8).
 
-    A ticket server is a database that counts ids for all shards.
+    A ticket server is a database that counts ids for all shards, so each id is unique over all
+    shards.
 
     :param sequence: the name of the counter on the ticket servers; by default the table's name.
 
-    An id that is set already is kept. ``bulk_create()`` draws all its ids with one request per
-    million rows. A rollback loses its ids; they are never used again.
+    An id that is set already is kept. ``bulk_create()`` draws the ids of up to a million rows with
+    one request. The ids of rows that are rolled back are lost, and never used again.
     """
 
     description = "64-bit id from a ticket server"
@@ -32,7 +33,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         name, _, args, kwargs = super().deconstruct()
         if self.sequence is not None:
             kwargs["sequence"] = self.sequence
-        # Migrations name this path, so it stays the same if the class moves to another module.
+        # Migrations contain this path. It stays the same if the class moves to another module.
         return name, "sharded_orm.models.fields.TicketField", args, kwargs
 
     @property
@@ -40,7 +41,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return self.sequence or self.model._meta.db_table
 
     def formfield(self, *args: Any, **kwargs: Any) -> Any:
-        # Like an AutoField, the id is not part of a form.
+        # As for an AutoField, a form has no field for the id.
         return None
 
     def get_pk_value_on_save(self, instance: models.Model) -> int:
@@ -54,7 +55,10 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return value
 
     def fill_many(self, instances: Sequence[models.Model]) -> None:
-        """Give an id to each instance that has none; one request to a ticket server per million of them."""
+        """Give an id to each instance that has none.
+
+        Sends one request to a ticket server for each million of ids.
+        """
         new = [i for i in instances if getattr(i, self.attname) is None]
         for start in range(0, len(new), MAX_TICKETS):
             batch = new[start : start + MAX_TICKETS]
@@ -63,6 +67,6 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
                 setattr(instance, self.attname, value)
 
     def validate(self, value: Any, model_instance: models.Model | None) -> None:
-        # Like an AutoField, the id may be empty until the row is saved.
+        # Allow an empty id, as an AutoField does: the id is drawn when the row is saved.
         if value is not None:
             super().validate(value, model_instance)

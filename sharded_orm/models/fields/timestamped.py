@@ -1,4 +1,4 @@
-"""64-bit ids made of milliseconds, shard and sequence number; their order is that of time."""
+"""64-bit ids made of milliseconds, shard and sequence number, so that they sort by time."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
 
-# Attempts of one insert. Each attempt uses a later millisecond, in which two processes rarely draw
-# the same id. If the ids of this many attempts collide in a row, something else is wrong.
+# The largest number of attempts of one insert. Each attempt uses a later millisecond, in which two
+# processes rarely draw the same id. If all attempts collide, something else is wrong.
 TRIES = 10
 
 
 class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
-    """An id whose order is that of time, and which names the row's shard (Instagram, I2).
+    """An id that sorts by time and names the row's shard (Instagram, I2).
 
-    :param epoch: an aware datetime from which milliseconds are counted; it never changes.
-    :param layout: the widths of the three parts, if not 41, 13 and 10 bits, and the epoch. Give
-        either this or ``epoch``.
+    :param epoch: an aware datetime from which milliseconds are counted; it must never change.
+    :param layout: the widths of the three parts (by default 41, 13 and 10 bits) and the epoch. Give
+        either ``layout`` or ``epoch``.
 
     On MySQL, MariaDB and SQLite the process generates the id when it inserts the row. On PostgreSQL
-    the column's default does. In a group whose strategy is ``"embedded"`` with the same SHIFT and
-    BITS, a query by the id goes to the shard in the id. In any other group the id is only unique over
-    all shards. An id that is set already is kept. If it routes queries, it must be of the row's shard
-    (:exc:`CrossShardRelation` otherwise).
+    the column's default generates it. In a group whose strategy is ``"embedded"`` with the same
+    SHIFT and BITS, a query by the id goes to the shard in the id. In any other group the id is
+    unique over all shards, but does not route queries. An id that is set already is kept. If ids
+    route queries, such an id must name the row's shard (:exc:`CrossShardRelation` otherwise).
 
-    Cost of a new row: one INSERT. If another process has generated the same id, one query finds that
-    out, and the INSERT is repeated with an id of a later millisecond. ``bulk_create()`` is refused,
-    except on PostgreSQL, if it ignores or updates conflicts of this field.
+    Cost of a new row: one INSERT. If another process has generated the same id, one query finds
+    that out, and the INSERT is repeated with an id of a later millisecond. Except on PostgreSQL,
+    ``bulk_create()`` is refused if it ignores or updates conflicts of this field.
     """
 
     layout: TimestampedLayout
@@ -75,7 +75,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             kwargs["epoch"] = self.epoch
         else:
             kwargs["layout"] = self.layout
-        # Migrations name this path, so it stays the same if the class moves to another module.
+        # Migrations contain this path. It stays the same if the class moves to another module.
         return name, "sharded_orm.models.fields.TimestampedIDField", args, kwargs
 
     def insert_rows(
@@ -105,13 +105,14 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             self._fill(new, alias)
             rows = self._insert_filled(new, alias, returning, insert)
         except BaseException:
-            # After a failed insert the rows get None as their ids again; the next save() draws new ones.
+            # After a failed insert, set the ids back to None, so that the next save() draws new
+            # ones.
             for row in new:
                 setattr(row, self.attname, None)
             raise
         if on_conflict is not None:
-            # The database does not report which rows were stored. A later save() must not use the id of a row
-            # that was not stored, so all rows get None as their ids again.
+            # The database does not report which rows were stored. Set all ids back to None, so that
+            # a later save() does not use the id of a row that was not stored.
             for row in new:
                 setattr(row, self.attname, None)
         # QuerySet.bulk_create() expects one result per row, even if the INSERT returned none.
@@ -123,18 +124,24 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         on_conflict: OnConflict | None,
         unique_fields: Sequence[Any] | None,
     ) -> bool:
-        """Whether ``bulk_create()`` would take an equal id from another process for a conflict.
+        """Whether this ``bulk_create()`` would treat an equal id from another process as a
+        conflict.
 
-        It would then ignore or update a row that has nothing to do with the new one.
+        It would then ignore or update the row of that process, which has nothing to do with the new
+        row.
         """
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
-        # IGNORE, and MySQL's ON DUPLICATE KEY UPDATE, apply to conflicts of every unique key.
+        # IGNORE, and ON DUPLICATE KEY UPDATE on MySQL, treat a duplicate in any unique key as a
+        # conflict, also in this field's.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:
-        """Raise if an explicit id is of another shard, in a group whose strategy reads shards from the ids."""
+        """Raise if an explicit id names another shard than ``alias``.
+
+        Only checked in a group whose strategy reads the shard from the id.
+        """
         shard = shard_of(alias)
         if shard is None or runtime.strategy(shard.group).embedded != self.embedded_shard:
             return
@@ -151,7 +158,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
 
     def _fill(self, rows: Sequence[Any], alias: str, *, again: bool = False) -> None:
         shard = shard_of(alias)
-        # A template schema, from which test shards are cloned, has no shard number; 0 serves for its rows.
+        # The alias may be a template schema, from which test shards are cloned. It has no shard
+        # number, so its rows get 0.
         number = shard.number if shard is not None else 0
         table = f"{alias}.{self.model._meta.db_table}"
         if again:
@@ -165,7 +173,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     ) -> list[Any]:
         for _ in range(TRIES):
             try:
-                # No savepoint is needed: these databases roll back only the failed statement.
+                # No savepoint is needed before a second attempt: these databases roll back only the
+                # failed statement.
                 return insert(returning)
             except IntegrityError:
                 taken = self._taken(new, alias) if self.unique else []
@@ -178,10 +187,11 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         """Return those of ``rows`` whose ids are in the table already."""
         by_id = {getattr(row, self.attname): row for row in rows}
         connection = connections[alias]
-        # The model's own manager may hide rows.
+        # Do not use the model's own manager, which may hide rows.
         stored: Any = models.QuerySet(self.model).using(alias)
         if connection.in_atomic_block and connection.features.has_select_for_update:
-            # The snapshot that the transaction reads may be older than the row of the other process.
+            # Inside a transaction, a plain SELECT reads a snapshot, which may be older than the
+            # other process's row. A locking SELECT reads the latest rows.
             stored = stored.select_for_update()
         condition = {f"{self.name}__in": list(by_id)}
         ids = stored.filter(**condition).values_list(self.name, flat=True)
@@ -190,7 +200,10 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     def _insert_default(
         self, instances: Sequence[Any], new: list[Any], returning: Sequence[Any], insert: Insert
     ) -> list[Any]:
-        """Let the column's default generate the ids of the rows ``new``, and set them on these rows."""
+        """Insert ``instances`` and let the column's default generate the ids of those in ``new``.
+
+        Set the generated ids on these instances.
+        """
         default = DatabaseDefault(Value(None), self)
         for row in new:
             setattr(row, self.attname, default)
@@ -198,8 +211,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         try:
             rows = insert([*returning, self])
         finally:
-            # ``rows`` has one item for each instance, also for those with explicit ids. If the insert
-            # ignores conflicts, ``rows`` is empty.
+            # ``rows`` has one item for each instance, including those with explicit ids. It is
+            # empty if the insert ignores conflicts.
             for row, answer in zip_longest(instances, rows):
                 if getattr(row, self.attname, None) is default:
                     setattr(row, self.attname, answer[-1] if answer else None)

@@ -1,4 +1,4 @@
-"""The base class of reading and writing querysets: a queryset that finds its shards."""
+"""The base class of the reading and the writing querysets: a queryset that finds its shards."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ class RoutedQuerySet(CachedQuerySet):
     _scatters = False
     _partial = False
     _is_using_called = False
-    #: The alias on which the query is running, so that it is not routed again; None if it is not running.
+    #: While the query runs, the alias on which it runs, so that it is not routed again; otherwise
+    #: None.
     _running_on: str | None = None
-    #: The errors of shards in a read with ``scatter(partial=True)``, by alias of the shard.
+    #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
+    #: alias.
     failed_shards: dict[str, BaseException] = {}
 
     def __init__(
@@ -52,7 +54,9 @@ class RoutedQuerySet(CachedQuerySet):
         return options
 
     def _is_pinned(self) -> bool:
-        """Whether an alias is set that names one shard. The alias of the whole group does not."""
+        """Whether this queryset is bound to one shard by an alias. The alias of the whole group
+        does not count.
+        """
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
@@ -63,7 +67,8 @@ class RoutedQuerySet(CachedQuerySet):
         return self._is_pinned()
 
     def __repr__(self) -> str:
-        # A shell or an error page shows the repr, so a missing shard key must not raise here.
+        # __repr__() must not raise if the shard key is missing, because a shell or an error page
+        # calls it.
         try:
             return super().__repr__()
         except ShardKeyRequired as exc:
@@ -81,10 +86,11 @@ class RoutedQuerySet(CachedQuerySet):
 
     @property
     def db(self) -> str:
-        """The alias of the one shard that this query would run on now; for several shards, the group's alias.
+        """The alias of the one shard on which this query would run now; for several shards, the
+        group's alias.
 
-        The group's alias refuses SQL, so that code which cannot handle several shards fails instead of
-        missing rows.
+        The group's alias refuses SQL. So code that cannot handle several shards gets an error, and
+        does not silently miss rows.
         """
         if self._running_on is not None:
             return self._running_on
@@ -97,7 +103,11 @@ class RoutedQuerySet(CachedQuerySet):
         return query_route.aliases[0] if len(query_route.shards) == 1 else query_route.group
 
     def _destination(self, *, ordered: bool = True) -> str | list[Target]:
-        """Return the one alias on which Django's own code can run, or the shards whose results to merge."""
+        """Return where the query runs.
+
+        The result is an alias if Django's own code can run there. It is a list of shards if the
+        results of several shards must be merged.
+        """
         if self._is_pinned():
             if not self._is_pinned_by_using():
                 self._check_colocation_on(str(self._db), ordered=ordered)
@@ -114,7 +124,9 @@ class RoutedQuerySet(CachedQuerySet):
         return targets(options, group, self.query, query_route)
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
-        """Raise :exc:`CrossShardRelation` unless ``alias`` has all rows that the query reads."""
+        """Raise :exc:`CrossShardRelation` unless the shard ``alias`` has all rows that the query
+        reads.
+        """
         options = self._options
         if runtime.topology().resolve(alias) is None:
             return
@@ -122,18 +134,26 @@ class RoutedQuerySet(CachedQuerySet):
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
-        """Return a checker that a statement at ``destination`` reads only rows that are there."""
+        """Return a checker that raises if a statement at ``destination`` reads rows that are
+        elsewhere.
+        """
         if isinstance(destination, str):
             return colocation_on(self._options, destination)
         return colocation(self._options, frozenset(target.shard.number for target in destination))
 
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
-        """Return the shards whose results to merge; None if Django's own code can run on :attr:`db`."""
+        """Return the shards whose results must be merged.
+
+        Return None if Django's own code can run, on the alias :attr:`db`.
+        """
         destination = self._destination(ordered=ordered)
         return None if isinstance(destination, str) else destination
 
     def _run_on(self, alias: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``run``, Django's own code, so that each use of :attr:`db` in it gives ``alias`` at once."""
+        """Call ``run``, a method of Django's, with :attr:`db` fixed to ``alias``.
+
+        Each use of :attr:`db` in ``run`` then returns ``alias`` without routing the query again.
+        """
         self._running_on = alias
         try:
             return run(*args, **kwargs)
@@ -148,9 +168,11 @@ class RoutedQuerySet(CachedQuerySet):
         return clone
 
     def explain_routing(self) -> Route:
-        """Return the route of this query: ``shards``, ``aliases``, ``nodes`` and ``reason``.
+        """Return the :class:`Route` of this query: ``shards``, ``aliases``, ``nodes`` and
+        ``reason``.
 
-        ``str()`` of the route is a sentence. Sends no query, except to the directory of keys.
+        ``str()`` of the route is a sentence for people. The query itself is not sent; only the
+        directory, which stores the shards of keys, may be asked.
         """
         if self._is_pinned():
             alias, group = str(self._db), self._options.group
@@ -173,7 +195,10 @@ class RoutedQuerySet(CachedQuerySet):
         return clone
 
     def using(self, alias: str | None) -> Self:
-        """Return the query on ``alias``: conditions and subqueries see only the rows of this database."""
+        """Return a copy of the query that runs on ``alias``.
+
+        Its conditions and subqueries see only the rows of that database.
+        """
         clone = super().using(alias)
         clone._is_using_called = True
         return clone
@@ -206,12 +231,13 @@ class RoutedQuerySet(CachedQuerySet):
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
-        # Django runs a combination of querysets on the alias of its left side, which does not have
-        # the rows of the other sides.
+        # Check the other querysets too: Django runs a combination on the alias of its left side,
+        # whose database does not have the rows of other shards.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
-            # The queryset of a plain base manager is not one of the library's, but may have an alias too.
+            # ``other`` may be the queryset of a plain base manager: it is not one of the library's,
+            # but may have an alias.
             alias = getattr(other, "_db", None)
             is_pinned = alias not in (None, self._options.group)
             if (self._is_pinned() or is_pinned) and alias != self._db:
@@ -221,7 +247,8 @@ class RoutedQuerySet(CachedQuerySet):
                 )
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
-        # Django keeps the routing hints of the left side, which do not hold for the other side.
+        # If the two sides have different routing hints, remove them: Django keeps those of the left
+        # side, which do not hold for the other side.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

@@ -1,4 +1,4 @@
-"""Splits instances, and prefetch lookups, by the database of their rows."""
+"""Splits instances by the database of their rows, and prefetch lookups by the group they lead to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.models.sharding.options import colocated_alias, group_of, shard
 
 
 def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
-    """Return ``instances`` in one list for each database."""
+    """Return ``instances`` in several lists, one for each database that has some of them."""
     groups: dict[str | None, list[Any]] = {}
     for instance in instances:
         groups.setdefault(alias_of(instance), []).append(instance)
@@ -23,7 +23,8 @@ def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
 def alias_of(instance: Any) -> str | None:
     """Return the alias of the database that has ``instance``.
 
-    For a new row of a sharded model, return the alias of its key's shard; None if there is none yet.
+    For a new row of a sharded model, return the alias of the shard of its key, or None if the key
+    has no shard yet.
     """
     options = shard_options(type(instance))
     if options is None:
@@ -32,12 +33,15 @@ def alias_of(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return two lists: the lookups that begin with a foreign key to another group, and all others."""
+    """Return the lookups that begin with a foreign key to another group, and the list of all
+    others.
+    """
     other_group: list[Any] = []
     same_group: list[Any] = []
     for lookup in lookups:
         path = getattr(lookup, "prefetch_through", lookup)
-        # As in Django, a lookup begins with the name of a descriptor, which is not always the field's name.
+        # Search by the name of the descriptor, as Django does: it is not always the name of the
+        # field.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)

@@ -1,4 +1,6 @@
-"""The reads of sharded querysets: Django's own code on one shard, merged results of several shards."""
+"""The reading methods of sharded querysets. Django's own code reads from one shard; the results of
+several shards are merged.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from sharded_orm.models.sharding.statements import check_aggregates, named_aggre
 from sharded_orm.routing.where import OnShard
 from sharded_orm.scatter import Target
 
-# How many rows an iterator reads at a time by default, as in QuerySet.iterator().
+# The number of rows that an iterator reads at a time by default, as in QuerySet.iterator().
 CHUNK_SIZE = 2000
 
 
@@ -30,12 +32,13 @@ class ReadingQuerySet(RoutedQuerySet):
         return scatter.fetch(self, targets, **self._merge_options())
 
     def _merge_options(self, *, groups: bool = True) -> dict[str, Any]:
-        """Return the keyword arguments for :mod:`sharded_orm.scatter`.
+        """Return keyword arguments for the functions of :mod:`sharded_orm.scatter`.
 
-        They say what to do if a shard fails, and name the shard key's column among ``local_columns``:
-        rows with the same key are on one shard, so groups by the key need no merge.
+        They say what to do if a shard fails. They also name the shard key's column in
+        ``local_columns``: rows with the same key are on one shard, so the groups of a GROUP BY that
+        contains the key need no merge.
 
-        :param groups: whether the function to be called takes ``local_columns``.
+        :param groups: whether the function to be called accepts ``local_columns``.
         """
         failures: dict[str, BaseException] = {}
         self.failed_shards = failures
@@ -44,8 +47,8 @@ class ReadingQuerySet(RoutedQuerySet):
             "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # Rows with different text keys, which may be on two shards, can be one group for the database: its
-        # collation may take the keys for equal.
+        # Do not name a text key among ``local_columns``. The database's collation may take
+        # different keys for equal, and so put rows of two shards into one group of GROUP BY.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(
@@ -73,8 +76,9 @@ class ReadingQuerySet(RoutedQuerySet):
         )
 
     def _prefetch_related_objects(self) -> None:
-        # Django routes a prefetch by the first of its instances. So instances of several shards are
-        # prefetched shard by shard, except for their foreign keys to other groups.
+        # Django routes a prefetch by the first of its instances. So prefetch separately for the
+        # instances of each shard. Foreign keys to other groups are prefetched for all instances
+        # together.
         other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)
         rows: list[Model] = self._result_cache or []
         if other_group:
@@ -90,7 +94,7 @@ class ReadingQuerySet(RoutedQuerySet):
         return self._scattered_iterator(targets, chunk_size)
 
     def _scattered_iterator(self, targets: list[Target], chunk_size: int | None) -> Iterator[Any]:
-        # Rows are streamed, because an iterator is for results that do not fit in memory.
+        # Stream the rows, because an iterator is for results that do not fit in memory.
         rows = scatter.fetch(
             self, targets, stream=True, chunk_size=chunk_size or CHUNK_SIZE, **self._merge_options()
         )
@@ -105,7 +109,8 @@ class ReadingQuerySet(RoutedQuerySet):
             yield from chunk
 
     async def aiterator(self, chunk_size: int = 2000) -> Any:
-        # Finding the shards may query the directory of keys, which would block the event loop.
+        # Find the shard in a thread: that may query the directory of keys, which would block the
+        # event loop.
         settled = await sync_to_async(self._on_one_shard)()
         if settled is not None:
             async for row in super(ReadingQuerySet, settled).aiterator(chunk_size):
@@ -118,7 +123,9 @@ class ReadingQuerySet(RoutedQuerySet):
                 yield row
 
     def _on_one_shard(self) -> Self | None:
-        """Return a copy of this queryset that runs on its one shard; None if it is about several shards."""
+        """Return a copy of this queryset that runs on its one shard; None if its query is for
+        several shards.
+        """
         if self._targets() is not None:
             return None
         clone = self._chain()
@@ -131,8 +138,8 @@ class ReadingQuerySet(RoutedQuerySet):
         query = self.query
         if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
             return super().get(*args, **kwargs)
-        # Like Django's get(), but with one copy of the query instead of two, because this is the commonest of
-        # all queries.
+        # Does the same as Django's get(), but copies the query once instead of twice, because get()
+        # is the commonest of all queries.
         matching = self.filter(*args, **kwargs)
         matching.query.clear_ordering(force=True)
         matching.query.set_limits(high=MAX_GET_RESULTS)
@@ -146,7 +153,8 @@ class ReadingQuerySet(RoutedQuerySet):
         )
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
-        # The ids may name the shards, so filter by them first. Django's in_bulk() asks for the alias before.
+        # Otherwise filter by the ids before calling Django's in_bulk(), because the ids may name
+        # the shards. Django's method asks for the alias before it filters.
         if id_list is None or self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
         ids = list(id_list)
@@ -154,8 +162,8 @@ class ReadingQuerySet(RoutedQuerySet):
         return super(ReadingQuerySet, matching).in_bulk(field_name=field_name)
 
     def contains(self, obj: Any) -> bool:
-        # Overrides QuerySet.contains, which compares primary keys only. Rows of two shards may have the same
-        # primary key.
+        # Overrides QuerySet.contains(), which compares primary keys only. Compare the shards too,
+        # because rows of two shards may have the same primary key.
         home = colocated_alias(self._options, obj) if isinstance(obj, self.model) else None
         if home is None or self._fields is not None or self.query.combinator:
             return super().contains(obj)
@@ -197,7 +205,7 @@ class ReadingQuerySet(RoutedQuerySet):
         targets = self._targets()
         if targets is None:
             return super().explain(format=format, **options)
-        # Each shard makes a plan of its own, because a plan depends on the shard's rows.
+        # Return a plan for each shard, because the database's plan depends on the shard's rows.
         return "\n\n".join(
             f"-- {target.shard.alias}\n{self._for_target(target).explain(format=format, **options)}"
             for target in targets
@@ -206,9 +214,12 @@ class ReadingQuerySet(RoutedQuerySet):
     def raw(
         self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
     ) -> Any:
-        """Run raw SQL on one shard: the one that ``using`` names, or else the one that earlier filters name.
+        """Run raw SQL on one shard.
 
-        :raises ShardKeyRequired: neither names one shard.
+        That is the shard that ``using`` names; without ``using``, the one that the filters of this
+        queryset name.
+
+        :raises ShardKeyRequired: neither names exactly one shard.
         """
         if using is None and not self._is_pinned():
             route = self._route()

@@ -12,14 +12,15 @@ from sharded_orm.models.querysets.writes import WritingQuerySet
 
 
 class ShardedQuerySet(ReadingQuerySet, WritingQuerySet):
-    """A :class:`~django.db.models.query.QuerySet` that goes to the right shards by itself.
+    """A :class:`~django.db.models.query.QuerySet` that sends its queries to the right shards.
 
     Each time the query runs, its conditions name the shards. Equality on the shard key names one
     shard, ``__in`` names the shards of the listed keys, and a comparison with an instance names the
-    shard of that instance. A query that names no shard raises :exc:`ShardKeyRequired`;
-    :meth:`scatter` asks all shards. Reads of several shards give exactly the result that one database
-    would give, or are refused with :exc:`ScatterNotSupported`. Writes run shard by shard: each is
-    atomic on its shard, but all together are not (P14).
+    shard of that instance. A query that names no shard raises :exc:`ShardKeyRequired`, unless
+    :meth:`scatter` was called, which allows it to ask all shards. A read of several shards gives
+    exactly the result that one database would give, or raises :exc:`ScatterNotSupported`. Writes
+    run shard by shard: the write on each shard is atomic, but the writes on several shards together
+    are not (P14).
     """
 
 

@@ -1,4 +1,4 @@
-"""The writes of sharded querysets: each row is written on the shard of its key."""
+"""The writing methods of sharded querysets: each row is written on the shard of its key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class WritingQuerySet(RoutedQuerySet):
 
     def create(self, **kwargs: Any) -> Any:
         if not self._is_pinned():
-            # The row's own key decides its shard; earlier filters of the queryset do not.
+            # The key of the new row decides its shard, whatever shard the filters of this queryset
+            # name.
             self._for_write = True
             obj = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
@@ -54,9 +55,11 @@ class WritingQuerySet(RoutedQuerySet):
         )
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """Return this queryset on the shard of the row ``values["near"]``, and remove that item.
+        """Return this queryset limited to the shard of the row ``values["near"]``; remove ``near``
+        from ``values``.
 
-        Return the queryset unchanged if there is no such item, or the model does not generate its key.
+        Return the queryset unchanged if ``values`` has no ``near``, or if the model does not
+        generate its shard key.
         """
         options = self._options
         if not options.key_is_generated or (near := values.pop("near", None)) is None:
@@ -70,15 +73,16 @@ class WritingQuerySet(RoutedQuerySet):
         return self.using(alias)
 
     def _on_shard_of_lookup(self, values: dict[str, Any]) -> Self:
-        """Return this queryset on the shard of the row that is found or created by ``values``.
+        """Return this queryset limited to the shard of the row that ``values`` find or create.
 
-        The shard key must be among ``values``, unless they name one shard otherwise. A key in
-        ``defaults`` alone does not count: a row on another shard could match ``values`` and be missed.
+        ``values`` must contain the shard key, or name one shard by other conditions. A key in
+        ``defaults`` is not enough: a row on another shard could match ``values`` and would be
+        missed.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values)
-        # Checked even if using() names the shard, because a new row would refer to these instances.
+        # Check these instances even if using() names the shard: a new row would refer to them.
         _refuse_rows_of_other_shards(self._options, values.values(), alias)
-        # The row is read by get(), which has no order.
+        # ordered=False, because get() reads the row without ORDER BY.
         self.filter(**values)._check_colocation_on(alias, ordered=False)
         return self.using(alias)
 
@@ -99,10 +103,11 @@ class WritingQuerySet(RoutedQuerySet):
         return route.aliases[0]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Insert rows, with one request to a ticket server for all ids, and one INSERT per shard and batch.
+        """Insert rows with one INSERT per shard and batch.
 
-        The insert is atomic on each shard, but not over several shards: if it fails on one shard, the
-        shards before that one keep their new rows.
+        If ids come from a ticket server, one request fetches the ids of all rows. The insert is
+        atomic on each shard, but not over several shards: if it fails on one shard, the rows that
+        were already inserted on other shards stay.
         """
         objs = list(objs)
         names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
@@ -125,8 +130,9 @@ class WritingQuerySet(RoutedQuerySet):
         return objs
 
     def _store(self, objs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Insert ``objs`` on one shard, by Django's ``bulk_create()``. If that fails, ``objs``
-        have no new ids.
+        """Insert ``objs`` on one shard, by Django's ``bulk_create()``.
+
+        If the insert fails, remove the ids that it has set on ``objs``.
         """
         model: Any = self.model
         if self._options.key_is_generated:
@@ -142,8 +148,8 @@ class WritingQuerySet(RoutedQuerySet):
         try:
             rows: list[Any] = super().bulk_create(objs, *args, **kwargs)
         except BaseException:
-            # If a later batch has failed, the earlier batches are rolled back too. So all rows
-            # lose their new ids.
+            # If a later batch has failed, the rows of earlier batches are rolled back too. So
+            # remove the new ids of all rows.
             for obj, attname in without_id:
                 setattr(obj, attname, None)
             raise
@@ -160,8 +166,8 @@ class WritingQuerySet(RoutedQuerySet):
         using: str | None = None,
         **conflict: Any,
     ) -> Any:
-        # Overrides QuerySet._insert, by which every new row is stored. Each field that generates ids with a
-        # shard number wraps the insert in its insert_rows().
+        # Overrides QuerySet._insert(), through which Django stores every new row. Each field that
+        # generates ids with a shard number wraps the insert in its method insert_rows().
         def insert(returning: Any) -> Any:
             return super(WritingQuerySet, self)._insert(  # type: ignore[misc]  # not in the stubs
                 objs, fields, returning, raw, using, **conflict
@@ -193,12 +199,14 @@ class WritingQuerySet(RoutedQuerySet):
         if self._is_pinned():
             key = self._options.key
             for obj in objs:
-                # A row is not checked if its key is None. A deferred key, which is not loaded, is not None.
+                # Skip a row whose key is None. A deferred key, which is not loaded, does not count
+                # as None.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
-        # All rows are checked first. The checks in super() would come shard by shard, some after a write.
+        # Check all rows before the first write. The checks in super() run shard by shard, so that
+        # some would come after a write on another shard.
         if not all(obj._is_pk_set() for obj in objs):
             raise ValueError("All bulk_update() objects must have a primary key set.")
         columns = [self.model._meta.get_field(name) for name in fields]
@@ -215,7 +223,7 @@ class WritingQuerySet(RoutedQuerySet):
                 _refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
-            # The filters of the queryset are part of the UPDATE on each shard.
+            # Check the filters of this queryset: they become part of the UPDATE on each shard.
             self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         return sum(
@@ -284,7 +292,12 @@ class WritingQuerySet(RoutedQuerySet):
 
 
 def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
-    """Raise if a row on ``alias`` would refer to a row on another shard: an instance in ``values``."""
+    """Raise :exc:`CrossShardRelation` if one of ``values`` is an instance on another shard than
+    ``alias``.
+
+    ``values`` are the values of a row to be stored on ``alias``, which would refer to that
+    instance.
+    """
     for value in values:
         value_alias = colocated_alias(options, value) if isinstance(value, Model) else None
         if value_alias is not None and value_alias != alias:
@@ -296,7 +309,10 @@ def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], a
 
 
 def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
-    """Raise unless the shard ``alias`` has all rows that the new ``rows`` refer to and read."""
+    """Raise unless the shard ``alias`` has all rows to which ``rows``, which are new, refer.
+
+    Rows that their expressions read are checked too.
+    """
     for row in rows:
         options.refuse_key_changed_on_insert(row)
         _refuse_rows_of_other_shards(options, row._state.fields_cache.values(), alias)
@@ -304,9 +320,13 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
 
 
 def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
-    """Return the new rows ``objs`` by alias of their shard, in their order. Place new keys first."""
+    """Return the new rows ``objs``, in their order, in one list per shard, keyed by alias.
+
+    Keys that have no shard yet are placed first: a shard is chosen and recorded for each.
+    """
     for obj in objs:
-        # Copies the primary key of a related row that was saved after it was assigned.
+        # Copy the primary keys of related rows into ``obj``: a related row may have been saved
+        # after it was assigned.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
     by_alias: dict[str, list[Any]] = {}
     if options.key is None:
@@ -319,10 +339,11 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     awaiting = (
         {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_generated else ()
     )
-    # The types are kept, because 1, 1.0 and True are equal, but may be different keys as text.
+    # Keep the type with each value: 1, 1.0 and True are equal in Python, but may be different keys
+    # as text.
     values = [(type(value), value) for value in map(read, objs)]
-    # Each key is prepared once: rows are many, keys are few, and to prepare a key costs more than to look
-    # it up in a dict.
+    # Prepare each distinct key only once. There are many rows and few keys, and preparing a key
+    # costs more than a look-up in a dict.
     samples = {
         value: obj for value, obj in zip(values, objs, strict=True) if id(obj) not in awaiting
     }

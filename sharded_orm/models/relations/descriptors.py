@@ -1,7 +1,7 @@
 """Descriptors for both sides of the relations of sharded models.
 
-Django prefetches for a list of instances with one query, which is routed by the first instance.
-If the instances are on several shards, each shard needs a query of its own.
+Django prefetches for a list of instances with one query, which is routed by the first instance. The
+descriptors of this module send one query per shard if the instances are on several shards.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from sharded_orm.models.sharding.options import describe, group_of, options_of
 
 
 class _PerShard:
-    """A mixin that prefetches shard by shard, and matches rows with instances by shard and value.
+    """A mixin that prefetches separately for each shard.
 
-    Instances of several shards come from an outer prefetch for global rows, or from a call of
-    ``prefetch_related_objects()``. The value alone does not match, because rows of two shards may
-    have the same id.
+    A related row belongs to an instance only if both the shard and the value match: rows of two
+    shards may have the same id. Instances of several shards come from an outer prefetch for global
+    rows, or from a call of ``prefetch_related_objects()``.
     """
 
     get_queryset: Callable[..., Any]
@@ -55,8 +55,8 @@ class _PerShard:
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
-        # The querysets are copied, because Django adds an instance to a queryset's hints, by which it is
-        # then routed.
+        # Copy the querysets: Django adds an instance to a queryset's hints, and the queryset is
+        # routed by its hints.
         querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
         if not self._stays_on_shard():
             return self._refuse_several_rows(fetch(instances, querysets))
@@ -74,7 +74,10 @@ class _PerShard:
         )
 
     def _refuse_several_rows(self, part: Any) -> Any:
-        """Raise if a relation to a single row has found several: values are unique on each shard only."""
+        """Raise an error if a relation to a single row has found several rows.
+
+        That can happen because values are unique on each shard only.
+        """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         model = self._sides()[1]
         if not single or group_of(model) is None:
@@ -91,14 +94,14 @@ class _PerShard:
 
 
 class _ByConditions(_PerShard):
-    """A mixin for relations to a single row, which may be of another group than the instance.
+    """A mixin for relations to a single row, if that row may be of another group than the instance.
 
-    The shard of such a row is found by the conditions of the query.
+    The conditions of the query name the shard of the row; the instance does not.
     """
 
     def get_queryset(self, **hints: Any) -> Any:
-        # Overrides get_queryset() of Django's descriptor, which asks a plain base manager. The queryset of
-        # that manager would ask the router, which does not know the relation.
+        # Overrides get_queryset() of Django's descriptor, which uses a plain base manager. A
+        # queryset of that manager would ask the router, which does not know the relation.
         rows = super().get_queryset(**hints)
         model = self._sides()[1]
         if self._stays_on_shard() or group_of(model) is None or type(rows) is not QuerySet:
@@ -118,16 +121,17 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_other_key(self, instance: Any, value: Any) -> None:
-        # save() refuses another key too. But person.albums.add(album) does not call save(): it updates the
-        # column by a query.
+        # Check here that the shard key does not change. save() would refuse that too, but
+        # person.albums.add(album) does not call save(): it updates the column by a query.
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
-        # Any, because the type checker takes a shard key for a plain field; it is a relation here.
+        # Typed as Any, because the type checker takes a shard key for a plain field, and here it is
+        # a relation.
         field: Any = self.field
         name = field.attname
         key = getattr(value, field.target_field.attname, None)
-        # getattr() loads the key if it is deferred.
+        # getattr() is needed, because it loads the key if the key is deferred.
         if key != getattr(instance, name):
             raise ShardKeyChanged(
                 f"{describe(instance)} has the shard key {name}={instance.__dict__[name]!r} and"
@@ -182,13 +186,15 @@ class _RelatedManager(_PerShard):
     _reverse: bool
 
     def __call__(self, *, manager: str) -> Any:
-        # Overrides __call__() of Django's managers, whose result would lack the methods of this module.
+        # Overrides __call__() of Django's managers, which returns a manager of Django's class,
+        # without the methods of this module.
         other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
         return _related_manager(type(other), self._rel, reverse=self._reverse)(self.instance)
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the queryset. A
-        # copy is passed, because prefetch_one_level() gives the caller's queryset (of a Prefetch object).
+        # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the
+        # queryset. Pass a copy, because the queryset may be the caller's: prefetch_one_level()
+        # passes that of a Prefetch object.
         return super()._apply_rel_filters(queryset._chain())  # type: ignore[misc]  # of Django's manager
 
     def _sides(self) -> tuple[Any, Any]:
@@ -197,15 +203,17 @@ class _RelatedManager(_PerShard):
 
 
 def _related_manager(manager: type[Any], rel: Any, *, reverse: bool) -> type[Any]:
-    """Return a subclass of ``manager``, the related manager that Django has made for ``rel``.
+    """Return a subclass of ``manager``, the class of the related manager that Django has made for
+    ``rel``.
 
-    :param reverse: True for a manager of the rows that have the field of ``rel``; False for a manager
-        of the rows that the field refers to.
+    :param reverse: True if the manager's rows have the field of ``rel`` (``album.photos``); False
+        if that field refers to them.
     """
     same_group = group_of(rel.model) == group_of(rel.related_model)
     bases: tuple[type[Any], ...]
     if rel.field.many_to_many:
-        # A system check (E008) and the router refuse a many-to-many table between two groups.
+        # A many-to-many table between two groups needs no mixin: a system check (E008) and the
+        # router refuse it.
         bases = (ManyBeside,) if same_group else ()
     elif rel.field.null:
         bases = (NullableBeside if same_group else NullableFromOutside,)
@@ -224,8 +232,8 @@ _FORWARD: dict[type, type] = {
 def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
-    The model on the other side may be global, or a plain Django model. It gets a descriptor too,
-    because the router does not know which relation is followed.
+    The other side gets its descriptor even if it is a global or plain Django model. Django's own
+    descriptor would ask the router, which does not know the relation that is followed.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:
@@ -236,7 +244,8 @@ def install_descriptors(model: type[Model]) -> None:
             setattr(model, field.name, _FORWARD[type(descriptor)](field))
         elif type(descriptor) is ManyToManyDescriptor:
             setattr(model, field.name, ShardedManyToManyDescriptor(field.remote_field))
-        # Django installs the other side once both models exist. _install_reverse() is called after that.
+        # Django installs the other side once both models exist. lazy_related_operation() calls
+        # _install_reverse() after that.
         lazy_related_operation(_install_reverse, model, field.remote_field.model, field=field)
 
 
@@ -244,7 +253,8 @@ def _install_reverse(model: Any, related: Any, *, field: Any) -> None:
     accessor = field.remote_field.get_accessor_name()
     if accessor is None:
         return
-    # For a foreign key to a proxy model, Django installs the other side's descriptor on the concrete model.
+    # If a foreign key refers to a proxy model, Django installs the other side's descriptor on the
+    # concrete model.
     for holder in dict.fromkeys((related, related._meta.concrete_model)):
         descriptor = holder.__dict__.get(accessor)
         if type(descriptor) is ReverseOneToOneDescriptor:

@@ -1,8 +1,9 @@
-"""Mixins for Django's related managers.
+"""Mixins that make Django's related managers find the right shards.
 
-Django's managers ask the router for one alias, by their instance. That is right if the related
-rows are on the shard of the instance: see :class:`Beside` and :class:`ManyBeside`. It is wrong if
-the instance is global or of another group: see :class:`FromOutside`.
+A manager of Django asks the router for one alias, and passes the instance that it belongs to. That
+is right if the related rows are on the shard of the instance: see :class:`Beside` and
+:class:`ManyBeside`. It is wrong if the instance is global or of another group: see
+:class:`FromOutside`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from sharded_orm.routing.where import OnShard
 
 
 class RelatedRows:
-    """The base of the mixins. It declares the attributes of Django's related managers that they use."""
+    """Base class of the mixins. It declares the attributes of Django's related managers that they
+    use.
+    """
 
     instance: Any
     model: Any
@@ -46,7 +49,7 @@ class RelatedRows:
 def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
     """Raise :exc:`CrossShardRelation` if one of ``rows`` is on another shard than ``instance``.
 
-    A different row with the same id may be on the shard of ``instance``.
+    Otherwise a different row, which has the same id on the shard of ``instance``, could be changed.
     """
     for row in rows:
         if isinstance(row, Model):
@@ -54,10 +57,10 @@ def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
 
 
 class Beside(RelatedRows):
-    """The manager of ``album.photos``: the related rows are on the shard of the album.
+    """The manager of ``album.photos``, whose related rows are on the shard of the album.
 
-    Django compares primary keys, and a row of another shard may have the same primary key. So rows of
-    other shards are refused.
+    It refuses rows of other shards: Django compares primary keys only, and a row of another shard
+    may have the same primary key as a row of this shard.
     """
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
@@ -77,7 +80,7 @@ class Beside(RelatedRows):
 
 
 class NullableBeside(Beside):
-    """The manager of ``album.photos`` if the foreign key may be NULL, so that there is ``remove()``."""
+    """The manager of ``album.photos`` if the foreign key may be NULL; it has ``remove()`` too."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove, to refuse rows of other shards.
@@ -88,25 +91,30 @@ class NullableBeside(Beside):
 
 
 class ManyBeside(RelatedRows):
-    """The manager of ``photo.tags``, on either side: rows and many-to-many table are on one shard."""
+    """The manager of ``photo.tags`` and of the other side, ``tag.photos``.
+
+    The photo, its tags and the rows of the many-to-many table between them are on one shard.
+    """
 
     through: Any
     target_field: Any
     target_field_name: str
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides ManyRelatedManager._apply_rel_filters, which compares the instance's primary key only. A
-        # later condition must not lead to another shard, where another row may have this primary key. This
-        # calls add_q(), because filter() would refuse a sliced queryset, and would end the deferral of
-        # Django's next filter.
+        # Overrides ManyRelatedManager._apply_rel_filters(), which compares the instance's primary
+        # key only. Add a condition on the instance's shard too, so that later filters cannot lead
+        # to another shard, where another row may have this primary key. Call add_q() directly,
+        # because filter() would refuse a sliced queryset, and would end the deferral of Django's
+        # next filter.
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
             queryset.query.add_q(Q(OnShard(alias)))
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
-        # Overrides ManyRelatedManager.add, which inserts by INSERT IGNORE. If the new row refers to a row of
-        # another shard, MariaDB silently drops the new row.
+        # Overrides ManyRelatedManager.add(), which inserts by INSERT IGNORE. If the new row of the
+        # many-to-many table referred to a row of another shard, MariaDB would drop the new row
+        # without an error. So check the targets first.
         self._check_targets(objs)
         super().add(*objs, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
 
@@ -115,7 +123,8 @@ class ManyBeside(RelatedRows):
     def set(
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
     ) -> None:
-        # Overrides ManyRelatedManager.set, which removes old rows before it checks the new ones.
+        # Overrides ManyRelatedManager.set(), which removes old rows before it checks the new ones.
+        # Check the new ones first.
         objs = tuple(objs)
         self._check_targets(objs)
         super().set(objs, clear=clear, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
@@ -123,15 +132,15 @@ class ManyBeside(RelatedRows):
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def remove(self, *objs: Any) -> None:
-        # Overrides ManyRelatedManager.remove, which compares primary keys. A row of another shard may
-        # have the same primary key, so it is refused.
+        # Overrides ManyRelatedManager.remove(), which compares primary keys only. Refuse rows of
+        # other shards: they may have the same primary keys.
         _refuse_rows_of_other_shards(self.instance, objs)
         super().remove(*objs)  # type: ignore[misc]  # of Django's manager
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _check_targets(self, objs: Any) -> None:
-        # Called before a transaction begins, because an error would break the transaction.
+        # Raise errors about ``objs`` now: inside the transaction, an error would make it unusable.
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
         self._refuse_absent(objs)
 
@@ -159,18 +168,20 @@ class ManyBeside(RelatedRows):
 
 
 class FromOutside(RelatedRows):
-    """The manager of ``person.photos``, if the person is global or of another group than the photos.
+    """The manager of ``person.photos``, if the person is global or of another group than the
+    photos.
 
-    The photos may be on any shard. If their foreign key to the person is the shard key, one person's
-    photos are on one shard. Otherwise each photo, or the caller, names the shard. The router is not
-    asked, because it does not know the relation.
+    The photos may be on any shard. If their foreign key to the person is the shard key, all photos
+    of one person are on one shard. Otherwise the shard key of each photo, or a condition of the
+    caller, names the shard. The manager does not ask the router, which does not know the relation.
     """
 
     core_filters: dict[str, Any]
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides RelatedManager._apply_rel_filters with a copy of it. One case is left out: databases that
-        # store an empty string as NULL. No such database can have shards.
+        # Overrides RelatedManager._apply_rel_filters() with a copy of Django's code. The copy omits
+        # one case, databases that store an empty string as NULL, because no such database can have
+        # shards.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -184,7 +195,8 @@ class FromOutside(RelatedRows):
         return queryset
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add, which updates rows on one alias only.
+        # Overrides RelatedManager.add(), which updates rows on one alias only. Here the rows may be
+        # on several shards.
         self._begin_change()
         for obj in objs:
             self._check_type(obj)
@@ -205,7 +217,9 @@ class FromOutside(RelatedRows):
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
-        # Overrides RelatedManager.set, which works on one alias only.
+        # Overrides RelatedManager.set(), which works on one alias only. If the foreign key may be
+        # NULL, set() would also have to remove the old rows, which may be on any shard; so it is
+        # refused.
         if self.field.null:
             raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
@@ -213,21 +227,24 @@ class FromOutside(RelatedRows):
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.create, which uses one alias. Here the key of the new row decides.
+        # Overrides RelatedManager.create(), which asks the router for an alias. Here the key of the
+        # new row names the shard.
         self._begin_change()
         return self._plain_manager_method("create")(**self._related(kwargs))
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def get_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.get_or_create, which works on one alias only.
+        # Overrides RelatedManager.get_or_create(), which asks the router for an alias. Here the
+        # values name the shard.
         self._check_fk_val()
         return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def update_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.update_or_create, which works on one alias only.
+        # Overrides RelatedManager.update_or_create(), which asks the router for an alias. Here the
+        # values name the shard.
         self._check_fk_val()
         return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
@@ -244,7 +261,10 @@ class FromOutside(RelatedRows):
         return {**values, self.field.name: self.instance}
 
     def _plain_manager_method(self, name: str) -> Any:
-        """Return the method ``name`` of the model's own manager, skipping Django's related manager."""
+        """Return the method ``name`` of the model's own manager.
+
+        ``super()`` would find the method of Django's related manager, which comes first in the MRO.
+        """
         return getattr(super(self._django, self), name)
 
     def _check_type(self, obj: Any) -> None:
@@ -252,9 +272,9 @@ class FromOutside(RelatedRows):
             raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
 
     def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
-        """Return the primary keys of stored rows, by the alias of their shard.
+        """Return the primary keys of ``objs``, keyed by the alias of their shard.
 
-        :raises ValueError: a row is not stored.
+        :raises ValueError: one of ``objs`` is not stored.
         """
         by_alias: dict[str, list[Any]] = {}
         for obj in objs:
@@ -289,7 +309,8 @@ class NullableFromOutside(FromOutside):
     """The manager of ``person.photos`` if the foreign key may be NULL; see :class:`FromOutside`."""
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.remove, which works on one alias only.
+        # Overrides RelatedManager.remove(), which works on one alias only. Here the rows may be on
+        # several shards.
         if not objs:
             return
         self._check_fk_val()
@@ -317,14 +338,16 @@ class NullableFromOutside(FromOutside):
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def clear(self, *, bulk: bool = True) -> None:
-        # Overrides RelatedManager.clear, which works on one alias: the rows may be on any shard.
+        # Overrides RelatedManager.clear(), which works on one alias only. Here the rows may be on
+        # any shard.
         self._check_fk_val()
         raise self._unbounded("clear()")
 
     clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _alias_of(self, row: Any) -> str:
-        # Django accepts a row that was not read from a database, if it has a primary key.
+        # Accept any row that has a primary key, even if it was not read from a database. Django
+        # does so too.
         alias = colocated_alias(self._options, row)
         if alias is None:
             raise ShardKeyRequired(

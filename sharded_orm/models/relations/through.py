@@ -1,7 +1,8 @@
-"""Makes automatic many-to-many tables sharded: each row is on the shard of the rows that it relates.
+"""Shards automatic many-to-many tables: each row is on the same shard as the two rows that it
+relates.
 
-Django derives the models of these tables from :class:`~django.db.models.Model`. So this module
-adds the methods that :class:`~sharded_orm.models.ShardedModel` has.
+Django derives the models of these tables from :class:`~django.db.models.Model`. So this module adds
+to them what they need of the methods of :class:`~sharded_orm.models.ShardedModel`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from sharded_orm.models.sharding.options import colocated_alias, describe, shard
 
 
 def install_through(model: type[Model]) -> None:
-    """Add the manager and checks of sharded models to the many-to-many tables that ``model`` declares.
+    """Add the manager and the checks of sharded models to the many-to-many tables that ``model``
+    declares.
 
-    Only automatic tables are changed, not those with an explicit ``through`` model.
+    Only automatic tables are changed. A table with an explicit ``through`` model is not.
     """
     fields: Any = model._meta.local_many_to_many
     for field in fields:
         through = field.remote_field.through
         if isinstance(through, str) or through is None or not through._meta.auto_created:
             continue
-        # Django's own manager would have precedence over the library's.
+        # Remove Django's manager, which would take precedence over the library's.
         through._meta.local_managers.clear()
         through.add_to_class("objects", ShardedManager())
         through.save_base = _save_base
@@ -44,19 +46,23 @@ def _save_base(
     using: str | None = None,
     update_fields: Any = None,
 ) -> None:
-    # Overrides Model.save_base. The router or the caller has chosen the alias ``using`` before.
+    # Overrides Model.save_base(). The alias ``using`` was chosen by the router or the caller, so
+    # check it.
     _refuse_other_shard(self, str(using))
     Model.save_base(self, raw, force_insert, force_update, using, update_fields)
 
 
 def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
-    # Overrides Model._perform_unique_checks: values must be unique on this row's shard.
+    # Overrides Model._perform_unique_checks(): values must be unique on this row's shard.
     with scoped(router.db_for_write(type(self), instance=self)):
         return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined]  # not in the stubs
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:
-    """Raise if ``self`` links a row that is known to be on another shard than ``alias``."""
+    """Raise if ``self`` links to a row that is known to be on another shard than ``alias``.
+
+    ``self`` is a row of an automatic many-to-many table.
+    """
     options = shard_options(type(self))
     assert options is not None
     target = runtime.topology().resolve(alias)

@@ -1,8 +1,8 @@
-"""Refuses statements that read rows of another database than the one that runs them.
+"""Refuses statements that read rows of another database than the one that executes them.
 
-The database of a shard runs joins, ``select_related`` and subqueries. So every table in a
-statement must belong to the group of the query's model, and a subquery must read rows of the
-same shard. Both are checked before anything is sent.
+Joins, ``select_related`` and subqueries are executed by the database of one shard. So every table
+in a statement must belong to the group of the query's model, and every row that a subquery or join
+reads must be on the same shard. This is checked before the statement is sent.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from sharded_orm.routing.where import Bound, is_from_django
 
 
 class Colocation:
-    """A check that the database of a statement has all rows that the statement reads.
+    """A checker: verifies that the database which executes a statement has all rows that the
+    statement reads.
 
-    :param options: options of the statement's model; None for a global model.
-    :param alias: the alias of a database that the statement can be compiled for.
-    :param shards: the numbers of the shards that run the statement; None for all shards of the group.
-    :param bound_of: a function that returns the shards that a subquery's own conditions name, or None
-        if they name none.
+    :param options: the group and shard key of the statement's model; None for a global model.
+    :param alias: the alias of a database for which the statement can be compiled.
+    :param shards: the numbers of the shards that execute the statement; None for all of the group.
+    :param bound_of: a function that returns the shards named by a subquery's own conditions, or
+        None if they name none.
     """
 
     def __init__(
@@ -59,15 +60,19 @@ class Colocation:
         ordered: bool = True,
         values: Iterable[Any] = (),
     ) -> None:
-        """Raise :exc:`CrossShardRelation` unless each shard has all rows that ``query`` reads there.
+        """Raise :exc:`CrossShardRelation` unless each shard has all rows that ``query`` reads
+        there.
 
-        :param outer: the enclosing queries, outermost first.
-        :param ordered: whether the SQL will have an ORDER BY, so that its expressions are checked.
-        :param values: other resolved expressions of the statement, such as values to be written.
+        :param outer: the queries that enclose ``query``, outermost first; none if it is no
+            subquery.
+        :param ordered: whether the SQL will have an ORDER BY, so that its expressions are checked
+            too.
+        :param values: other resolved expressions of the statement to check, such as values to be
+            written.
         :raises UnknownExpression: the library cannot tell which rows an expression reads.
 
-        For a query on one table with plain values the check costs next to nothing. It sends nothing
-        itself; only ``bound_of`` may query the directory of keys.
+        The check of a query on one table with plain values costs next to nothing. It sends nothing;
+        only ``bound_of`` may query the directory, which stores the shards of keys.
         """
         for part in query.combined_queries:
             if part.model is not None:
@@ -94,18 +99,22 @@ class Colocation:
             return
         tables: dict[str, Any] = query.alias_map
         for alias, join in tables.items():
-            # A join that Django has trimmed stays in alias_map, with a reference count of 0.
+            # Skip a join that Django has trimmed: it stays in alias_map with a reference count of
+            # 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:
                 self._check_model(query, join.join_field.related_model, "joins")
                 self._check_join(query, join)
 
     def _check_join(self, query: Query, join: Any) -> None:
-        """Raise if joined rows may be on another shard. Rows joined by a foreign key never are."""
+        """Raise if the rows of ``join`` may be on another shard. Rows joined by a foreign key never
+        are.
+        """
         field = getattr(join.join_field, "field", join.join_field)
         if self._group is None or isinstance(field, ForeignKey):
             return
-        # No database enforces a GenericRelation or a ForeignObject. Such a join must compare columns whose
-        # equal values are on one shard.
+        # A GenericRelation or a ForeignObject has no database constraint that keeps both rows on
+        # one shard. So such a join is allowed only if equal values of the compared columns are
+        # always on one shard.
         if any(
             _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
             for left, right in join.join_fields or ()
@@ -130,10 +139,11 @@ class Colocation:
         )
 
     def _check_select_related(self, query: Query) -> Query:
-        """Check the relations that ``select_related()`` follows.
+        """Check the relations that ``select_related()`` follows, and return the query to check
+        further.
 
-        Return the query. If it has a :class:`FilteredRelation` among these relations, return a copy that
-        has the joins of the filtered relations too.
+        That is ``query`` itself, or, if it follows a :class:`FilteredRelation`, a copy that already
+        has the joins of the filtered relation.
         """
         meta: Any = query.get_meta()
         relations: Any = query.select_related
@@ -141,7 +151,8 @@ class Colocation:
             self._check_required_relations(query, meta, query.max_depth)
             return query
         self._check_named_relations(query, meta, relations)
-        # Like SQLCompiler.get_related_selections(), which adds these joins only when the query is compiled.
+        # Django adds the joins of filtered relations only when it compiles the query, in
+        # SQLCompiler.get_related_selections(). Add them here in the same way.
         filtered = query._filtered_relations.keys() & relations.keys()  # type: ignore[attr-defined]  # not in the stubs
         if filtered:
             query = query.chain()
@@ -151,9 +162,10 @@ class Colocation:
         return query
 
     def _check_required_relations(self, query: Query, meta: Any, depth: int) -> None:
-        """Check ``select_related()`` without names, which follows all foreign keys that are not nullable.
+        """Check ``select_related()`` without names, which follows all foreign keys that are not
+        nullable.
 
-        :param depth: how many relations in a row are followed.
+        :param depth: the largest length of a chain of relations to follow.
         """
         if not depth:
             return
@@ -179,9 +191,9 @@ class Colocation:
     def _check_nested(self, query: Query, nested: Nested, outer: Sequence[Query]) -> None:
         """Raise unless each shard of the statement has all rows that the subquery reads.
 
-        This is so if the statement runs on one shard and the subquery's own conditions name that shard.
-        It is also so if a condition ties each row of the subquery to the outer row, by two columns whose
-        equal values are on one shard.
+        There are two cases in which it has. Either the statement is for one shard and the
+        subquery's own conditions name that shard. Or a condition compares a column of the subquery
+        with a column of the outer query, and equal values of these columns are always on one shard.
         """
         inner = nested.query
         parts = inner.combined_queries or (inner,)
@@ -208,9 +220,10 @@ class Colocation:
         return self._is_correlated(nested.query, outer) or self._is_compared(nested, outer)
 
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
-        """Whether a condition such as ``ref=OuterRef("pk")`` ties the rows of ``inner`` to the outer row.
+        """Whether a condition such as ``ref=OuterRef("pk")`` keeps rows of ``inner`` on the outer
+        row's shard.
 
-        ``inner`` may also group and slice its rows, because the condition applies before that.
+        ``inner`` may have groups and a slice too, because the condition applies before them.
         """
         for lookup in required_conditions(inner.where):
             if isinstance(lookup, Exact) and is_from_django(lookup):
@@ -227,10 +240,11 @@ class Colocation:
         return False
 
     def _is_compared(self, nested: Nested, outer: Sequence[Query]) -> bool:
-        """Whether a comparison such as ``pk__in=….values("ref")`` ties its subquery to the outer row.
+        """Whether a comparison such as ``pk__in=….values("ref")`` keeps the subquery on the outer
+        row's shard.
 
-        The comparison sees the rows that the subquery returns on this shard. A subquery with a slice or
-        an aggregate would return other rows on each shard, so it is not tied.
+        The comparison sees only rows that the subquery returns on that shard. False for a subquery
+        with a slice or an aggregate, whose result differs between one shard and the whole.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -250,15 +264,18 @@ class Colocation:
             or not self._are_colocated(selected, compared)
         ):
             return False
-        # A NULL among the compared values turns "false" into "unknown", as it would on one database. The NULL
-        # may be on another shard, so where the difference matters, neither side may have one.
+        # A NULL among the compared values turns "false" into "unknown". Such a NULL may be on
+        # another shard, where this comparison does not see it. So if "false" and "unknown" have
+        # different effects here, neither side may contain NULL.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)
         )
 
     def _are_colocated(self, columns: Sequence[Col], others: Sequence[Col]) -> bool:
-        """Whether rows are on one shard if their values in ``columns`` equal those in ``others``."""
+        """Whether two rows are always on one shard if the first has in ``columns`` the values that
+        the second has in ``others``.
+        """
         assert self._options is not None
         group = self._options.group
         return any(
@@ -268,11 +285,12 @@ class Colocation:
 
 
 def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return tokens that tell which fields have their equal values on one shard of ``group``.
+    """Return tokens by which to tell whether two fields have equal values only on one shard of
+    ``group``.
 
-    If two fields have a token in common, rows with equal values in them are on one shard: both
-    fields hold the shard key, or both name the same row. For a field without tokens, equal values
-    may be on any shard.
+    Two rows are on one shard if they have equal values in two fields with a common token: both
+    fields hold the shard key, or both refer to the same row. A field without tokens may have equal
+    values on any shards.
     """
     keys: set[tuple[Any, ...]] = set()
     options = shard_options(field.model)
@@ -288,14 +306,16 @@ def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
             return frozenset(keys)
         field = field.target_field
         if not field.primary_key:
-            # The field referred to is no primary key: it is unique on each shard only.
+            # The foreign key refers to a field that is no primary key, and that is unique only
+            # within each shard.
             return frozenset(keys)
 
 
 def _value_kind(field: Any) -> Any:
     """Return a class that stands for the kind of values of ``field``.
 
-    Equal values of one kind are the same shard key. The number 1 and the text "1" are of two kinds.
+    Equal values of the same kind are the same shard key. The number 1 and the text "1" are of
+    different kinds, and may be different shard keys.
     """
     field = target_field(field)
     if isinstance(field, IntegerField):

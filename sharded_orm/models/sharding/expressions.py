@@ -1,9 +1,9 @@
 """Finds the subqueries inside a query, wherever Django allows an expression.
 
-``get_source_expressions()`` does not list every subquery: others are in the values of a lookup,
-in the condition of a joined relation, or in an attribute that a later Django adds. So this
-module looks into all attributes of an object. It refuses classes outside Django that write their
-own SQL, and SQL text with a SELECT.
+``get_source_expressions()`` does not list every subquery. Others are in the values of a lookup, in
+the condition of a joined relation, or in attributes that later versions of Django may add. So this
+module searches all attributes of an object. It refuses SQL text that contains SELECT, and
+expressions of classes outside Django that write SQL by methods of their own.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ from django.utils.tree import Node
 from sharded_orm.exceptions import UnknownExpression
 from sharded_orm.routing.where import is_from_django, writes_own_sql
 
-#: Attributes of ``Query`` that can hold expressions.
+#: Attributes of ``Query`` that can hold expressions, and so are searched for subqueries.
 HOLDS_EXPRESSIONS = frozenset(
     {
         "alias_map", "annotations", "combined_queries", "extra", "extra_order_by", "extra_tables",
         "group_by", "inner_query", "related_updates", "select", "values", "where",
     }
 )  # fmt: skip
-#: Attributes of ``Query`` that hold names, which Django resolves to expressions when it compiles the
-#: query. :mod:`sharded_orm.models.sharding.ordering` resolves them earlier.
+#: Attributes of ``Query`` that hold names. Django resolves these names to expressions when it
+#: compiles the query; :mod:`sharded_orm.models.sharding.ordering` resolves them earlier.
 HOLDS_NAMES = frozenset({"distinct_fields", "order_by"})
-#: All other attributes of ``Query``. They hold flags, numbers, names, rows, or copies of expressions.
+#: All other attributes of ``Query``: flags, numbers, names, rows, or copies of expressions that are
+#: also in another attribute.
 HOLDS_NONE = frozenset(
     {
         "_annotation_select_cache", "_constructor_args", "_db", "_extra_select_cache",
-        # A filtered relation is compiled only as part of a join, which holds a copy of its condition.
+        # A filtered relation is compiled only as part of a join, and the join holds a copy of its
+        # condition.
         "_filtered_relations",
         "_lookup_joins", "alias_cols", "alias_prefix", "alias_refcount", "annotation_select_mask",
         "base_table", "combinator", "combinator_all", "compiler", "default_cols",
@@ -68,7 +70,8 @@ HOLDS_NONE = frozenset(
     }
 )  # fmt: skip
 
-# Attributes that are not searched. The parts of a union are queries, which the caller checks.
+# Attributes that are not searched for subqueries. Among them is combined_queries, the parts of a
+# union: the caller checks each part as a query.
 _SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries"}
 # Types whose values cannot contain an expression.
 _PLAIN = frozenset(
@@ -77,7 +80,8 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# Attributes that hold the constructor arguments of an expression, from before it was resolved.
+# Attributes that hold the constructor arguments of an expression. The resolved expression holds
+# them elsewhere, so these are not searched.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
 _registered: set[type] = set()
@@ -87,7 +91,8 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Declare that the SQL of a class reads nothing but its own source expressions; a decorator.
+    """Class decorator: declare that the SQL of an expression class reads only its source
+    expressions.
 
     ::
 
@@ -97,10 +102,10 @@ def reads_own_row(cls: _Class) -> _Class:
 
             def as_sql(self, compiler, connection): ...
 
-    It is for lookups, transforms, functions and other expressions of a project that override a
-    method which writes SQL. A query on shards with an undeclared class is refused
-    (:exc:`UnknownExpression`), because the class could read rows of another shard. A subclass that
-    overrides such a method needs the decorator again.
+    Decorate lookups, transforms, functions and other expressions of a project if they override a
+    method that writes SQL. Without the decorator, a query on shards that uses such a class raises
+    :exc:`UnknownExpression`, because the class could read rows of another shard. A subclass that
+    overrides such a method again needs the decorator again.
     """
     _registered.add(cls)
     _known_kinds.clear()
@@ -109,15 +114,15 @@ def reads_own_row(cls: _Class) -> _Class:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A subquery and its place in the outer query.
+    """A subquery, with the facts about its place in the outer query.
 
     :param query: the subquery; its references to the outer query are resolved to columns.
-    :param compared: the left side, if the subquery is the right side of ``column IN (query)``;
+    :param compared: the left side of ``column IN (query)`` if the subquery is the right side;
         otherwise None.
-    :param certain: whether "unknown" has the same effect as "false" at this place, as in a condition
-        that is not negated.
-    :param not_null: columns that other conditions at this place (joined by AND) require to be not
-        NULL.
+    :param certain: whether SQL's "unknown" has the same effect as "false" at this place, as it has
+        in a condition that is not negated.
+    :param not_null: columns that cannot be NULL here, because another condition joined by AND
+        requires it.
     """
 
     query: Query
@@ -127,10 +132,11 @@ class Nested:
 
 
 def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[Nested]:
-    """Yield the direct subqueries of ``query`` and of the expressions ``more``; none inside a subquery.
+    """Yield the subqueries of ``query`` and of the expressions ``more``, but not those inside a
+    subquery.
 
-    :param trusted: whether unknown SQL is allowed, as on the global database, which has all rows
-        of its tables.
+    :param trusted: whether to accept SQL that the library does not know. True for the global
+        database, which has all rows of its tables.
     :raises UnknownExpression: the library cannot tell which rows an expression reads.
     """
     for name, value in vars(query).items():
@@ -157,7 +163,10 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
 
 
 def required_conditions(where: WhereNode) -> Iterator[Any]:
-    """Yield the conditions in ``where`` that each matching row must meet: not those under OR or NOT."""
+    """Yield the conditions in ``where`` that every matching row must meet.
+
+    Conditions under OR or NOT are not among them.
+    """
     if where.negated or (where.connector != AND and len(where.children) != 1):
         return
     for child in where.children:
@@ -168,7 +177,10 @@ def required_conditions(where: WhereNode) -> Iterator[Any]:
 
 
 def columns(expression: Any) -> tuple[Col, ...]:
-    """Return the columns of ``expression``, which is a column or a tuple of columns; otherwise ``()``."""
+    """Return the columns of which ``expression`` consists: one column, or a tuple of columns.
+
+    Return ``()`` for any other expression.
+    """
     if type(expression) is Col:
         return (expression,)
     if type(expression) is ColPairs:
@@ -185,8 +197,9 @@ def is_known(kind: type) -> bool:
 
 
 def is_plain_value(value: Any) -> bool:
-    """Whether ``value`` is a value, or a list of values, that cannot hold an expression."""
-    # Compares types, because a list of keys is long, and its values are of few types.
+    """Whether ``value`` is a value, or a list of values, of types that cannot hold an expression."""
+    # Compare the distinct types of the values, not each value: a list of keys may be long, but has
+    # few types.
     kind = type(value)
     return kind in _PLAIN or (kind in _LISTS and _PLAIN.issuperset(map(type, value)))
 
@@ -218,7 +231,8 @@ def _in_where(
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
     child: Any
     for child in node.children:
-        # The usual condition compares a column with a value or a list. It has no subquery.
+        # The usual condition compares a column with a plain value or a list of them. It has no
+        # subquery.
         if (
             type(getattr(child, "lhs", None)) is Col
             and is_plain_value(child.rhs)

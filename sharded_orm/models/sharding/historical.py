@@ -1,6 +1,6 @@
-"""Finds the groups of historical models, which are no longer installed and occur in migrations only.
+"""Finds the group of a historical model: one that occurs in migrations, but is no longer installed.
 
-Migrations of a renamed or deleted model still run on every new shard of its group, and must not
+Migrations of a renamed or deleted model still run on every new shard of its group. They must not
 run on any other database.
 """
 
@@ -21,9 +21,9 @@ from sharded_orm.models.sharding.options import shard_options
 def group_of_historical_model(app_label: str, model_name: str) -> str | None:
     """Return the group of a model that is not installed, or None for the global database.
 
-    It is the first of these that exists: the group whose ``FORMER_MODELS`` names the model; the group
-    of the installed model to which it was renamed; the group of the app, if all current models of
-    the app are in one group.
+    The first rule that applies decides. (1) A group lists the model in ``FORMER_MODELS``: that
+    group. (2) The model was renamed to an installed model: the group of that model. (3) All current
+    models of the app are in one group: that group.
 
     Reads the app's migrations from disk, once per process.
     """
@@ -39,7 +39,7 @@ def group_of_historical_model(app_label: str, model_name: str) -> str | None:
 
 
 def groups_of_app(app_label: str) -> set[str | None]:
-    """Return the groups in which the app has tables. None among them stands for the global database."""
+    """Return the groups in which the app has tables. The set contains None if it has global tables."""
     groups: set[str | None] = {
         group.name
         for group in runtime.topology().groups.values()
@@ -56,7 +56,10 @@ def groups_of_app(app_label: str) -> set[str | None]:
 
 
 def _current_name(app_label: str, module: str | None, model_name: str) -> str | None:
-    """Return the present name of a renamed model; None if it was not renamed, or was deleted later."""
+    """Return the present name of a renamed model.
+
+    Return None if the model was not renamed, or was deleted after that.
+    """
     names = _new_names(app_label, module)
     name, seen = model_name.lower(), set[str]()
     while name in names and name not in seen:
@@ -69,7 +72,8 @@ def _current_name(app_label: str, module: str | None, model_name: str) -> str | 
 
 @cache
 def _new_names(app_label: str, module: str | None) -> dict[str, str]:
-    # ``module`` is used only as a part of the cache key: tests may set another migrations module.
+    # ``module`` is a parameter only to be part of the cache key: tests may set another migrations
+    # module.
     loader = MigrationLoader(None, ignore_no_migrations=True)
     return {
         operation.old_name_lower: operation.new_name_lower

@@ -1,4 +1,4 @@
-"""Keeps the shard of a row while the row is saved, so that the routing strategy is asked once."""
+"""Keeps the shard of a row while the row is saved, so that the routing strategy is asked only once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sharded_orm.topology.model import Shard
 
 
 class KeptShard:
-    """The shard that was last found for one row, kept until :meth:`close`.
+    """Keeps the shard that was last found for one row, until :meth:`close`.
 
-    The router, ``save_base()`` and the insert each ask for the shard of a row. The kept shard answers
-    only for the same key value and the same topology, because a receiver of ``pre_save`` may change
-    the key, and the topology may change meanwhile.
+    Saving a row looks up its shard several times: in the router, in ``save_base()`` and in the
+    insert. The kept shard is used only if the key's value and the topology are still the same: a
+    receiver of ``pre_save`` may change the key, and the topology may change meanwhile.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,10 @@ class KeptShard:
         self._shard: Shard | None = None
 
     def close(self) -> None:
-        """Stop keeping a shard, also for copies of the row, which share this object."""
+        """Forget the kept shard, and keep none from now on.
+
+        This holds for copies of the row too, because they share this object.
+        """
         self._is_open = False
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -33,12 +36,16 @@ class KeptShard:
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]
     ) -> Shard | None:
-        """Return the shard kept for ``value``; otherwise call ``find(group, value)`` and keep its result."""
+        """Return the shard that is kept for ``value``; if none is kept, call ``find(group,
+        value)``.
+
+        The result of that call is then kept.
+        """
         if not self._is_open or isinstance(value, bytearray | memoryview):
-            # A mutable value may later be another key, so no shard is kept for it.
+            # Do not keep a shard for a mutable value, because the value may later be another key.
             return find(group, value)
-        # The generation counts changes of the topology. It is read before the look-up: if the topology
-        # changes in between, the next call looks up again.
+        # The generation counts changes of the topology. Read it before the look-up: if the topology
+        # changes during the look-up, the next call does not use the result.
         question = (relocation.generation, group, type(value), value)
         if self._shard is None or question != self._question:
             self._shard, self._question = find(group, value), question
@@ -47,7 +54,9 @@ class KeptShard:
 
 @contextmanager
 def keep_shard(instance: Any) -> Iterator[None]:
-    """Within the block, look up the shard of ``instance`` only once per key."""
+    """Within the ``with`` block, look up the shard of ``instance`` only once for each value of its
+    key.
+    """
     state = instance._state
     kept = state.kept_shard = KeptShard()
     try:
@@ -60,10 +69,13 @@ def keep_shard(instance: Any) -> Iterator[None]:
 def find_shard(
     instance: Any, group: str, value: Any, find: Callable[[str, Any], Shard | None]
 ) -> Shard | None:
-    """Return the shard of ``value`` in ``group``. While ``instance`` is saved, use the kept shard.
+    """Return the shard of ``value`` in ``group``.
+
+    While ``instance`` is being saved (see :func:`keep_shard`), the shard is looked up only once.
 
     :param value: the shard key of ``instance``, or an id that ``instance`` refers to.
-    :param find: :func:`runtime.locate` or :func:`runtime.place`.
+    :param find: the function that looks the shard up: :func:`runtime.locate` or
+        :func:`runtime.place`.
     """
     kept: KeptShard | None = instance._state.__dict__.get("kept_shard")
     return find(group, value) if kept is None else kept.find(group, value, find)

@@ -1,7 +1,8 @@
-"""What ``class ShardMeta`` of a model says: its group and shard key; and the shards of its rows.
+"""The options of a sharded model: its group and shard key, from ``class ShardMeta``.
 
-A group is a numbered set of shards with one routing strategy. To *place* a key is to choose and
-record its shard for good. Strategies that compute the shard do not need this.
+A group is a numbered set of shards with one routing strategy, which finds the shard of a key. The
+options also find the shard of an instance. To *place* a key is to choose and record its shard for
+good; strategies that compute the shard from the key do not need this.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from sharded_orm.topology.model import Shard
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """The group and shard key of a model.
+    """The group and the shard key of a model.
 
-    ``key`` is None for an automatic many-to-many table: each of its rows is on the shard of the rows
-    that it relates.
+    ``key`` is None for an automatic many-to-many table. Each of its rows is on the same shard as
+    the two rows that it relates.
     """
 
     model: type[Model]
@@ -36,10 +37,12 @@ class ShardOptions:
 
     @cached_property
     def columns(self) -> dict[str, tuple[int, int] | None]:
-        """The columns whose values name the shard of a row; see :class:`ShardKey` for the dict's values."""
+        """The columns whose values name the shard of a row, each with how: see
+        ``ShardKey.columns``.
+        """
         bits_by_column: dict[str, tuple[int, int] | None] = {}
-        # In multi-table inheritance, parent and child may have columns of the same name. Such columns are
-        # left out.
+        # In multi-table inheritance, the tables of parent and child may have columns of the same
+        # name. Leave such columns out, because the name does not tell which table is meant.
         names = Counter(field.column for field in self.model._meta.concrete_fields)
         for field in self.model._meta.concrete_fields:
             if names[field.column] > 1:
@@ -51,22 +54,25 @@ class ShardOptions:
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The group, and the columns that name the shard, for :mod:`sharded_orm.routing.where`.
+        """The group, and the columns whose values name the shard; used by
+        :mod:`sharded_orm.routing.where`.
 
-        None if no column names the shard.
+        None if the model has no such column.
         """
         return ShardKey(self.group, self.columns) if self.columns else None
 
     def _shard_bits(self, field: Any) -> tuple[int, int] | Literal[False] | None:
-        """Return ``(shift, bits)`` of the shard number in values of ``field``.
+        """Return how the values of ``field`` name the shard.
 
-        Return None if the values are shard keys, and False if they do not name a shard.
+        ``(shift, bits)`` if a value is an id with the shard number in these bits; None if a value
+        is a shard key; False if the values do not name a shard.
         """
         if self.key is not None and field.column == self.key.column:
             return None
         if (bits := getattr(field, "embedded_shard", None)) is not None:
             return cast("tuple[int, int]", bits)
-        # A foreign key without a database constraint may refer to a row of another shard.
+        # Follow only foreign keys with a database constraint: without it, the row referred to may
+        # be on another shard.
         if field.is_relation and getattr(field, "db_constraint", False):
             target = field.target_field
             target_options = shard_options(target.model)
@@ -83,9 +89,9 @@ class ShardOptions:
 
     @cached_property
     def relation_arguments(self) -> list[str]:
-        """Arguments such as ``photo=…``, for error messages about a model without a shard key.
+        """Return keyword arguments, such as ``photo=…``, for the relations of this model.
 
-        With these arguments, a row of the model refers to rows that name its shard.
+        They name the shard of a row of a model without a shard key; error messages suggest them.
         """
         return [
             f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation
@@ -100,7 +106,8 @@ class ShardOptions:
     def key_has_pre_save(self) -> bool:
         """Whether the key's field has a ``pre_save()`` that the project defines.
 
-        That method may store another value than the instance has, such as the same text in lower case.
+        Such a ``pre_save()`` may store another value than the instance has, such as the text in
+        lower case.
         """
         prepare = getattr(type(self.key), "pre_save", None)
         return prepare is not None and not prepare.__module__.startswith(
@@ -108,7 +115,9 @@ class ShardOptions:
         )
 
     def awaits_key(self, instance: Model) -> bool:
-        """Whether ``instance`` is new and its key is not generated yet. Any shard may then take the row."""
+        """Whether ``instance`` is new and its key is still to be generated. Any open shard may then
+        store the row.
+        """
         if not self.key_is_generated or not instance._state.adding:
             return False
         return self.key is not None and instance.__dict__.get(self.key.attname) is None
@@ -150,7 +159,8 @@ class ShardOptions:
         return value
 
     def _refuse_rounded(self, name: str, value: Any) -> None:
-        # A database rounds a value to the decimal places of its column.
+        # A database rounds a value to the decimal places of its column, so a value with more places
+        # would be stored as another key.
         places = (
             getattr(target_field(self.key), "decimal_places", None)
             if type(value) is Decimal
@@ -164,8 +174,9 @@ class ShardOptions:
 
     @cached_property
     def _key_may_change_on_insert(self) -> bool:
-        # A generated key is checked by the insert. A pre_save() of the project is called before the shard is
-        # chosen: see key_of().
+        # Two kinds of keys are not checked here. A generated key is checked by the insert. For a
+        # key with a pre_save() of the project, key_of() calls that method before the shard is
+        # chosen.
         return (
             self.key is not None
             and type(self.key).pre_save is not Field.pre_save
@@ -174,10 +185,11 @@ class ShardOptions:
         )
 
     def refuse_key_changed_on_insert(self, instance: Model) -> None:
-        """Refuse a row whose shard key would be changed on insert, by ``pre_save()`` of the key's field.
+        """Raise an error if ``pre_save()`` of the shard key's field would change the key of a new
+        row.
 
-        Django's fields with ``auto_now_add`` do that. By then the row's shard has been chosen by the
-        earlier value.
+        Django's fields with ``auto_now_add`` change their value so. The row's shard has been chosen
+        by the earlier value, so the row would be stored on the wrong shard.
 
         :raises ShardKeyRequired: ``pre_save()`` returns another key than ``instance`` has.
         """
@@ -194,26 +206,28 @@ class ShardOptions:
             )
 
     def locate(self, instance: Model) -> Shard | None:
-        """Return the shard of ``instance``; None if its key has no shard yet.
+        """Return the shard of ``instance``; None if its key has no shard yet. Chooses no shard.
 
-        If the key is not generated yet, or the model has no key, the shard is that of the row given as
-        ``near=``, or of a row of the group that ``instance`` refers to.
+        If the key is not generated yet, or the model has no key, this is the shard of the row given
+        as ``near=``, or of another row of the group to which ``instance`` refers.
         """
         if self.key is None or self.awaits_key(instance):
             return self._shard_of_relations(instance)
         return find_shard(instance, self.group, self.key_of(instance), runtime.locate)
 
     def place(self, instance: Model) -> Shard:
-        """Return the shard that ``instance`` is about to be written to.
+        """Return the shard on which ``instance`` is about to be stored.
 
         If its shard key has no shard yet, the group's strategy chooses one and records it.
 
-        If the key is still to be generated and no foreign key of ``instance`` leads to a row of the group of
-        shards, a random one of the open shards is drawn. ``instance`` keeps that shard until it is stored.
+        If the key is still to be generated, the shard is that of a row of the group to which
+        ``instance`` refers. If it refers to none, one of the open shards is drawn at random;
+        ``instance`` keeps that shard until it is stored.
 
-        :raises NoOpenShard: no shard takes new rows.
+        :raises NoOpenShard: no shard is open for new keys.
         :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
-        :raises InvalidShardKey: no row can have the shard key, or the id in a foreign key of ``instance``.
+        :raises InvalidShardKey: no row can have the shard key, or the id in a foreign key of
+            ``instance``.
         """
         shard = None
         if self.key is None or self.awaits_key(instance):
@@ -245,9 +259,9 @@ class ShardOptions:
             if hasattr(value, "resolve_expression"):
                 continue  # The database computes the value, so it names no shard yet.
             if value is not None and self.names_shard(field):
-                # runtime.place() refuses an id that no row can have. But in a group whose keys must be
-                # placed, it would place the key of the referenced row, which is not being written: only
-                # look that key up.
+                # ``key`` is that of a referenced row, which is not being written. In a group whose
+                # keys must be placed, runtime.place() would place that key, so only look it up. In
+                # other groups, call place() before a write: it refuses an id that no row can have.
                 must_exist = for_write and not runtime.strategy(self.group).places
                 look_up = runtime.place if must_exist else runtime.locate
                 return find_shard(instance, self.group, field.get_prep_value(value), look_up)
@@ -271,8 +285,8 @@ def shard_options(model: type[Any]) -> ShardOptions | None:
 def options_of(instance: Any) -> ShardOptions | None:
     """Return the group and shard key of the model of ``instance``; None if its rows are global.
 
-    Reads ``__class__``: for a lazy object such as ``request.user``, that is the model and ``type()``
-    is not.
+    The model is ``instance.__class__``. ``type(instance)`` would be wrong for a lazy object such as
+    ``request.user``.
     """
     return shard_options(instance.__class__)
 
@@ -306,7 +320,10 @@ def group_of(model: type[Any]) -> str | None:
 
 
 def where_key(model: type[Any]) -> ShardKey | None:
-    """Return the group and the columns that name the shard of a row; None if there is no such column."""
+    """Return the group of ``model`` and the columns that name a row's shard.
+
+    Return None if there is no such column, or the model is not sharded.
+    """
     options = shard_options(model)
     return options.where_key if options is not None else None
 
@@ -319,12 +336,12 @@ def target_field(field: Any) -> Any:
 
 
 def describe(instance: Model) -> str:
-    """Return a name for ``instance`` in an error message.
+    """Return a description of ``instance`` for an error message.
 
-    Does not call ``__str__``, which may send a query.
+    Does not call ``__str__()``, which may send a query.
     """
-    # Reads __dict__, because the primary key may not be set while Model.__init__ runs, and Django would
-    # try to load it. A lazy object has its row in _wrapped.
+    # Read __dict__ and not the attribute: while Model.__init__() runs, the primary key may not be
+    # set, and Django would try to load it. A lazy object holds its instance in _wrapped.
     model: Any = instance.__class__
     row: Any = getattr(instance, "_wrapped", instance)
     values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
@@ -342,8 +359,8 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
         return str(alias)
-    # Reads __dict__ and not the attribute: while Model.__init__ runs, a key that is declared after the
-    # relation is not set yet, and Django would take it for deferred and load it.
+    # Read __dict__ and not the attribute. While Model.__init__() runs, the relation may be set
+    # before the key; Django would take the missing key for a deferred field and load it.
     if other.key is not None and instance.__dict__.get(other.key.attname) is None:
         return None
     shard = other.locate(instance)
@@ -351,7 +368,8 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
 
 
 def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:
-    """Return the error for a query that names no shard. Its message lists the remedies.
+    """Return the error to raise for an operation whose shard is unknown. Its message lists the
+    remedies.
 
     :param problem: what is wrong with the query, as a clause of the message.
     """

@@ -1,8 +1,8 @@
-"""Resolves the names in ORDER BY and DISTINCT ON before the query is compiled.
+"""Resolves the names in ORDER BY and DISTINCT ON before Django compiles the query.
 
-Django resolves these names when it compiles the query, and only then adds the joins and
-subqueries that they stand for. The checks of :mod:`sharded_orm.models.sharding.colocation` need
-them earlier.
+Django resolves these names only when it compiles the query, and then adds the joins and subqueries
+for which they stand. The checks of :mod:`sharded_orm.models.sharding.colocation` need these joins
+and subqueries earlier.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from django.db.models.sql import Query
 
 
 def is_plain(query: Query) -> bool:
-    """Whether the order of ``query`` uses only its own columns and annotations, or there is no order."""
+    """Whether ``query`` is unordered, or ordered only by its own table's columns and by its
+    annotations.
+    """
     if query.distinct_fields or query.extra_order_by:
         return False
     names: Any = query.order_by
@@ -32,7 +34,8 @@ def is_plain(query: Query) -> bool:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # Ordering by an annotation adds no join, because the query has resolved it already.
+        # An order by an annotation adds no join, because the query has already resolved the
+        # annotation.
         if column not in own_columns and column not in annotations and name != "?":
             return False
     return True
@@ -40,15 +43,16 @@ def is_plain(query: Query) -> bool:
 
 @lru_cache(maxsize=1024)
 def own_names(model: Any) -> dict[str, str]:
-    """Return the columns of the model's own table, by name in ``order_by()``.
+    """Return the columns of the model's own table, keyed by the names that ``order_by()`` accepts.
 
-    Included are only names by which a query is sorted by that one column.
+    A name is left out if ordering by it would not order by just that column.
     """
     meta = model._meta
     columns = {}
     for field in meta.concrete_fields:
         if field.is_relation:
-            # The name of a relation sorts by the other model's Meta.ordering, if it has one.
+            # The name of a relation is left out, because it orders by the related model's
+            # Meta.ordering, if there is one.
             if field.attname != field.name:
                 columns[field.attname] = field.column
         else:
@@ -59,20 +63,22 @@ def own_names(model: Any) -> dict[str, str]:
 
 
 def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
-    """Return a copy of ``query`` with the joins of its order, and the expressions of the order.
+    """Return a copy of ``query`` that has the joins which its order needs, and the expressions of
+    that order.
 
     Sends nothing.
 
-    :param alias: the alias of a database that the query can be compiled for.
-    :raises FieldError: a name does not exist. The error is Django's.
+    :param alias: the alias of a database for which the query can be compiled.
+    :raises FieldError: a name in the order does not exist. The error is Django's.
     """
     copy = query.chain()
     compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
     expressions: Iterable[Any]
     if copy.combinator:
-        # In the order of a union, a name is a column of the result; an expression is added to each part.
+        # In the order of a union, a name stands for a column of the result and needs no join. An
+        # expression is added to each part of the union, so return it.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
-    # Like SQLCompiler.get_order_by() and get_distinct().
+    # Resolve the names as SQLCompiler.get_order_by() and get_distinct() do.
     expressions = [
         pair[0].resolve_expression(copy, allow_joins=True, reuse=None)
         for pair in compiler._order_by_pairs()

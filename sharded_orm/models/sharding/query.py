@@ -1,4 +1,4 @@
-"""The SQL query of sharded models. A condition on an instance also names the instance's shard."""
+"""The SQL query of sharded models. It adds the shard of an instance to a condition on the instance."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from sharded_orm.routing.where import OnShard
 
 
 class ShardedQuery(Query):
-    """The query of a sharded model: adds the album's shard to a condition such as ``album=album``.
+    """The query of a sharded model. It adds the album's shard to a condition such as
+    ``album=album``.
 
-    Django compiles a comparison with an instance to one with its primary key, which does not name the
-    shard. All conditions come through :meth:`add_q`: those of ``filter()``, of related managers, and
-    of Django's prefetches, which bypass the queryset.
+    Django compiles such a condition to a comparison of the primary key, which does not name the
+    shard. This class overrides :meth:`add_q`, through which all conditions come: those of
+    ``filter()``, of related managers, and of Django's prefetches, which bypass the queryset.
     """
 
     def add_q(self, q_object: Q, reuse_all: bool = False) -> None:
@@ -35,9 +36,9 @@ class ShardedQuery(Query):
         super().add_q(q_object, reuse_all)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Overrides Query.resolve_expression, which Django calls for every subquery. Here the outer query may
-        # be of a model that is not sharded: nothing else checks it, and its database may still have an old
-        # table with the name of the sharded one.
+        # Overrides Query.resolve_expression(), which Django calls for every subquery. Check here an
+        # outer query of a model that is not sharded. Nothing else checks it, and its database may
+        # still have an old table with the name of the sharded model's table.
         outer, options = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # it has one
         if outer is not None and options is not None and shard_options(outer) is None:
             raise CrossShardRelation(
@@ -56,9 +57,9 @@ class ShardedQuery(Query):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # A shortcut for the condition on the shard key, which nearly every query has. If a column of the
-        # query's own table is compared with a plain value, Django's method has nothing to resolve, join or
-        # trim, and would build this same condition.
+        # A shortcut for the condition on the shard key, which nearly every query has. If a column
+        # of the query's own table is compared with a plain value, Django's method would have
+        # nothing to resolve, join or trim, and would build this same condition.
         if type(filter_expr) is tuple and not branch_negated and not self.annotations:
             name, value = filter_expr
             if type(value) in _PLAIN and (field := _own_columns(self.model).get(name)):
@@ -79,7 +80,9 @@ _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
 
 @lru_cache(maxsize=1024)
 def _own_columns(model: Any) -> dict[str, Any]:
-    """Return the fields of the model's own table that are no relations, by name. ``pk`` is a name too."""
+    """Return the fields of the model's own table that are not relations, keyed by name and by
+    ``pk``.
+    """
     if model is None:
         return {}
     meta = model._meta
@@ -98,8 +101,8 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # A negated condition names no shard for the query. But it must exclude only rows of the instance's
-        # shard, because another shard may have a row with the same id.
+        # A negated condition names no shard for the query. But it must exclude only rows of the
+        # instance's shard, because a row of another shard may have the same id.
         changed.connector, changed.negated = condition.connector, condition.negated
         changed.children = [_with_shard_conditions(options, child) for child in condition.children]
         return changed
@@ -112,7 +115,8 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
     if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
         return condition  # Rows before or after the instance may be on any shard.
     if _names_shard(options, name):
-        # The compared value itself names the shard, even if it has changed since the instance was read.
+        # Add nothing: the compared value itself names the shard, even if it has changed since the
+        # instance was read.
         return condition
     by_alias: dict[str | None, list[Any]] = {}
     for instance in instances:
@@ -122,15 +126,14 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
     if len(by_alias) == 1:
         (alias,) = by_alias
         return Q(condition) & Q(OnShard(str(alias)))
-    # Each instance is compared on its own shard only, because two shards may have rows with the same id.
+    # Compare each instance on its own shard only, because rows of two shards may have the same id.
     parts = [Q((name, on_shard)) & Q(OnShard(str(alias))) for alias, on_shard in by_alias.items()]
     return Q(*parts, _connector=Q.OR)
 
 
 def _names_shard(options: ShardOptions, name: str) -> bool:
-    """Whether ``name`` compares a column whose value names the shard, for equality.
-
-    The column is in the model's own table.
+    """Whether ``name`` is a lookup for equality on a column of the model's own table whose value
+    names the shard.
     """
     path, _, lookup = name.partition(LOOKUP_SEP)
     if lookup not in ("", "exact", "in"):
@@ -148,6 +151,6 @@ def _mentions_instance(child: Any) -> bool:
         return False
     value = child[1]
     if isinstance(value, list | tuple | set | frozenset | ValuesView) and value:
-        # Django leaves None out of such a list, because nothing is equal to NULL.
+        # Ignore None in the list, as Django does: no row is equal to NULL.
         return {isinstance(item, Model) for item in value if item is not None} == {True}
     return isinstance(value, Model)

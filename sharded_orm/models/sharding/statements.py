@@ -1,8 +1,8 @@
 """Checks expressions that are not part of a query: aggregates, and values to be written.
 
-Django resolves such an expression when it sends the statement. Here it is resolved earlier, on a
-copy of the query, and checked by the query's own rule: each shard must have all rows that the
-expression reads.
+Django resolves such an expression only when it sends the statement. This module resolves it
+earlier, on a copy of the query, and checks it by the rule for queries: each shard must have all
+rows that the expression reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharded_orm.models.sharding.expressions import nested_queries
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``aggregate()`` by name, as ``QuerySet.aggregate()`` names them."""
+    """Return the arguments of ``aggregate()`` in a dict, with the names that Django gives them."""
     named = dict(kwargs)
     for arg in args:
         try:
@@ -30,10 +30,14 @@ def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str
 
 
 def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
-    """Raise :exc:`CrossShardRelation` unless each database of ``query`` has all rows ``aggregates`` read."""
+    """Raise :exc:`CrossShardRelation` if ``aggregates`` read rows that may be elsewhere.
+
+    Each database to which ``query`` is sent must have all of these rows.
+    """
     copy = query.chain()
     expressions = []
-    # Like Query.get_aggregation(): a later aggregate may refer to an earlier one.
+    # Add each aggregate to the query before the next is resolved, as Query.get_aggregation() does:
+    # a later aggregate may refer to an earlier one.
     for name, aggregate in aggregates.items():
         if not hasattr(aggregate, "resolve_expression"):
             return  # It is no aggregate. Django raises the error.
@@ -45,16 +49,17 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
 
 
 def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` unless each updated database has all rows that ``values`` read.
+    """Raise :exc:`CrossShardRelation` if ``values`` read rows that an updated database may lack.
 
-    :param query: the query whose rows are updated.
+    :param query: the query for the rows to update.
+    :param values: the new values, some of which may be expressions.
     """
     expressions = [value for value in values if hasattr(value, "resolve_expression")]
     if not expressions:
         return
     copy: Any = query.chain(UpdateQuery)
-    # Like UpdateQuery.add_update_fields(). Joins are allowed here, because Django updates the table of a
-    # multi-table parent by a query of its own. Django refuses all other joins.
+    # Resolve the values as UpdateQuery.add_update_fields() does, but allow joins: Django updates
+    # the table of a multi-table parent by a separate query. Django itself refuses all other joins.
     resolved = [
         value.resolve_expression(copy, allow_joins=True, for_save=True) for value in expressions
     ]
@@ -64,9 +69,10 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
 def check_update(
     colocation: Colocation, rows: Sequence[Any], names: Iterable[str] | None = None
 ) -> None:
-    """Raise :exc:`CrossShardRelation` if new values of ``rows`` read rows that their database lacks.
+    """Raise :exc:`CrossShardRelation` if new values of ``rows`` read rows that their database may
+    lack.
 
-    :param names: the fields to be saved; None for all.
+    :param names: the names of the fields to be saved; None for all fields.
     """
     values = _expressions(rows, names)
     if values:
@@ -74,12 +80,14 @@ def check_update(
 
 
 def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if values of new ``rows`` read rows that their database lacks."""
+    """Raise :exc:`CrossShardRelation` if values of the new ``rows`` read rows that their database
+    may lack.
+    """
     expressions = _expressions(rows)
     if not expressions:
         return
     query = InsertQuery(type(rows[0]))
-    # Like SQLInsertCompiler.prepare_value().
+    # Resolve the values as SQLInsertCompiler.prepare_value() does.
     resolved = [
         value.resolve_expression(query, allow_joins=False, for_save=True) for value in expressions
     ]
@@ -87,7 +95,9 @@ def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
 
 
 def check_constraint(constraint: Any) -> None:
-    """Raise if ``constraint`` has a subquery, because that would see the rows of one shard only."""
+    """Raise if ``constraint`` has a subquery: on a shard, the subquery would see the rows of that
+    shard only.
+    """
     query = Query(None)
     if any(True for _ in nested_queries(query, *vars(constraint).values())):
         raise CrossShardRelation(
@@ -105,7 +115,7 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
         name = field.attname
         if selected is not None and field.name not in selected and name not in selected:
             continue
-        # Looks at the types of the values first, because rows are many and types are few.
+        # Look at the distinct types of the values first: there are many rows, but few types.
         kinds = {type(row.__dict__.get(name)) for row in rows}
         if any(hasattr(kind, "resolve_expression") for kind in kinds):
             values = (row.__dict__.get(name) for row in rows)
@@ -118,6 +128,8 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
 
 
 def _is_default(field: Any, value: Any) -> bool:
-    """Whether ``value`` is the field's ``db_default``. No database lets a default read rows."""
+    """Whether ``value`` is the field's ``db_default``, which never reads rows: no database allows
+    that.
+    """
     expression = getattr(value, "expression", None)
     return type(value) is DatabaseDefault and expression is field._db_default_expression

@@ -1,7 +1,7 @@
-"""Models without tables, which stand for shards and topology versions in the admin.
+"""Models without tables, which stand for shards and topology versions in Django's admin.
 
-The admin's pages about shards and topology need these models for permissions and log entries. Rows
-would only repeat the topology.
+The admin needs a model for permissions and log entries. Tables of these models would only repeat
+the topology.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ M = TypeVar("M", bound=models.Model)
 
 
 class NoRows(models.Manager[M]):
-    """A manager that returns no rows and sends no queries, for admin views such as ``/admin/r/…``."""
+    """A manager that returns no rows and sends no queries.
+
+    Admin views such as ``/admin/r/…`` query the manager of any registered model.
+    """
 
     def get_queryset(self) -> models.QuerySet[M]:
         return super().get_queryset().none()
 
 
 class ShardMap(models.Model):
-    """A shard or a range of shards, named like ``photos_00042`` or ``photos 0-511``."""
+    """Stands for a shard or a range of shards, with a name such as ``photos_00042`` or ``photos
+    0-511``.
+    """
 
     name: models.CharField[str, str] = models.CharField(max_length=200, primary_key=True)
 
@@ -40,7 +45,9 @@ class ShardMap(models.Model):
 
 
 class TopologyVersion(models.Model):
-    """A version of the topology. The versions themselves are stored by the topology's source."""
+    """Stands for a version of the topology. The versions themselves are stored by the topology's
+    source.
+    """
 
     version: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)
 

@@ -15,10 +15,11 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation, and the process that executes it: the holder of the run's lease.
+    """One run of a long operation, and the process that executes it.
 
-    ``unfinished`` is true or NULL, never false: so the unique constraint allows one unfinished run
-    for each kind and subject, and any number of finished runs.
+    That process holds the run's lease. ``unfinished`` is true or NULL, never false. So the unique
+    constraint allows only one unfinished run for each kind and subject, but any number of finished
+    runs.
     """
 
     kind: models.CharField[str, str] = ExactCharField(max_length=32)
@@ -31,17 +32,17 @@ class OperationRun(models.Model):
     finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    # The fields from here on are the lease: they say which process executes the run. While the token is
-    # empty, no process does.
+    # The following fields are the lease: they say which process executes the run. An empty token
+    # means that no process executes it.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
-    #: When the process last reported that it is alive: UTC, by the clock of the database.
+    #: When the process last reported that it was alive, in UTC, by the clock of the database.
     alive_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
     user: models.CharField[str, str] = models.CharField(max_length=64, default="")
     host: models.CharField[str, str] = models.CharField(max_length=255, default="")
-    #: Identifies the machine on which ``pid`` is valid.
+    #: Identifies the machine of the process, because ``pid`` is unique on one machine only.
     machine: models.CharField[str, str] = models.CharField(max_length=128, default="")
     pid: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
 
@@ -89,7 +90,7 @@ class OperationStep(models.Model):
 
 
 class OperationScript(models.Model):
-    """Content that many steps of one run of an operation need; the run records it only once."""
+    """Content that many steps of one run need. It is stored once per run, not once per step."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="scripts"

@@ -1,4 +1,6 @@
-"""The directory: a table of shard keys with their shards, and the store that reads and writes it (Y2)."""
+"""The directory: a table with the shard of each key, and the store that reads and writes the table
+(Y2).
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,11 @@ class Placement(models.Model):
 
 
 class DatabaseDirectory:
-    """A store of placements (shards of keys) in the directory table on ``alias``; thread-safe.
+    """A store of placements (the shards of keys) in the directory table on ``alias``; thread-safe.
 
     Reads and writes are autonomous statements: the caller's transaction can neither hide nor roll
-    back a placement. Inside Django's ``TestCase`` they are part of the test's transaction instead,
-    and the placements that they return are marked as not committed.
+    back a placement. Inside Django's ``TestCase`` they are part of the test's transaction, and the
+    placements that they return are marked as not committed.
     """
 
     def __init__(self, alias: str) -> None:
@@ -59,7 +61,8 @@ class DatabaseDirectory:
             Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
         ]
         for start in range(0, len(rows), BATCH):
-            # If several processes insert a key, the first insert wins. The others read its placement below.
+            # If several processes insert the same key, the first insert wins. The other processes
+            # read its placement below.
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
             query.insert_values(fields, rows[start : start + BATCH])
             query.get_compiler(connection=connection).execute_sql()

@@ -1,4 +1,4 @@
-"""The table in which a ticket server lists its sequences, one row each (Flickr, F1)."""
+"""The table in which a ticket server stores its sequences of ids, one row for each (Flickr, F1)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.db import models
 class TicketSequence(models.Model):
     """The state of one sequence of ids on one ticket server: how far it has counted.
 
-    Read-only; query it with ``using()``. ``manage.py tickets create`` creates the table. Django does
-    not manage the table, because the flush after a test must not restart the ids.
+    Read-only; query it with ``using()``. ``manage.py tickets create`` creates the table. The model
+    is not managed by Django, because the flush after a test would otherwise restart the ids.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=100, primary_key=True)
