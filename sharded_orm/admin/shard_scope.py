@@ -23,8 +23,7 @@ _PRESERVED = "_changelist_filters"
 
 @dataclass(frozen=True)
 class ShardScope:
-    """The part of a shard group that a request is about: one shard, one shard key's rows, or all
-    X that a request is about: one shard, the rows of one shard key, or all shards.
+    """The part of a shard group that a request is about: one shard, one shard key, or the whole group.
 
     ``shard`` and ``key`` are the shard and the shard key that the URL names. If both are None, the
     scope is the whole group. ``home`` is the one shard to query: ``shard``, or the shard of
