@@ -37,7 +37,7 @@ else:
     _ModelFormSet = BaseModelFormSet
     _InlineFormSet = BaseInlineFormSet
 
-# The number of random shards that draw_shard() tries before it gives up.
+# The number of random shards that draw_shard() tries before it returns None.
 _DRAWS = 1000
 
 KEY_STAYS = (
@@ -180,7 +180,7 @@ def with_base(formset: type[Any], base: type[Any]) -> type[Any]:
 
 
 class OnShardFormSet(_ModelFormSet):
-    """A formset that queries only the shard of its rows."""
+    """A formset whose queries go only to the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
         # Overrides BaseModelFormSet.add_fields. If the row of a form is gone or never existed, the

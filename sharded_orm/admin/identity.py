@@ -43,7 +43,7 @@ class Identity:
     misplaced: bool = False
 
     def among(self, rows: Any) -> Any:
-        """Narrow the queryset ``rows`` to this row, on its shard.
+        """Return the queryset ``rows`` narrowed to this row, on the row's shard.
 
         The result is empty if the row does not exist.
         """

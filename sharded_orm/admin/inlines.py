@@ -123,9 +123,9 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return formset
 
     def _home(self, request: HttpRequest, parent: Any) -> Shard | None:
-        """Return the shard of the children of ``parent``; None if it is not known yet.
+        """Return the shard of the children of ``parent``; None if that shard is not known yet.
 
-        :param parent: the row of the page; None on the page for a new row.
+        :param parent: the row that the page shows; None on the page for a new row.
         """
         options = self.shard_options
         parent = unwrap(parent)

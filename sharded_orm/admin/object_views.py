@@ -246,8 +246,8 @@ class ObjectViewsMixin(AddViewMixin):
         context["adminform"] = display.Form.like(context["adminform"])
         context["original"] = named_row(obj)
         scope = self.focus(request)
-        # The shard of a new row is known once its shard key is known. A generated key needs no
-        # other input: the shard is chosen first.
+        # Show the shard of a new row only if its shard key is known, or is to be generated for that
+        # shard.
         shard_known = (
             obj is not None or scope.key is not None or self.shard_options.key_is_generated
         )
@@ -314,7 +314,7 @@ class ObjectViewsMixin(AddViewMixin):
         return [own, *super().get_urls()]
 
     def site_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect to the row's ``get_absolute_url()``."""
+        """Redirect to the URL that the row's ``get_absolute_url()`` returns."""
         try:
             row = self.get_object(request, unquote(object_id))
         except DatabaseError as exc:

@@ -188,7 +188,7 @@ def stored_value(field: Any, text: Any) -> Any:
 
 
 def locate(options: ShardOptions, key: Any) -> Shard | None:
-    """Return the shard of the shard key ``key``; None if the key has no shard yet.
+    """Return the shard to which the shard key ``key`` leads; None if the key has no shard yet.
 
     :raises InvalidFocus: no row can have the key.
     """

@@ -205,7 +205,7 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the key of ``location`` is also a value of the shard key of the model of ``options``."""
+    """Whether the key of ``location`` is also a shard key of the model to which ``options`` belong."""
     if options.key is None:
         return False
     label = options.model._meta.label
@@ -232,7 +232,7 @@ def _has_cached(location: KeyLocation) -> bool:
 def keys_on(shard: Shard, *, within: float) -> KeyCount | None:
     """Return the number of keys that the directory records for ``shard``.
 
-    Return None if the group of the shard uses no directory.
+    Return None if the shard group of ``shard`` uses no directory.
 
     :param within: seconds to wait for the directory.
     """

@@ -41,7 +41,7 @@ _WITHHELD = "It is told to those who may look into all groups."
 
 
 class TopologyAdmin(FleetAdmin):
-    """The pages "Topology": versions, their differences, and going back to a version."""
+    """The pages "Topology": show versions and their differences, and go back to an earlier version."""
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
         return [
@@ -52,7 +52,7 @@ class TopologyAdmin(FleetAdmin):
         ]
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the topology that this process uses, and the one in the source.
+        """Show the topology that this process uses, and the topology in the source.
 
         Costs up to three requests to the source.
         """
@@ -243,9 +243,9 @@ def _comment(request: HttpRequest, revision: Revision) -> str:
 
 
 def _by_version(processes: Any) -> list[dict[str, Any]] | None:
-    """Group processes by the version of the topology that they use, newest version first.
+    """Return the processes grouped by the version of the topology that they use, newest version first.
 
-    Return None if the source does not know which processes there are.
+    Return None if the source does not record which processes there are.
     """
     if not isinstance(processes, list):
         return None

@@ -1,4 +1,4 @@
-"""``manage.py migrate_shards``: migrate any number of shards."""
+"""``manage.py migrate_shards``: apply Django's migrations to all shards or a selection of them."""
 
 from __future__ import annotations
 
