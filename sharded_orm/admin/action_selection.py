@@ -146,7 +146,7 @@ def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) ->
 def _any_of(identities: list[Identity]) -> Q:
     """Return a condition for the rows of ``identities``.
 
-    It compares primary keys and, where an identity has one, shard keys.
+    The condition compares the primary key and, if the identity has a shard key, the shard key too.
     """
     pks: dict[Any, list[Any]] = {}
     for identity in identities:

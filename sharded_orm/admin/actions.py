@@ -100,7 +100,7 @@ class ActionsMixin(ShardedBase):
         )
 
     def _chosen_action(self, request: HttpRequest) -> tuple[Any, str, bool] | None:
-        """Return ``(action, its description, whether all rows of the list are selected)``.
+        """Return ``(action, description of the action, whether all rows of the list are selected)``.
 
         Return None if no valid action was chosen.
         """

@@ -39,8 +39,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         """Set the scope of the request (:class:`ShardScope`) for the form of a new row.
 
         If the form has relations inside the shard group, the shard must be known first, because the
-        widgets offer rows of that shard. If it has none, the user types the shard key into an
-        ordinary field.
+        widgets offer rows of that shard. If the form has no such relations, the user types the
+        shard key into an ordinary field.
 
         :return: None if the form can be built; else a response to send instead, such as a page that
             asks for the shard key.

@@ -336,7 +336,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def scope_query(self) -> str:
-        """The query string that hands this list's scope on to another page; empty for the whole group."""
+        """The query string that names this list's scope in links to other pages; empty for the whole group."""
         return self.scope.query_string
 
     def _link(self, **new: Any) -> str:

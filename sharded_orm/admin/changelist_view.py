@@ -64,8 +64,8 @@ class ChangeListMixin(ShardedBase):
         except (ShardKeyChanged, CrossShardRelation) as exc:
             if request.method != "POST":
                 raise
-            # Since the page was shown, a row has moved to another shard, or a row to which it
-            # refers has.
+            # Since the page was shown, either an edited row has moved to another shard, or a row to
+            # which an edited row refers has moved.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )

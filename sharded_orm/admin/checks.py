@@ -96,7 +96,7 @@ def _global_columns(obj: Any, path: str, label: str) -> Iterator[checks.CheckMes
 
 
 def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
-    """Warn about foreign keys into another shard group: the admin cannot find the rows they refer to."""
+    """Warn about foreign keys into another shard group: the admin cannot find the rows to which they refer."""
     own = shard_options(obj.model)
     field: Any
     for field in obj.opts.fields:

@@ -35,7 +35,10 @@ class Failed:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the cause of ``error`` as text, without the database account that the server names."""
+    """Return the cause of ``error`` as text.
+
+    The database account, which a server's error message may name, is removed.
+    """
     code = error.args[0] if error.args else None
     if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"

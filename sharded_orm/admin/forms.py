@@ -119,8 +119,9 @@ class KeepsKey(_ModelForm):
         return excluded
 
     def add_error(self, field: Any, error: Any) -> None:
-        # If the form has no field for the shard key, report errors of the key in another way,
-        # below: Django raises ValueError for an error of a field that is not in the form.
+        # Django raises ValueError for an error of a field that is not in the form. If the shard key
+        # is not in the form, drop its errors for a stored row, and report them for the whole form
+        # otherwise.
         errors = getattr(error, "error_dict", {})
         if field is None and self._key.name in errors and self._key.name not in self.fields:
             other_errors = {name: part for name, part in errors.items() if name != self._key.name}

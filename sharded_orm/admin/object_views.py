@@ -152,8 +152,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (ShardKeyChanged, CrossShardRelation, NoOpenShard) as exc:
             if request.method != "POST":
                 raise
-            # Since its form was checked, the row has moved to another shard, or a row to which it
-            # refers has.
+            # Since the form was checked, either this row has moved to another shard, or a row to
+            # which this row refers has moved.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -309,7 +309,7 @@ class ObjectViewsMixin(AddViewMixin):
         info = self.opts.app_label, self.opts.model_name
         view = self.admin_site.admin_view(self.site_view)
         own = path("<path:object_id>/site/", view, name="{}_{}_site".format(*info))
-        # Put this URL pattern before Django's patterns, because the last of those matches every
+        # Put this URL pattern before Django's patterns: the last of Django's patterns matches every
         # URL.
         return [own, *super().get_urls()]
 

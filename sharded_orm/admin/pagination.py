@@ -1,4 +1,4 @@
-"""Pages of rows of many shards. Rows are not counted, and at most one page is in memory."""
+"""Pages of rows of many shards. The rows are not counted, and at most one page of rows is in memory."""
 
 from __future__ import annotations
 

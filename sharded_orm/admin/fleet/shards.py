@@ -263,7 +263,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
 
 
 def _sizable(fleet: FleetStatus) -> list[Shard]:
-    """Return the shards whose sizes can be read: those that exist and answer."""
+    """Return the shards whose sizes can be read. These are the shards that exist and whose nodes answer."""
     return [status.shard for status in fleet.shards if status.state in ("current", "behind")]
 
 

@@ -40,7 +40,7 @@ class TicketAdmin(FleetAdmin):
     def tickets_view(self, request: HttpRequest) -> HttpResponse:
         """Show all ticket servers and, in pages, all sequences.
 
-        Each server is queried for all its sequences, even those on other pages.
+        Each server is queried for all its sequences, including those that other pages show.
         """
         outcome = _status()
         status, error = (None, outcome) if isinstance(outcome, str) else (outcome, "")

@@ -1,8 +1,8 @@
 """The geometry of the shard map: rectangles with areas in proportion to the sizes of shards.
 
-The map is an SVG picture, because HTML boxes would need ``style`` attributes for their sizes, and a
-content security policy without ``'unsafe-inline'`` blocks those. It does not block the attributes
-in which SVG has its coordinates.
+The map is an SVG picture. HTML boxes would need ``style`` attributes for their sizes, which a
+content security policy without ``'unsafe-inline'`` blocks. Such a policy allows the coordinates in
+SVG, which have separate attributes such as ``width``.
 """
 
 from __future__ import annotations

@@ -386,7 +386,7 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
 
 
 class _SignalStopping(Stopping):
-    """A request to stop that a signal makes. ``status`` is the exit status for the command."""
+    """Tells the work to stop after a signal. ``status`` is the exit status for the command."""
 
     status = 1
 
