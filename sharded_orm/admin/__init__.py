@@ -1,7 +1,7 @@
 """Django's admin for sharded models, and pages about the shards themselves.
 
-Django's ``autodiscover()`` imports this package, as it imports the ``admin`` module of every
-installed app.
+This package is also imported by Django's ``autodiscover()``, which imports the ``admin`` module of
+every installed app.
 """
 
 from __future__ import annotations

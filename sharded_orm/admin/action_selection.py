@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard
 class Part:
     """The selected rows of one shard.
 
-    ``rows`` is a queryset bound to the shard's alias, ``count`` the number of its rows.
+    ``rows`` is a queryset bound to the shard's alias; ``count`` is the number of its rows.
     """
 
     shard: Shard
@@ -41,9 +41,10 @@ class ActionSelection:
     :param parts: one part for each shard with selected rows.
     :param outages: the shards that failed when the selected rows were counted.
     :param queryset: all selected rows in one queryset.
-    :param unknown: the number of selected object ids (see :mod:`identity`) that led to no row.
-    :param misplaced: a dict from the alias of a shard to the number of rows that were left out
-        there, because their shard keys lead to another shard.
+    :param unknown: the number of selected object ids (see :mod:`identity`) for which no row was
+        found.
+    :param misplaced: the number of misplaced rows left out on each shard, keyed by the shard's
+        alias. A row is misplaced if its shard key leads to another shard.
     """
 
     parts: tuple[Part, ...]
@@ -62,14 +63,14 @@ def select(
 ) -> ActionSelection:
     """Return the rows of ``queryset`` that ``object_ids`` name.
 
-    An object id (see :mod:`identity`) counts as unknown if it is forged or outdated, or if its row
-    is misplaced, which means on another shard than its key leads to. Costs one ``COUNT`` query per
-    shard. If object ids are primary keys without the shard key, one more query per shard reads the
-    keys of their rows.
+    An object id (see :mod:`identity`) is counted as unknown if it is forged or outdated, or if its
+    row is misplaced: on another shard than its key leads to. Costs one ``COUNT`` query per shard.
+    If object ids are primary keys without the shard key, one more query per shard reads the shard
+    keys of these rows.
 
-    :param within: the shard that the page shows; None if the page shows several shards. With a
-        shard, rows of other shards count as unknown, and an object id may be a primary key alone,
-        as sent by pages of actions that were written for Django's admin.
+    :param within: the shard that the page shows; None if the page shows several shards. If a shard
+        is given, rows of other shards are counted as unknown, and an object id may be a primary key
+        alone. Such ids come from actions with a page that was written for Django's own admin.
     """
     by_shard: dict[Shard, list[Identity]] = {}
     unknown = 0
@@ -79,14 +80,14 @@ def select(
         except InvalidObjectID:
             unknown += 1
             continue
-        # Refuse misplaced rows (on another shard than their key leads to), which no action may
-        # write, and rows on another shard than the page shows.
+        # Refuse misplaced rows, which are on another shard than their key leads to: no action may
+        # write them. Also refuse rows on another shard than the one that the page shows.
         if identity.misplaced or (within is not None and identity.shard != within):
             unknown += 1
             continue
         by_shard.setdefault(identity.shard, []).append(identity)
-    # If the primary key names the shard, parse() has used it to find the shard where the row
-    # belongs. So none of the rows found there is misplaced.
+    # If the primary key names the shard, parse() has used it to find the right shard of the row. So
+    # no row that is found there is misplaced.
     pk_tells_shard = options.names_shard(options.model._meta.pk)
     outages = Outages()
     all_selected = Q()
@@ -101,7 +102,7 @@ def select(
                 continue
             if elsewhere is not None:
                 condition &= ~elsewhere
-        # Bind the condition to this shard: another shard may have copies of these rows, left
+        # Combine the condition with this shard: another shard may hold copies of these rows, left
         # behind when their key was moved.
         all_selected |= condition & Q(OnShard(shard.alias))
         rows_by_shard[shard] = queryset.using(shard.alias).filter(condition)
@@ -115,8 +116,8 @@ def select(
 def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) -> ActionSelection:
     """Return all rows of ``queryset`` on ``shards``, without misplaced rows.
 
-    Misplaced rows are on another shard than their key leads to. Costs for each shard one ``COUNT``
-    query, or two if it has misplaced rows, and what :func:`misplaced` costs.
+    Misplaced rows are on another shard than their key leads to. For each shard, costs one ``COUNT``
+    query (two if the shard has misplaced rows), and the queries of :func:`misplaced`.
     """
     outages = Outages()
     rows_by_shard: dict[Shard, Any] = {}
@@ -143,7 +144,10 @@ def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) ->
 
 
 def _any_of(identities: list[Identity]) -> Q:
-    """Return a condition for the rows of ``identities``, by primary key and, if known, shard key."""
+    """Return a condition for the rows of ``identities``.
+
+    The condition compares the primary key and, if the identity has a shard key, the shard key too.
+    """
     pks: dict[Any, list[Any]] = {}
     for identity in identities:
         pks.setdefault(identity.key, []).append(identity.pk)
@@ -162,7 +166,7 @@ def _any_of(identities: list[Identity]) -> Q:
 def _parts(rows_by_shard: Iterable[tuple[Shard, Any]], outages: Outages) -> tuple[Part, ...]:
     """Count the rows of each shard, and return a part for each shard that has rows.
 
-    A shard that fails is added to ``outages``, and has no part.
+    A shard that fails is added to ``outages`` and left out of the result.
     """
     parts: list[Part] = []
     for shard, rows in rows_by_shard:

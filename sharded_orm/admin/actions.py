@@ -1,4 +1,4 @@
-"""Admin actions on rows of several shards: one call and transaction per shard, and one report."""
+"""Admin actions on rows of several shards: one call and one transaction per shard, then one report."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from sharded_orm.routers import standing_on
 class ActionsMixin(ShardedBase):
     """Mixin of :class:`ShardedModelAdmin` that runs actions on rows of several shards.
 
-    An action is called once for each shard with selected rows. It gets a queryset of the rows on
-    that shard, and runs in a transaction of that shard. Its entries in the admin's log are
-    committed after that transaction. If the action fails on one shard, it is still called for the
-    other shards. Messages tell the user what was done on which shards.
+    An action is called once for each shard that has selected rows. Each call gets a queryset of the
+    rows on that shard, and runs in a transaction of that shard. The entries that the call makes in
+    the admin's log are committed after the shard's transaction. If the call for one shard fails,
+    the other shards still get theirs. Messages tell the user what was done on which shards.
 
-    An action with ``across_shards = True`` is called only once, with the rows of all shards, and
-    without a transaction.
+    An action with the attribute ``across_shards = True`` is called only once, with the rows of all
+    shards, and without a transaction.
     """
 
     def action_checkbox(self, obj: Any) -> Any:
-        # A row on another shard than its key leads to gets no checkbox, because no action may write
-        # it. select() refuses it too.
+        # A misplaced row, which is on another shard than its key leads to, gets no checkbox: no
+        # action may write it. select() refuses such rows too.
         return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
     def response_action(self, request: HttpRequest, queryset: Any) -> Any:
-        # Overrides ModelAdmin.response_action, which finds the selected rows by primary key alone.
+        # Overrides ModelAdmin.response_action, which would look up the selected rows by primary key
+        # alone.
         action = self._chosen_action(request)
         if action is None:
             self.message_user(request, _("No action selected."), messages.WARNING)
@@ -55,8 +56,8 @@ class ActionsMixin(ShardedBase):
             self.message_user(request, message, messages.WARNING)
             return None
         if select_across and (notes := lookup_notes(request)):
-            # A lookup in the global database matched too many rows and was cut off, as the notes
-            # say. So "all rows" would not select every row that matches: do nothing.
+            # A lookup in the global database matched too many rows, and its result was cut off, as
+            # the notes say. "All rows" would miss some matching rows: do nothing.
             self.message_user(
                 request, f"{' '.join(notes)} No items have been changed.", messages.ERROR
             )
@@ -99,7 +100,7 @@ class ActionsMixin(ShardedBase):
         )
 
     def _chosen_action(self, request: HttpRequest) -> tuple[Any, str, bool] | None:
-        """Return the chosen action, its description, and whether it is for all rows of the list.
+        """Return ``(action, description of the action, whether all rows of the list are selected)``.
 
         Return None if no valid action was chosen.
         """
@@ -131,8 +132,8 @@ class ActionsMixin(ShardedBase):
     ) -> ActionSelection:
         scope = self.focus(request)
         if scope.everywhere:
-            # Without partial=True, so that the query fails if a shard does not answer. The action
-            # must not mistake the rows of the other shards for all rows.
+            # Do not pass partial=True: the query is to fail if a shard does not answer. Otherwise
+            # the action would take the rows of the other shards for all rows.
             queryset = queryset.scatter()
         if object_ids is not None:
             return select(self.shard_options, queryset, object_ids, scope.home)

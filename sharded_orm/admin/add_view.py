@@ -1,4 +1,4 @@
-"""The add page. It has to know the shard of the new row before it can build the row's form."""
+"""The add page. It must know the shard of the new row before it can build the form."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class AddViewMixin(PickersMixin, ShardedBase):
     def prepare_add(self, request: HttpRequest) -> Any:
         """Set the scope of the request (:class:`ShardScope`) for the form of a new row.
 
-        A form with relations inside the shard group needs a known shard, because its widgets offer
-        the rows of that shard. In a form without such relations, the shard key is an ordinary
-        field.
+        If the form has relations inside the shard group, the shard must be known first, because the
+        widgets offer rows of that shard. If the form has no such relations, the user types the
+        shard key into an ordinary field.
 
-        :return: None if the form can be built; else the response to send first, such as a page
-            that asks for the shard key.
+        :return: None if the form can be built; else a response to send instead, such as a page that
+            asks for the shard key.
         """
         if not self.has_add_permission(request):
             raise PermissionDenied
@@ -52,7 +52,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
             scope = self._new_row_scope(request)
         except InvalidFocus as exc:
             if options.key_is_generated:
-                # Show the error without a form: the key is generated, so there is nothing to type.
+                # The key is generated, so there is no key to ask for: show only the error.
                 return message_page(self, request, self.error_text(request, exc))
             return self._ask_for_key(request, self.error_text(request, exc))
         if options.key_is_generated:
@@ -73,20 +73,23 @@ class AddViewMixin(PickersMixin, ShardedBase):
         scope = new_row_scope(request, options)
         name = options.key.name if options.key is not None else ""
         if scope.key is None and not options.key_is_generated and request.GET.get(name):
-            # Read the key from a URL such as ?owner=414, which Django uses for initial values.
+            # Take the shard key from a URL parameter such as ?owner=414, with which Django sets
+            # initial values.
             key = read_key(options, request.GET[name])
             return ShardScope(options, key=key, home=locate(options, key))
         return scope
 
     def _choose_shard(self, request: HttpRequest, scope: ShardScope) -> Any:
-        """Set the scope for a row whose key is generated, so that any shard may take it.
+        """Set the scope for a new row whose key is generated, so that the row may be put on any shard.
 
-        The scope is the shard of the page, if that takes new rows. Else it is a random shard if
-        the form needs one, or if the user may not look at all shards. Else it is the whole group.
+        The scope is the shard that the page names, if it is open for new rows. Otherwise it is a
+        random open shard, if the form needs a shard or the user may not look at all shards.
+        Otherwise it is the whole shard group.
 
         :return: None; or a redirect to this page with a random shard in the URL, if the form needs
-            one.
-        :raises PermissionDenied: no open shard was found at which the user may look.
+            a shard.
+        :raises PermissionDenied: no shard is open, or the user may not look at any of the random
+            open shards that were tried.
         """
         options, home = self.shard_options, scope.home
         if home is not None and not is_open(options, home.number):
@@ -108,11 +111,12 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return None
 
     def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:
-        """Return the alias for the page's transaction: that of the shard, or of the whole group.
+        """Return the alias for the page's transaction: that of one shard, or that of the whole shard group.
 
-        The alias of the group is returned while the shard of a new row is not known.
+        For a new row whose shard is not known yet, return the alias of the group.
 
-        :param known: whether the page is about a stored row, whose shard is always known.
+        :param known: whether the page is about a stored row. The shard of a stored row is always
+            known.
         """
         scope = self.focus(request)
         shard_known = known or scope.key is not None or self.shard_options.key_is_generated
@@ -121,9 +125,10 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return self.shard_options.group
 
     def relates_inside_group(self, request: HttpRequest) -> bool:
-        """Whether the form of a new row has relations to models of the same shard group.
+        """Whether the form of a new row needs rows of the same shard group.
 
-        Inlines of such models count too.
+        True if a field of the form is a relation to a model of the group, or if the page has an
+        inline of one.
         """
         group = self.shard_options.group
         fields: list[Any] = [*self.opts.fields, *self.opts.many_to_many]
@@ -137,7 +142,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return any(options is not None and options.group == group for options in related)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> Any:
-        # Drop values of the URL that no related row can have: the widgets would query for them.
+        # Drop values of URL parameters to which no related row can exist: the widgets would query
+        # for them, which may make the database fail.
         initial: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in (*self.opts.fields, *self.opts.many_to_many):
             value = initial.get(field.name)
@@ -154,15 +160,15 @@ class AddViewMixin(PickersMixin, ShardedBase):
     def key_formfield(self, request: HttpRequest) -> Any:
         """Return the form field that asks for the shard key.
 
-        It is the field of the model's form, unless the key is a foreign key to a sharded model.
-        Then it is a field for the value that the foreign key stores.
+        Usually this is the key's field in the model's form. If the key is a foreign key to a
+        sharded model, it is an input for the value that the foreign key stores.
         """
         key: Any = self.shard_options.key
         related = None if key.remote_field is None else shard_options(key.related_model)
         if related is None:
             return self.formfield_for_dbfield(key, request)
-        # The row that the key refers to may be on any shard: ask for its id, with a link to the
-        # list of all shards.
+        # The row to which the key refers may be on any shard: ask for that row's id, with a link to
+        # the list of all shards.
         target = key.target_field
         field = target.formfield() or forms.CharField()
         field.widget = RawId(key.remote_field, self.admin_site)
@@ -189,7 +195,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
             "field": form[KEY_VAR],
             "key": key.verbose_name if key is not None else "",
             "problem": problem,
-            # Pass the other parameters of the URL on to the add form, which comes next.
+            # Hand the other URL parameters on to the add form, which is the next page.
             "hidden_inputs": [
                 (name, value)
                 for name, values in request.GET.lists()

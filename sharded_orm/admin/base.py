@@ -28,8 +28,8 @@ else:
     _ModelAdmin = admin.ModelAdmin
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: Django's ``csrf_protect_m``, which adds CSRF protection to a view of a model admin. This name has
-#: a type, which Django's stubs lack.
+#: Django's decorator ``csrf_protect_m``, which adds CSRF protection to a view of a model admin. It
+#: is assigned here to give it a type, which Django's stubs lack.
 csrf_protected: Callable[[View], View] = csrf_protect_m
 
 
@@ -50,8 +50,8 @@ class ShardedBase(_ModelAdmin):
     """Base class of the mixins of ``ShardedModelAdmin``.
 
     Gives access to the scope of a request (:class:`ShardScope`), to the rows of that scope, and to
-    the user's permissions. Each mixin derives from this class, so that it can be read and
-    type-checked alone.
+    the user's permissions. Each mixin derives from this class, so that each mixin can be read and
+    type-checked without the others.
     """
 
     def __init__(self, model: type[Any], admin_site: Any) -> None:
@@ -70,9 +70,9 @@ class ShardedBase(_ModelAdmin):
         return scope
 
     def error_text(self, request: HttpRequest, error: Exception) -> str:
-        """Return a text about ``error`` that names no shard at which the user may not look.
+        """Return a text about ``error`` that does not name shards at which the user may not look.
 
-        Every message about something refused must use this method, because the texts of routing
+        Use this method for every message about a refused request, because the texts of routing
         errors name shards.
         """
         if isinstance(error, InvalidFocus):
@@ -89,16 +89,17 @@ class ShardedBase(_ModelAdmin):
         try:
             scope = self.focus(request)
         except InvalidFocus as exc:
-            # The changelist never gets here: it has read the scope before, and answers a wrong one
-            # with a page that explains the error.
+            # Only other pages get here: the changelist has read the scope before, and shows a page
+            # that explains the error.
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()
         return scope.restrict(rows)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
-        # Order the rows for the autocomplete view. Django also calls this method for the history,
-        # whose rows are of the global log, and for the changelist, whose rows are ordered.
+        # Give the rows of the autocomplete view an order. Django also calls this method for the
+        # history, whose rows are of another model, and for the changelist, whose rows are ordered
+        # already.
         if getattr(queryset, "model", None) is self.model and not queryset.ordered:
             queryset = queryset.order_by("pk")
         paginator = super().get_paginator(request, queryset, *args, **kwargs)
@@ -110,14 +111,14 @@ class ShardedBase(_ModelAdmin):
     def _count_or_404(self, request: HttpRequest, paginator: Any) -> None:
         """Count the rows, and raise ``Http404`` if the shard does not answer.
 
-        The autocomplete view has no other way to tell the user about it.
+        A 404 is the only way in which the autocomplete view can report an error.
         """
         home = self.focus(request).home
         if home is None:
             return  # A query over all shards leaves out the shards that do not answer.
         try:
-            # Run the first query of the view here, where its failure can be handled. The paginator
-            # caches the count for the view.
+            # Run the view's first query here, where its failure can be handled. The paginator
+            # caches the count, so the view does not repeat the query.
             _ = paginator.count
         except DatabaseError as exc:
             if not is_failure(exc):
@@ -129,8 +130,8 @@ class ShardedBase(_ModelAdmin):
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
         """Whether the user may look at ``shard`` and change its rows; True unless overridden.
 
-        This hook is asked in addition to Django's permissions and to the permission of the shard
-        group. If it refuses any shard of the group, the user gets no list of all shards.
+        A user also needs Django's permissions and the permission for the shard group. If this hook
+        refuses any shard of the group, the user gets no list of all shards.
         """
         return True
 
@@ -153,8 +154,8 @@ class ShardedBase(_ModelAdmin):
         shard = runtime.topology().resolve(row._state.db)
         if shard is not None and not self.has_shard_permission(request, shard):
             return False
-        # A misplaced row (on another shard than its key leads to) can be seen, but not written:
-        # save() and delete() refuse it.
+        # A misplaced row, which is on another shard than its key leads to, can be seen but not
+        # written: save() and delete() refuse it.
         return not (write and is_misplaced(row))
 
     def has_add_permission(self, request: HttpRequest) -> bool:

@@ -33,8 +33,8 @@ COUNT_VAR = "_count"
 class ShardedChangeList(ChangeList):
     """Django's ``ChangeList``, restricted to the scope of the request (:class:`ShardScope`).
 
-    For one shard or one key it makes the same queries as Django's. Over all shards it does not
-    count rows unless the user asks for the number; see :func:`pagination.read` for the cost.
+    For one shard or one key, the page makes the same queries as Django's. Over all shards, the rows
+    are counted only if the user asks for their number; see :func:`pagination.read` for the cost.
     """
 
     def __init__(
@@ -93,19 +93,21 @@ class ShardedChangeList(ChangeList):
     # -- Queries ---------------------------------------------------------------
 
     def get_filters_params(self, params: Any = None) -> Any:
-        # Remove our own parameters: they are not filters. The shard and the key stay in the links
-        # of the page all the same; see get_query_string().
+        # Remove the parameters that this package adds to URLs: they are not filters. The links of
+        # the page still have the shard and the key; see get_query_string().
         filter_params = super().get_filters_params(params)
         for name in (SHARD_VAR, KEY_VAR, COUNT_VAR):
             filter_params.pop(name, None)
         return filter_params
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
-        # Leave out the request for a count: it is for this page, not for the pages it links to.
+        # Leave out the parameter that asks for a count: it is meant for this page, not for the
+        # pages to which it links.
         return str(super().get_query_string(new_params, [*(remove or ()), COUNT_VAR]))
 
     def get_filters(self, request: HttpRequest) -> Any:
-        # Filters read their choices from related rows: query those of this shard.
+        # Filters read their choices from related rows. Within the block, those queries go to the
+        # shard of the scope.
         with scoped(self.scope.alias) if self.scope.alias is not None else nullcontext():
             return self._filters(request)
 
@@ -117,9 +119,9 @@ class ShardedChangeList(ChangeList):
             if lookup is not None:
                 values = lookup.find_by({lookup.rest: lookups.pop(name)}, request)
                 if lookup.name in lookups:
-                    # The lookup has values already, from another filter or from the URL. Django
-                    # would show a row that matches any of several lists, but a row must match all
-                    # of them: keep the values that are in all lists.
+                    # Another filter or the URL has given values for this lookup already. Django
+                    # would combine the two lists with OR, but a row must match both filters: keep
+                    # the values that are in both lists.
                     others = {str(value) for part in lookups[lookup.name] for value in part}
                     values = [value for value in values if str(value) in others]
                 lookups[lookup.name] = [values]
@@ -130,8 +132,8 @@ class ShardedChangeList(ChangeList):
                 self.notes.append(note)
             choices = getattr(spec, "lookup_choices", None)
             if isinstance(choices, QuerySet) and choices.model is not self.model:
-                # Read the choices now: when the template is rendered, queries no longer have a
-                # default shard.
+                # Evaluate the choices now. The template is rendered later, outside this block,
+                # where their queries would have no default shard.
                 len(choices)
         return specs, has_filters, lookups, duplicates, active
 
@@ -172,11 +174,12 @@ class ShardedChangeList(ChangeList):
         try:
             field: Any = self.lookup_opts.get_field(path)
         except FieldDoesNotExist:
-            # Drop an ordering by a column of the global database: no shard can join it.
+            # Drop an ordering by a column of the global database, because no shard can join that
+            # table.
             return None if global_lookup(self.model, path) is not None else ordering
         if isinstance(field, ForeignKey) and self._leaves_group(path):
-            # Order by the foreign key itself. Django would order by a column of the related model,
-            # which is in another database.
+            # Order by the value of the foreign key. Django would order by a column of the related
+            # model, whose table is in another database.
             return field.attname
         return ordering
 
@@ -213,8 +216,8 @@ class ShardedChangeList(ChangeList):
         self.result_list = self.page_of_rows.rows
         identify(self.result_list)
         self.multi_page = self.page_of_rows.more or self.page_num > 1
-        # The number of rows that are known to exist: those up to the end of this page, and one
-        # more if there is a next page.
+        # The number of rows that are known to exist: all up to the end of this page, plus one if
+        # there is a next page.
         known = (
             pagination.first_row(self.page_num, size)
             + len(self.page_of_rows.rows)
@@ -224,16 +227,17 @@ class ShardedChangeList(ChangeList):
         self.result_count = self.queryset.count() if self.counted else known
         if not self.page_of_rows.rows and self.page_num > 1:
             self.notes.append(f"There is no page {self.page_num}.")
-        # Offer no dates if a shard has failed: their query would wait for that shard once more.
+        # Show the date drill-down only if no shard has failed: its query would wait for the failed
+        # shard once more.
         if self.date_hierarchy and not self.page_of_rows.errors:
             self.date_choices = self._date_choices()
 
     def _date_choices(self) -> dict[str, Any] | None:
         """Return the context of Django's template tag ``date_hierarchy``.
 
-        The query for it is made without ``distinct()``, which Django adds because a search through
-        a relation may find rows twice. The dates are distinct anyway, and aggregates of distinct
-        rows cannot be merged over shards.
+        The query is made without the ``distinct()`` that Django adds, because aggregates of
+        distinct rows cannot be merged over shards. Django adds it since a search through a relation
+        may find a row several times; here the dates are distinct anyway.
         """
         not_distinct = copy.copy(self)
         not_distinct.queryset = self.queryset._chain()
@@ -244,7 +248,8 @@ class ShardedChangeList(ChangeList):
     def _mark_misplaced(self, count: int) -> None:
         """Add a column with each row's shard, and a note, if the page has misplaced rows.
 
-        Such a row is on another shard than its key leads to. The list of one key stays as it is.
+        A misplaced row is on another shard than its key leads to. A list of the rows of one key is
+        not changed.
 
         :param count: the number of misplaced rows on the page.
         """
@@ -279,7 +284,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def is_exact(self) -> bool:
-        """Whether :attr:`result_count` is the number of all matching rows, not of those known so far."""
+        """Whether :attr:`result_count` counts all matching rows; False if it counts only rows known so far."""
         return not self.all_shards or self.counted
 
     @property
@@ -288,7 +293,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def all_link(self) -> str:
-        """The link to the list of the same scope without a search or filters."""
+        """The link to the list of the same shard, key or group without a search or filters."""
         scope_and_flags = {SHARD_VAR, KEY_VAR, "_popup", "_to_field", "_facets"}
         filters = [name for name in self.filter_params if name not in scope_and_flags]
         return str(self.get_query_string(remove=filters))
@@ -297,7 +302,8 @@ class ShardedChangeList(ChangeList):
     def previous_link(self) -> str | None:
         """The link to the previous page; None on the first page.
 
-        On a page beyond :data:`pagination.LAST_ROW` it leads to the last page before that row.
+        On a page after row :data:`pagination.LAST_ROW`, the link leads to the last page before that
+        row.
         """
         if self.page_num <= 1:
             return None
@@ -312,7 +318,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def search_parameters(self) -> list[tuple[str, str]]:
-        """Names and values of the URL parameters that a search keeps, for hidden inputs."""
+        """Names and values of the URL parameters that the search form hands on in hidden inputs."""
         return [
             (name, value)
             for name, value in self.params.items()
@@ -330,7 +336,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def scope_query(self) -> str:
-        """A query string that gives another page the scope of this list; empty for the whole group."""
+        """The query string that names this list's scope in links to other pages; empty for the whole group."""
         return self.scope.query_string
 
     def _link(self, **new: Any) -> str:

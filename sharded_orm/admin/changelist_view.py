@@ -47,8 +47,8 @@ class ChangeListMixin(ShardedBase):
     ) -> HttpResponse:
         """Run Django's changelist view for the scope of the request (:class:`ShardScope`).
 
-        If the URL names a shard or key that does not exist, or if its shard does not answer, the
-        response is a page with the reason and a picker for other shards.
+        If the URL names a shard or key that does not exist, or if the shard of the scope does not
+        answer, return a page with the reason and a picker for other shards.
         """
         try:
             scope = self.focus(request)
@@ -64,7 +64,8 @@ class ChangeListMixin(ShardedBase):
         except (ShardKeyChanged, CrossShardRelation) as exc:
             if request.method != "POST":
                 raise
-            # A row has moved to another shard since the page was shown, or refers to such a row.
+            # Since the page was shown, either an edited row has moved to another shard, or a row to
+            # which an edited row refers has moved.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -81,8 +82,8 @@ class ChangeListMixin(ShardedBase):
     def _transaction(self, request: HttpRequest, scope: ShardScope) -> Iterator[None]:
         """Within the block, let Django's view open its transaction on the shard of the scope.
 
-        If the request saves rows, a transaction of the admin's log is opened around the block. So
-        the shard commits first: if its commit fails, the log gets no entry either.
+        If the request saves rows, a transaction for the admin's log encloses the block. So the
+        shard commits first. If that commit fails, the log entries are rolled back.
         """
         with ExitStack() as stack:
             stack.enter_context(standing_on(scope.alias))
@@ -95,8 +96,9 @@ class ChangeListMixin(ShardedBase):
     ) -> HttpResponse:
         """Return the response of Django's view, adapted to the scope.
 
-        The redirect after a wrong lookup gets the URL parameters of the scope, which Django leaves
-        out. If the rows are not counted, the text for "all rows selected" gives no number.
+        Django redirects after an invalid lookup, and drops the URL parameters of the scope: add
+        them to the redirect. If the rows are not counted, the text for "all rows selected" gives no
+        number.
         """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":
@@ -120,14 +122,14 @@ class ChangeListMixin(ShardedBase):
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Search as Django does, but look up fields of global models in the global database first."""
+        """Search as Django does, but ask the global database first for matches in fields of global models."""
         fields: Sequence[str] = list(map(str, self.get_search_fields(request)))
         if not (search_term and leads_to_global(queryset.model, fields)):
             return super().get_search_results(request, queryset, search_term)
         return search(queryset, fields, search_term, request)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
-        # Over all shards, the autocomplete view gets a paginator that counts no rows. The
+        # For the autocomplete view over all shards, return a paginator that counts no rows. The
         # changelist of all shards does not use a paginator.
         paginator = super().get_paginator(request, queryset, *args, **kwargs)
         if getattr(queryset, "model", None) is self.model and self.focus(request).everywhere:
@@ -135,13 +137,15 @@ class ChangeListMixin(ShardedBase):
         return paginator
 
     def _get_edited_object_pks(self, request: HttpRequest, prefix: str) -> list[str]:
-        # Overrides ModelAdmin's, which list_editable uses. Leave out primary keys that no column
-        # can hold: SQLite would fail on them in pk__in. Their forms are refused as for deleted rows.
+        # Overrides the method of ModelAdmin that list_editable uses. Leave out primary keys that no
+        # column can hold, because pk__in with such a number fails on SQLite. The forms of these
+        # keys are refused like forms of deleted rows.
         pks = super()._get_edited_object_pks(request, prefix)
         return [pk for pk in pks if stored_value(self.opts.pk, pk) is not None]
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
-        # Leave the shard key out of the form: it never changes, so list_editable only shows it.
+        # Leave the shard key out of the form: it never changes, so a list with list_editable only
+        # shows it.
         key = self.shard_options.key
         if key is not None:
             kwargs.setdefault("exclude", [key.name])
@@ -150,7 +154,7 @@ class ChangeListMixin(ShardedBase):
     def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
         kwargs["formset"] = with_base(kwargs.get("formset", BaseModelFormSet), OnShardFormSet)
         formset = super().get_changelist_formset(request, **kwargs)
-        # Wrap the form here and not earlier, because the project may have replaced it. The wrapper
-        # also checks constraints over the shard key, although the key is no field of the form.
+        # Wrap the form in this method, after the project may have replaced it. The wrapper also
+        # checks constraints that include the shard key, although the form has no field for the key.
         formset.form = with_fixed_key(formset.form, self.shard_options)
         return formset

@@ -1,4 +1,4 @@
-"""System checks of model admins. The check of inlines is in :mod:`sharded_orm.admin.inlines`."""
+"""System checks of model admins. The checks of inlines are in :mod:`sharded_orm.admin.inlines`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
 if TYPE_CHECKING:
 
     class _Checks(ModelAdminChecks):
-        """``ModelAdminChecks`` with methods that check single options, which the stubs leave out."""
+        """``ModelAdminChecks`` with declarations of its methods that the type stubs leave out."""
 
         def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]: ...
         def _check_date_hierarchy(self, obj: Any) -> list[Any]: ...
@@ -65,7 +65,7 @@ else:
 
 
 class ShardedModelAdminChecks(_Checks):
-    """Django's checks of a model admin, and checks for options that no shard can serve."""
+    """Django's checks of a model admin, plus checks for options that do not work on shards."""
 
     def check(self, admin_obj: Any, **kwargs: Any) -> list[Any]:
         return [*super().check(admin_obj, **kwargs), *_foreign_groups(admin_obj)]
@@ -96,15 +96,15 @@ def _global_columns(obj: Any, path: str, label: str) -> Iterator[checks.CheckMes
 
 
 def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
-    """Warn of foreign keys into another shard group: the admin cannot find the rows they refer to."""
+    """Warn about foreign keys into another shard group: the admin cannot find the rows to which they refer."""
     own = shard_options(obj.model)
     field: Any
     for field in obj.opts.fields:
         related = shard_options(field.related_model) if field.is_relation else None
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
-        # A page that only shows the related row can find it if the value of the foreign key names
-        # the shard.
+        # A page that only shows the related row needs the shard of that row. The page knows it if
+        # the value of the foreign key names the shard.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields
         )
@@ -122,7 +122,7 @@ def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
 def _in_form(obj: Any, field: Any) -> bool:
     """Whether the form has an input for ``field``, judged by the attributes of the model admin.
 
-    Its methods, such as ``get_fields()``, may decide otherwise.
+    The answer may be wrong if the model admin overrides a method such as ``get_fields()``.
     """
     names: Any = obj.fields or (obj.fieldsets and flatten_fieldsets(obj.fieldsets))
     if names:

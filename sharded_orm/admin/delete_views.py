@@ -34,15 +34,15 @@ from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
 #: The most selected rows of each shard that the confirmation page lists, with their related rows.
-#: Its counts include the other rows too.
+#: The counts on the page include all selected rows.
 MAX_LISTED = 100
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """The rows that would be deleted on one shard, with their related rows.
+    """The rows that would be deleted on one shard: selected rows and their related rows.
 
-    ``counts`` has the number of rows of each model, keyed by the model's plural name.
+    ``counts`` is the number of rows of each model, keyed by the model's plural name.
     """
 
     part: Part
@@ -76,7 +76,7 @@ def delete_selected(
     return response
 
 
-# Tells ActionsMixin to call this action once with the whole selection, not once for each shard.
+# Makes ActionsMixin call this action once with the whole selection, instead of once for each shard.
 delete_selected.takes_selection = True  # type: ignore[attr-defined]  # Django sets such attributes, too
 
 
@@ -94,8 +94,8 @@ class DeleteViewsMixin(ObjectViewsMixin):
         return available
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        # Overrides ModelAdmin's. All of ``objs`` are on one shard: query that shard for related
-        # rows. Link to rows by their object ids.
+        # Overrides ModelAdmin's method. All rows in ``objs`` are on one shard: search for related
+        # rows on that shard, and link to rows by their object ids.
         rows = list(objs)
         if not rows:
             return [], {}, set(), []
@@ -135,7 +135,10 @@ class DeleteViewsMixin(ObjectViewsMixin):
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: Any = None
     ) -> HttpResponse:
-        """Run Django's delete view on the row's shard. The shard commits before the admin's log."""
+        """Run Django's delete view on the row's shard.
+
+        The transaction on the shard commits before the transaction of the admin's log.
+        """
         self._scope_to_row(request, object_id)
         scope = self.focus(request)
         try:
@@ -210,7 +213,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
             self.log_deletions(request, part.rows)
             self.delete_queryset(request, part.rows)
 
-        # Let the report count the related rows too.
+        # Make the report count the deleted related rows too.
         parts = (replace(deletion.part, count=deletion.total) for deletion in deletions)
         counted = replace(selection, parts=tuple(parts))
         run_by_shard(self, request, counted, "Deleted, with what belonged to them", run)
@@ -257,16 +260,17 @@ class DeleteViewsMixin(ObjectViewsMixin):
 def _digest(deletions: list[Deletion]) -> str:
     """Return a digest of the number of rows to delete, of each model on each shard.
 
-    It shows whether these numbers have changed since the user saw them.
+    If the digest has changed, so have the numbers that the user saw.
     """
     counts = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
     return hashlib.sha256(repr(counts).encode()).hexdigest()
 
 
 def _first_rows(nested: list[Any]) -> tuple[list[Any], int]:
-    """Return the first :data:`MAX_LISTED` rows with their related rows, and the number of the others.
+    """Return the first :data:`MAX_LISTED` rows with their related rows, and the number of further rows.
 
-    :param nested: the rows; a list after a row holds that row's related rows.
+    :param nested: a list of rows. If an item is a list, it holds the related rows of the row before
+        it.
     """
     starts = [index for index, entry in enumerate(nested) if not isinstance(entry, list)]
     if len(starts) <= MAX_LISTED:

@@ -16,10 +16,10 @@ from sharded_orm.models.sharding.options import shard_options
 
 
 class NamedRow:
-    """A wrapper of a row. Its ``pk`` is the row's object id (see :mod:`identity`).
+    """A wrapper of a row. The wrapper's ``pk`` is the row's object id (see :mod:`identity`).
 
-    All other attributes are those of the row. Django uses ``obj.pk`` for links and log entries in
-    a dozen places, most of them templates.
+    All other attributes are read from the row. Django uses ``obj.pk`` for links and log entries in
+    a dozen places, most of them templates, so wrapping the row changes all of them.
     """
 
     def __init__(self, row: Any) -> None:
@@ -66,10 +66,10 @@ def unwrap(row: Any) -> Any:
 def site_url(admin: Any, row: Any) -> str | None:
     """Return the "view on site" link of a row; None if the page is not to have one.
 
-    Django's link leads to a view of content types, which does not know the shard. This link leads
-    to ``site_view`` of the row's model admin, so that ``get_absolute_url()``, which may cost
-    queries, is called only if somebody follows the link. If the model admin has no such view, the
-    link is ``get_absolute_url()`` itself.
+    Django's link leads to a view of content types, which does not know the shard. So return a link
+    to ``site_view`` of the row's model admin: it calls ``get_absolute_url()``, which may cost
+    queries, only when somebody follows the link. If the model admin has no such view, return the
+    result of ``get_absolute_url()``.
 
     :param admin: the model admin or the inline whose page shows the link.
     """
@@ -95,12 +95,13 @@ class ReadonlyField(helpers.AdminReadonlyField):
             return contents
         if contents != self.empty_value_display:
             return contents
-        # Django shows nothing, because the key refers to a row that is gone (no database prevents
-        # that). Show the key itself.
+        # Show the shard key itself. Django would show nothing here, because the key refers to a row
+        # that does not exist (no database constraint prevents that).
         return conditional_escape(getattr(self.form.instance, options.key.attname))
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
-        # Overrides AdminReadonlyField's, which links to a related row by its primary key.
+        # Overrides the method of AdminReadonlyField, which links to a related row by the row's
+        # primary key. Link by its object id.
         model_admin: Any = self.model_admin  # The stubs allow None, but a page always has one.
         url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
@@ -123,7 +124,7 @@ else:
 
 
 class _Lines(_Lined):
-    """Mixin for fieldsets: their lines use :class:`ReadonlyField` for read-only fields."""
+    """Mixin for fieldsets whose lines use :class:`ReadonlyField` for read-only fields."""
 
     def __iter__(self) -> Iterator[Any]:
         for line in super().__iter__():
@@ -143,7 +144,7 @@ class _Like:
     def like(cls, original: Any) -> Any:
         """Return an instance of this class with the attributes of ``original``.
 
-        :param original: an instance of the base class, which is Django's.
+        :param original: an instance of the class of Django from which this class derives.
         """
         copy = cls.__new__(cls)
         copy.__dict__.update(original.__dict__)
@@ -167,8 +168,8 @@ class InlineForm(_Like, helpers.InlineAdminForm):
     @classmethod
     def like(cls, original: Any) -> Any:
         copy = super().like(original)
-        # The template links by ``original.pk``, which is to be the object id. The model form keeps
-        # the row itself as its instance.
+        # The template builds links from ``original.pk``: make this the object id. The model form
+        # still has the unwrapped row as its instance.
         copy.original = named_row(original.original)
         return copy
 

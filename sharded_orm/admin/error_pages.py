@@ -1,4 +1,4 @@
-"""Pages for requests whose rows cannot be read: they tell the reason, and offer other shards."""
+"""Pages for requests whose rows cannot be read. They show the reason, and offer other shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def message_page(
 ) -> HttpResponse:
     """Return a page with ``sentence`` and a picker for another shard or key.
 
-    :param scope: the scope of the request; None if the URL names one that does not exist.
+    :param scope: the scope of the request; None if the URL names a shard or key that does not
+        exist.
     """
     site, opts = model_admin.admin_site, model_admin.opts
     request.current_app = site.name
@@ -46,7 +47,7 @@ def message_page(
 def shard_down_page(
     model_admin: ShardedBase, request: HttpRequest, scope: ShardScope, error: BaseException
 ) -> HttpResponse:
-    """Return the page that says that the shard of ``scope`` does not answer, with status 503."""
+    """Return the page that says that the shard of ``scope`` does not answer. The status is 503."""
     assert scope.home is not None
     return message_page(model_admin, request, outage_text(scope.home, error), scope, status=503)
 
@@ -54,7 +55,7 @@ def shard_down_page(
 def all_shards_down_page(
     model_admin: ShardedBase, request: HttpRequest, scope: ShardScope, error: ScatterError
 ) -> HttpResponse:
-    """Return the page for a query that failed on all shards, with one cause and status 503."""
+    """Return the page for a query that failed on all shards. The page shows one cause; its status is 503."""
     failure = by_node(error.failures)[0]
     sentence = f"No shard could run the query: tables may not be migrated, or the query may be wrong. {failure}."
     return message_page(model_admin, request, sentence, scope, status=503)

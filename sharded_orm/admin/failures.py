@@ -11,8 +11,9 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# Numbers of MySQL's errors for a refused login. Users get no more than the number: the text would
-# only add the account. is_node_gone() takes some of them for a node that does not answer.
+# Numbers of MySQL's errors for a refused login. Show users only the number: the text would reveal
+# the account. Check this before is_node_gone(), which takes some of these errors for a node that
+# does not answer.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
@@ -34,7 +35,10 @@ class Failed:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the cause of ``error`` as text, without the database account that the server names."""
+    """Return the cause of ``error`` as text.
+
+    The database account, which a server's error message may name, is removed.
+    """
     code = error.args[0] if error.args else None
     if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"
@@ -42,17 +46,18 @@ def cause_of(error: BaseException) -> str:
     if isinstance(code, int) and is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
-        # Do not show the text of this error: it names folders of the server, and differs from
-        # shard to shard, so that shards with this error could not be shown together.
+        # Show only the kind of this error, not its text: the text names folders of the server. It
+        # also differs from shard to shard, so that shards with this error could not be shown as one
+        # group.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 
 
 def by_node(errors: Mapping[str, BaseException]) -> list[Failed]:
-    """Group failed shards by their node and the cause of their error.
+    """Group failed shards by node and cause of the error.
 
-    :param errors: the error of each failed shard, keyed by its alias.
+    :param errors: the error of each failed shard, keyed by the shard's alias.
     """
     topology = runtime.topology()
     aliases_by_cause: dict[tuple[str, str], list[str]] = {}
@@ -68,8 +73,8 @@ def by_node(errors: Mapping[str, BaseException]) -> list[Failed]:
 class Outages:
     """The errors of shards that one page queries one after the other.
 
-    The page waits only once for a node that does not answer: after its first error,
-    :meth:`is_lost` counts the other shards of the node as failed without a query.
+    The page waits only once for a node that does not answer: after the node's first error,
+    :meth:`is_lost` records its other shards as failed too, and they are not queried.
     """
 
     def __init__(self, errors: Mapping[str, BaseException] | None = None) -> None:
@@ -89,7 +94,8 @@ class Outages:
     def is_lost(self, shard: Shard) -> bool:
         """Whether an earlier query of this request got no answer from the node of ``shard``.
 
-        If so, also record ``shard`` as failed, with the error of that query: it need not be queried.
+        If so, also record ``shard`` as failed, with the error of the earlier query. The caller then
+        does not query ``shard``.
         """
         error = self._gone.get(shard.node)
         if error is not None:
@@ -102,7 +108,7 @@ class Outages:
 
 
 def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Return the first ``most`` names for a message, such as ``a, b and 3 more``."""
+    """Return the first ``most`` names as text, and the number of the rest, such as ``a, b and 3 more``."""
     all_names = list(names)
     more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
     return ", ".join(all_names[:most]) + more

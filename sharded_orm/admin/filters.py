@@ -1,4 +1,8 @@
-"""List filters of sharded models: which of them work over all shards, and how they query."""
+"""List filters of sharded models.
+
+Some filters work over all shards, others need one shard. Filters that would join two databases get
+subclasses that query the databases one after the other.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ from sharded_orm.models.sharding.options import shard_options
 
 
 def split_filters(model: type[Model], filters: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """Return the filters that work over all shards, and the names of those that need one shard.
+    """Return the filters that work over all shards, and the names of the filters that need one shard.
 
-    A filter needs one shard if its choices are rows or values of a shard, or if it is a class of
-    the project with ``needs_shard = True``.
+    A filter needs one shard if its choices are rows or column values of a shard, or if it is a
+    class of the project with ``needs_shard = True``.
     """
     usable, names = [], []
     for item in filters:
@@ -58,8 +62,8 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
     if issubclass(cls, RelatedFieldListFilter):
         related = field.path_infos[-1].to_opts.model if field.is_relation else None
         return related is not None and shard_options(related) is not None
-    # AllValuesFieldListFilter lists every value of a field. That is possible for a field in the
-    # global database, not over all shards.
+    # AllValuesFieldListFilter lists every value of a field. It can list the values of a field in
+    # the global database, but not the values of a field over all shards.
     return (
         issubclass(cls, AllValuesFieldListFilter)
         and global_lookups.global_lookup(model, path) is None
@@ -69,7 +73,7 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
 def _resolved(model: type[Model], item: Any) -> tuple[Any, str, Any]:
     """Return the field, the path and the class of ``item``, an entry of ``list_filter``.
 
-    Finds them as ``ChangeList.get_filters()`` does.
+    Uses the same rules as ``ChangeList.get_filters()``.
     """
     field, cls = item if isinstance(item, list | tuple) else (item, None)
     path = field.name if isinstance(field, Field) else str(field)
@@ -107,7 +111,7 @@ def _routed(model: type[Model], item: Any) -> Any:
 
 
 def count_where_possible(spec: Any) -> None:
-    """Let a filter show dashes if its counts (facets) cannot be merged over several shards."""
+    """Make a filter show dashes for its counts (facets) if they cannot be merged over several shards."""
     count = getattr(spec, "get_facet_queryset", None)
     if count is None:
         return
@@ -135,11 +139,12 @@ else:
 class _EvaluatedChoices(_Related):
     """Mixin of ``RelatedOnlyFieldListFilter`` for related rows that may be in another database.
 
-    It first reads the keys of the related rows, and then the related rows with these keys.
+    Reads the keys of the related rows in one query, and the related rows with these keys in a
+    second one.
     """
 
     field_path: str
-    #: A sentence for the page if the filter does not offer all choices; else empty.
+    #: A sentence for the page if the filter does not offer all choices; empty if it offers all.
     note = ""
 
     def field_choices(self, field: Any, request: Any, model_admin: Any) -> Any:
@@ -159,7 +164,8 @@ class _EvaluatedChoices(_Related):
 class _GlobalFieldFilter:
     """Mixin for filters of sharded rows by a field of the global model that they refer to.
 
-    It looks up the matching global rows first, and then filters the sharded rows by the foreign key.
+    The filter first looks up the matching rows in the global database, and then compares the
+    foreign keys of the sharded rows with them.
     """
 
     global_lookup: GlobalLookup

@@ -1,4 +1,4 @@
-"""Forms of sharded rows. A stored row keeps its shard key; a new row gets the key of the page."""
+"""Forms of sharded rows. A stored row keeps its shard key; a new row gets the shard key of the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
-    # Base classes with Django's private methods, which the stubs leave out.
+    # Base classes that declare private methods of Django, which the type stubs leave out.
     class _ModelForm(forms.ModelForm[Any]):
         def _get_validation_exclusions(self) -> set[str]: ...
 
@@ -37,7 +37,7 @@ else:
     _ModelFormSet = BaseModelFormSet
     _InlineFormSet = BaseInlineFormSet
 
-# The number of random shards that draw_shard() tries before it gives up.
+# The number of random shards that draw_shard() tries before it returns None.
 _DRAWS = 1000
 
 KEY_STAYS = (
@@ -49,9 +49,10 @@ KEY_STAYS = (
 class KeepsKey(_ModelForm):
     """Model form that does not let a user change the shard key of a stored row.
 
-    :func:`with_fixed_key` mixes it into the project's own form. ``new_key`` is the shard key for a
-    new row; None if the page does not set it. ``new_shard`` is the number of the shard for a new
-    row whose key is generated; None if any shard may take it.
+    :func:`with_fixed_key` combines this class with the project's form. ``new_key`` is the shard key
+        for a new row; None if the user types the key in or the model generates it. ``new_shard`` is
+        the number of the shard for a new row whose key is generated; None if the row may be put on
+        any shard.
     """
 
     sharded: ShardOptions
@@ -87,9 +88,11 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # The form has a field for the key: the project's own model admin asked for it.
+            # The form has a field for the key, because the project's model admin lists the key
+            # among its fields.
             value = self.cleaned_data.get(name, key)
-            # The fields of foreign keys, and of hidden ids, yield rows: take the key from the row.
+            # The form fields of foreign keys and of hidden ids return rows, not keys: take the key
+            # from the row.
             if isinstance(value, Model):
                 target = self._key if self._key.remote_field is None else self._key.target_field
                 value = getattr(value, target.attname)
@@ -107,17 +110,18 @@ class KeepsKey(_ModelForm):
             self.add_error(name if name in self.fields else None, error)
 
     def _get_validation_exclusions(self) -> set[str]:
-        # Overrides BaseModelForm's, to have constraints over the shard key checked. Django skips a
-        # constraint if one of its fields is not in the form. The key is not in the form, but it is
-        # in most constraints of a sharded model.
+        # Overrides BaseModelForm's method, so that constraints that include the shard key are
+        # checked. Django skips a constraint if one of its fields is not in the form. The shard key
+        # is not in the form, but most constraints of a sharded model include it.
         excluded = super()._get_validation_exclusions()
         if self._fixed_key is not None:
             excluded.discard(self._key.name)
         return excluded
 
     def add_error(self, field: Any, error: Any) -> None:
-        # Errors of the key are changed below if the form has no field for it: Django would raise
-        # ValueError for an error of a field that is not in the form.
+        # Django raises ValueError for an error of a field that is not in the form. If the shard key
+        # is not in the form, drop its errors for a stored row, and report them for the whole form
+        # otherwise.
         errors = getattr(error, "error_dict", {})
         if field is None and self._key.name in errors and self._key.name not in self.fields:
             other_errors = {name: part for name, part in errors.items() if name != self._key.name}
@@ -131,8 +135,8 @@ class KeepsKey(_ModelForm):
                     *other_errors.get(NON_FIELD_ERRORS, ()),
                     *map(ValidationError, messages),
                 ]
-            # For a stored row the errors of the key are dropped: the row keeps its key, even if
-            # the key refers to a row that is gone.
+            # For a stored row, drop the errors of the shard key: the row keeps its key, even if the
+            # key refers to a row that no longer exists.
             error = ValidationError(other_errors)
         super().add_error(field, error)
 
@@ -145,15 +149,17 @@ def with_fixed_key(
     new_shard: int | None = None,
     hidden: Any = (),
 ) -> type[Any]:
-    """Return a subclass of ``form`` with :class:`KeepsKey`; ``form`` if the model has no shard key.
+    """Return a subclass of ``form`` with :class:`KeepsKey`; ``form`` itself if the model has no shard key.
 
-    :param new_key: see :class:`KeepsKey`.
-    :param new_shard: see :class:`KeepsKey`.
-    :param hidden: names of fields to leave out if ``form`` declares them.
+    :param new_key: the shard key for a new row, as in :class:`KeepsKey`; None if the page sets no
+        key.
+    :param new_shard: the number of the shard for a new row with a generated key, as in
+        :class:`KeepsKey`; None if the row may be put on any shard.
+    :param hidden: names of fields to leave out if ``form`` declares them; none by default.
     """
     if options.key is None:
-        # Rows of an automatic many-to-many table have no key: their shard is that of the rows that
-        # they connect.
+        # Rows of an automatic many-to-many table have no shard key: each is stored on the shard of
+        # the two rows that it connects.
         return form
     attributes = dict.fromkeys(name for name in hidden if name in form.declared_fields)
     bases = (form,) if issubclass(form, KeepsKey) else (KeepsKey, form)
@@ -164,9 +170,9 @@ def with_fixed_key(
 
 
 def with_base(formset: type[Any], base: type[Any]) -> type[Any]:
-    """Return ``formset`` if it is a subclass of ``base``; else a class derived from both.
+    """Return ``formset`` if it is a subclass of ``base``; else a new class derived from both.
 
-    :param formset: a formset class, perhaps of the project.
+    :param formset: a formset class; it may be written by the project.
     :param base: a formset class of this module.
     """
     if issubclass(formset, base):
@@ -175,11 +181,12 @@ def with_base(formset: type[Any], base: type[Any]) -> type[Any]:
 
 
 class OnShardFormSet(_ModelFormSet):
-    """A formset that queries only the shard of its rows."""
+    """A formset whose queries go only to the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
-        # Overrides BaseModelFormSet.add_fields. For a form whose row is gone or never existed, its
-        # field would query for the row without naming a shard: let the field find nothing.
+        # Overrides BaseModelFormSet.add_fields. If the row of a form is gone or never existed, the
+        # form's primary key field would query for the row without naming a shard: let that field
+        # find nothing.
         super().add_fields(form, index)
         field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
@@ -196,8 +203,9 @@ class OnShardFormSet(_ModelFormSet):
 
     @contextmanager
     def _on_shard(self) -> Iterator[None]:
-        # InlineModelAdmin's form looks for related rows that a deletion would delete too, and asks
-        # the router where. Let the router answer with the shard of the formset's rows.
+        # If a row is to be deleted, the form of InlineModelAdmin searches for related rows that
+        # would be deleted too, and asks the router for their database. Let the router return the
+        # shard of the formset's rows.
         rows = list(self.get_queryset())
         if rows:
             with standing_on(rows[0]._state.db):
@@ -210,13 +218,15 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
     """A formset of children on the shard of their parent. New children get the parent's shard key.
 
     If the parent is in the global database, its children are saved in one transaction of their
-    shard. This transaction commits before that of the parent. If the parent is new, its children
-    are saved after its commit; otherwise they could be left under a key that no row has.
+    shard, which commits before the parent's transaction. Children of a new parent are saved after
+    the parent's commit: otherwise a failed commit would leave children whose parent does not exist.
     """
 
-    #: The shard of the children, if the parent is in the global database and they have a shard.
+    #: The shard of the children if the parent is in the global database; None for a parent inside
+    #: the group, or if the children have no shard yet.
     home: Shard | None = None
-    #: The reason why the children of a global parent cannot be shown; empty if they can.
+    #: The reason why the children of a parent in the global database cannot be shown; empty if they
+    #: can.
     _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -256,7 +266,8 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         return form
 
     def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Set the key again: that of a new parent may have been generated since the form was made.
+        # Set the shard key again: the key of a new parent may have been generated since this form
+        # was made.
         self._set_key(form.instance)
         return super().save_new(form, commit)
 
@@ -264,8 +275,8 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         options = shard_options(self.model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
-        # The parent is in the global database, and so is the view's transaction: the children need
-        # a transaction on their shard.
+        # The parent is in the global database, and the view's transaction is there too. Open a
+        # second transaction on the shard for the children.
         if commit and self._parent_is_new:
             rows = super().save(commit=False)
             save_rows = partial(self._save_rows, rows, options)
@@ -287,23 +298,24 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
             return
         if above is None or above.key is None or above.group != options.group:
             return
-        # A generated key gets the parent's shard from the foreign key.
+        # Set the key only if it is not generated: a generated key encodes the parent's shard, which
+        # it takes from the foreign key.
         if not options.key_is_generated:
             setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether shard ``number`` takes new rows that may be put on any shard."""
+    """Whether shard ``number`` is open: new rows that may be put on any shard can be put on it."""
     shard_range = runtime.group(options.group).range_of(number)
     return shard_range.open and shard_range.weight > 0
 
 
 def draw_shard(options: ShardOptions, permits: Callable[[Shard], bool]) -> Shard | None:
-    """Return a random shard, open for new rows, for a new row whose key is generated.
+    """Return a random open shard for a new row whose key is generated.
 
-    Return None if no shard is open, or if ``permits`` allows none of a thousand random shards.
+    Return None if no shard is open, or if ``permits`` allows none of a thousand random open shards.
 
-    :param permits: whether the user may put rows on a shard.
+    :param permits: a function that tells whether the user may put rows on a shard.
     """
     strategy = runtime.strategy(options.group)
     for _ in range(_DRAWS):

@@ -1,7 +1,8 @@
 """Lookups of sharded models by columns of the global database.
 
-``owner__username__icontains`` is a join that no shard can make. So the global database is asked
-first for the ids of the owners, and then the shards for rows with ``owner__in`` these ids.
+``owner__username__icontains`` needs a join of two databases, which no shard can make. So two
+queries replace it: the first finds the ids of the matching owners in the global database, the
+second finds rows on the shards with ``owner__in`` these ids.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from django.db.models.constants import LOOKUP_SEP
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.scatter.failures import is_node_gone
 
-#: The most values of the global database that a lookup passes on to the shards.
+#: The most values found in the global database that a lookup passes on to the shards.
 MAX_VALUES = 1000
 
 
@@ -40,17 +41,17 @@ class GlobalLookup:
 
     @property
     def name(self) -> str:
-        """The lookup of the sharded model that takes the values of :meth:`find`: ``owner__in``."""
+        """The lookup that takes the values of :meth:`find` on sharded rows, such as ``owner__in``."""
         return f"{self.prefix}__in"
 
     def find(self, queryset: Any, request: Any, term: Any) -> list[Any]:
         """Return the values with which foreign keys refer to the global rows of ``queryset``.
 
         Costs one query. Returns at most :data:`MAX_VALUES` values. If there are more, a sentence
-        for :func:`lookup_notes` says so.
+        about it is added to the notes that :func:`lookup_notes` returns.
 
         :param queryset: rows of the global model.
-        :param term: the text that the user looks for, for that sentence.
+        :param term: the text that the user searched for; quoted in the sentence.
         """
         values = list(
             queryset.order_by().values_list(self.attname, flat=True).distinct()[: MAX_VALUES + 1]
@@ -64,10 +65,10 @@ class GlobalLookup:
         return values[:MAX_VALUES]
 
     def find_by(self, lookups: dict[str, Any], request: Any) -> list[Any]:
-        """Return the values of :meth:`find` for the global rows that match ``lookups``.
+        """Return the values with which foreign keys refer to the global rows that match ``lookups``.
 
-        :param lookups: a dict from lookups of the global model to lists of values. It has the form
-            of the dict of lookups in ``ChangeList``.
+        :param lookups: lists of values, keyed by a lookup of the global model, as in Django's
+            ``ChangeList``.
         :raises IncorrectLookupParameters: a lookup or a value is wrong.
         """
         term = ", ".join(str(value) for values in lookups.values() for value in values)
@@ -75,8 +76,9 @@ class GlobalLookup:
             condition = build_q_object_from_lookup_parameters(lookups)
             return self.find(self.model._default_manager.filter(condition), request, term)
         except Exception as error:  # As in ChangeList.get_queryset(): lookups may raise anything.
-            # Most database errors mean a wrong lookup, such as a bad regular expression. But the
-            # lookup is not wrong if the database cannot be reached.
+            # Most database errors here mean that the lookup is wrong, such as a bad regular
+            # expression. An unreachable database says nothing about the lookup: raise that error
+            # unchanged.
             if isinstance(error, DatabaseError) and is_node_gone(error):
                 raise
             raise IncorrectLookupParameters(error) from error
@@ -85,13 +87,13 @@ class GlobalLookup:
 def lookup_notes(request: Any) -> list[str]:
     """Return sentences about lookups of this request that match too many global rows.
 
-    Only the first :data:`MAX_VALUES` of these rows were used.
+    Of the rows that such a lookup matches, only :data:`MAX_VALUES` were used.
     """
     return list(_lookup_notes(request))
 
 
 def _lookup_notes(request: Any) -> dict[str, None]:
-    # The sentences are keys of a dict, which keeps their order and drops repeated ones.
+    # Store the sentences as keys of a dict: it keeps their order and drops repeated sentences.
     notes: dict[str, None] = request.__dict__.setdefault("_sharded_orm_lookup_notes", {})
     return notes
 
@@ -99,9 +101,9 @@ def _lookup_notes(request: Any) -> dict[str, None]:
 def global_lookup(model: type[Model], path: str) -> GlobalLookup | None:
     """Split ``path``, a lookup of ``model``, after its foreign key to the global database.
 
-    Return None if the lookup needs no column of the global database, or ``model`` is not sharded.
-    The value of a foreign key is on the shard, so ``owner``, ``owner__id`` and ``owner__isnull``
-    need no such column.
+    Return None if ``model`` is not sharded, or if the lookup needs no column of the global
+    database: ``owner``, ``owner__id`` and ``owner__isnull`` need only the foreign key's value,
+    which is on the shard.
     """
     if shard_options(model) is None:
         return None

@@ -1,10 +1,10 @@
 """The object id of a sharded row: the text that names the row in URLs and in the admin's log.
 
 Most primary keys are numbered per group or per shard, and do not tell on which shard their row is.
-So an object id holds the shard key as well. The row is looked up by both keys, on the shard to
-which the shard key leads *now*. A link therefore stays valid when its key moves to another shard,
-and a forged or outdated link finds nothing. A row is *misplaced* if it is on another shard than its
-shard key leads to.
+So an object id holds the row's shard key as well as its primary key. The row is looked up by both
+keys, on the shard to which the shard key leads at that moment. So a link stays valid when the shard
+key is moved to another shard, and a forged or outdated link finds no row. A row is *misplaced* if
+it is on another shard than the shard to which its shard key leads.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
 
-#: ``SEPARATOR`` stands between the parts of an object id. ``MISPLACED`` stands before the alias in
-#: the object id of a misplaced row.
+#: ``SEPARATOR`` stands between the parts of an object id. ``MISPLACED`` begins the object id of a
+#: misplaced row; the alias of the row's shard follows it.
 SEPARATOR, MISPLACED = "~", "@"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """An object id taken apart: it names the row with primary key ``pk`` on ``shard``.
+    """The parts of an object id: it names the row with primary key ``pk`` on ``shard``.
 
-    ``key`` is the row's shard key; None if the object id does not hold it. ``misplaced`` tells that
-    the object id holds the alias of the shard, because the row's key leads to another shard.
+    ``key`` is the row's shard key; None if the object id does not hold it. ``misplaced`` is true if
+    the object id holds the alias of the shard, because the row's shard key leads to another shard.
     """
 
     options: ShardOptions
@@ -43,7 +43,7 @@ class Identity:
     misplaced: bool = False
 
     def among(self, rows: Any) -> Any:
-        """Narrow the queryset ``rows`` to this row, on its shard.
+        """Return the queryset ``rows`` narrowed to this row, on the row's shard.
 
         The result is empty if the row does not exist.
         """
@@ -55,9 +55,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """What :func:`identify` stores on a row: its object id, and whether it is misplaced.
+    """What :func:`identify` stores on a row: the row's object id, and whether it is misplaced.
 
-    Both are valid as long as the row has this alias, primary key and shard key.
+    The stored values are used only while the row keeps the alias, primary key and shard key
+    recorded here.
     """
 
     alias: str
@@ -157,9 +158,10 @@ def _kept_identity(row: Model) -> RowIdentity | None:
 
 
 def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
-    """Return an object id with ``alias``, or with ``key``, or with the primary key alone.
+    """Return the object id of ``row`` that begins with ``alias`` or ``key``.
 
-    ``key`` is used if ``alias`` is None; the primary key alone, if both are None.
+    If ``alias`` is set, ``key`` is ignored. If both are None, the object id is the primary key
+    alone.
     """
     pk = _escaped(row._meta.pk.get_prep_value(row.pk))
     if alias is not None:
@@ -168,10 +170,10 @@ def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
 
 
 def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Identity:
-    """Take apart an object id that :func:`object_id` has returned.
+    """Return the parts of an object id that :func:`object_id` has returned.
 
-    :param within: the shard that the rest of the URL names; None if it names no shard. With a
-        shard, ``text`` may be a primary key alone, as in links of Django's widgets.
+    :param within: the shard that the rest of the URL names; None if the URL names no shard. If a
+        shard is given, ``text`` may be a primary key alone, as in links of Django's widgets.
     :raises InvalidObjectID: no row can have this object id, or its shard key leads to no shard.
     """
     first, separator, pk_text = text.partition(SEPARATOR)

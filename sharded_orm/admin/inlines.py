@@ -1,4 +1,4 @@
-"""Inlines of sharded models, whose rows are on the shard of the page's row."""
+"""Inlines of sharded models: their rows are on the same shard as the row that the page shows."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class ShardedInlineChecks(InlineModelAdminChecks):
 class ShardedInlineMixin(PickersMixin, _Inline):
     """Mixin for inlines of sharded models; combine it with one of Django's inline classes.
 
-    The forms of the inline have no field for the shard key: new rows get their parent's key. The
-    parent is in the same shard group; or it is in the global database, and the inline's foreign key
-    to it is the shard key.
+    The forms of the inline have no field for the shard key: a new row gets the key of its parent,
+    the row that the page shows. The parent is in the same shard group, or in the global database.
+    In the latter case, the shard key is the inline's foreign key to the parent.
     """
 
     formset: Any = InlineFormSetOnShard
@@ -91,17 +91,18 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return [field for field in super().get_fields(request, obj) if field not in filled_in]
 
     def _fields_filled_in(self, request: HttpRequest) -> list[str]:
-        """Return the names of fields that the user does not fill in.
+        """Return the names of the fields that the user does not fill in.
 
-        These are the shard key, unless it is the foreign key to the parent, and a primary key that
-        is generated.
+        These are a generated primary key, and the shard key. The shard key is not returned if it is
+        the foreign key to the parent.
         """
         options, pk = self.shard_options, self.opts.pk
         names = []
         if options.key is not None and options.key is not _foreign_key(self):
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
-            # If the primary key is excluded, the admin's template puts it into a hidden field.
+            # The form still gets the value of an excluded primary key: the admin's template puts it
+            # into a hidden field.
             names.append(pk.name)
         return names
 
@@ -111,7 +112,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         kwargs["formset"] = with_base(kwargs.get("formset", self.formset), InlineFormSetOnShard)
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
-            # Django's views do not get here: they leave out an inline without permission.
+            # Only code of a project gets here: Django's views leave out an inline for which the
+            # user has no permission.
             raise PermissionDenied
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)
@@ -121,9 +123,9 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return formset
 
     def _home(self, request: HttpRequest, parent: Any) -> Shard | None:
-        """Return the shard of the children of ``parent``; None if it is not known yet.
+        """Return the shard of the children of ``parent``; None if that shard is not known yet.
 
-        :param parent: the row of the page; None on the page for a new row.
+        :param parent: the row that the page shows; None on the page for a new row.
         """
         options = self.shard_options
         parent = unwrap(parent)
@@ -132,8 +134,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
                 return runtime.topology().resolve(parent._state.db)
             above = shard_options(self.parent_model)
             return None if above is None else scope_of(request, above).home
-        # The parent is in the global database, and the shard key is the foreign key to it: the
-        # system check E070 refuses any other shard key.
+        # The parent is in the global database, and the shard key is the foreign key to the parent:
+        # the system check E070 refuses any other shard key.
         foreign: Any = options.key
         key = None if foreign is None else foreign.target_field.attname
         return None if key is None else runtime.locate(options.group, getattr(parent, key))
@@ -146,8 +148,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
         """Whether the user may look at ``shard`` and change its rows.
 
-        Unless overridden, the same method of the model's own model admin decides; without such a
-        model admin, True.
+        Unless this is overridden, return what the method of the same name says in the model admin
+        of the inline's model; True if that model has no such model admin.
         """
         own = self._own_admin
         return own is None or own.has_shard_permission(request, shard)
@@ -163,7 +165,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def _restricts_shards(self) -> bool:
         """Whether an overridden ``has_shard_permission()`` may refuse shards.
 
-        If not, permissions can be decided without looking up the shard.
+        If it cannot, permissions are decided without a look-up of the shard.
         """
         if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
             return True
@@ -180,8 +182,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         home = self._home(request, parent)
         if home is not None:
             return self.has_shard_permission(request, home)
-        # If the shard is not known, there are no rows to see. A new row may be put on any shard, so
-        # the user needs the permission for all of them.
+        # The shard is not known, so there are no rows to look at. A new row may be put on any
+        # shard: to add one, the user needs the permission for all shards.
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 
@@ -199,11 +201,11 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
 
 class ShardedTabularInline(ShardedInlineMixin, _Tabular):
-    """``TabularInline`` for a sharded model, whose rows are on the shard of the page's row."""
+    """``TabularInline`` for a sharded model; its rows are on the same shard as the row that the page shows."""
 
 
 class ShardedStackedInline(ShardedInlineMixin, _Stacked):
-    """``StackedInline`` for a sharded model, whose rows are on the shard of the page's row."""
+    """``StackedInline`` for a sharded model; its rows are on the same shard as the row that the page shows."""
 
 
 def _foreign_key(inline: Any) -> Any:

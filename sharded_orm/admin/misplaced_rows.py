@@ -1,7 +1,7 @@
 """Find misplaced rows, which are on another shard than their shard key leads to.
 
-Admin actions leave them out. ``save()`` refuses such a row, but ``QuerySet.update()`` on a shard
-cannot refuse it, because it reads no keys.
+Admin actions leave out misplaced rows. ``save()`` refuses to write such a row.
+``QuerySet.update()`` on a shard reads no keys, so it would write misplaced rows too.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from sharded_orm.exceptions import RoutingError, TooManyMisplaced
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard
 
-#: The most shard keys of which an action can leave out the misplaced rows on one shard. If there
-#: are more, the action fails.
+#: The most shard keys whose misplaced rows an action can leave out on one shard. If more keys have
+#: misplaced rows there, the action fails.
 MAX_MISPLACED_KEYS = 1000
-#: The number of shard keys that are read in one query, and then located together.
+#: The number of shard keys that are read in one query. Their shards are then looked up together.
 _BATCH = 1000
 
 
 def misplaced(options: ShardOptions, rows: Any, shard: Shard) -> Q | None:
     """Return a condition for the misplaced rows among ``rows``; None if there are none.
 
-    Each 1000 different shard keys of ``rows`` cost one query of ``shard``. If this process does not
-    remember the shards of all these keys, they also cost one query of the directory, the table that
-    records the shard of each key.
+    Costs one query of ``shard`` for each 1000 different shard keys of ``rows``. If this process
+    does not remember the shards of all these keys, each 1000 keys also cost one query of the
+    directory, the table that records the shard of each key.
 
     :param rows: a queryset on ``shard``.
     :raises TooManyMisplaced: the misplaced rows have more than :data:`MAX_MISPLACED_KEYS` keys.
@@ -61,7 +61,7 @@ def _different_keys(rows: Any, attname: str) -> Iterator[list[Any]]:
 
 
 def shard_numbers(group: str, keys: Iterable[Any]) -> dict[Any, int | None]:
-    """Return the number of the shard to which each of ``keys`` leads, as a dict by key.
+    """Return the number of the shard to which each of ``keys`` leads, keyed by shard key.
 
     The number is None for a key that leads to no shard.
     """

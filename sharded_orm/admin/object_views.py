@@ -48,8 +48,8 @@ class ObjectViewsMixin(AddViewMixin):
     ) -> Any:
         """Return the row that the object id in a URL names; None if there is no such row.
 
-        Object ids are described in :mod:`sharded_orm.admin.identity`. The row's shard becomes the
-        scope of the request (:class:`ShardScope`).
+        Object ids are described in :mod:`sharded_orm.admin.identity`. Once the row's shard is
+        found, it is the scope of the request (:class:`ShardScope`).
         """
         options = self.shard_options
         try:
@@ -64,7 +64,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (self.model.DoesNotExist, self.model.MultipleObjectsReturned):
             return None
         identify([row])
-        # Add the shard key to the scope, for related rows that the user adds from this page.
+        # Add the shard key to the scope: related rows that the user adds from this page get the
+        # same key.
         key = None if is_misplaced(row) else options.key_of(row)
         set_scope(request, ShardScope(options, shard=home, key=key, home=home))
         return row
@@ -74,9 +75,12 @@ class ObjectViewsMixin(AddViewMixin):
     ) -> tuple[Shard, Callable[[Any], Any]]:
         """Return the shard of a row, and a function that narrows a queryset to the row.
 
-        Costs at most a query of the directory; the shard is not queried.
+        Costs at most one query of the directory, the table that records the shard of each key. The
+        shard itself is not queried.
 
-        :param from_field: the field of which ``object_id`` is a value; None for an object id.
+        :param object_id: an object id; or a value of ``from_field``.
+        :param from_field: the name of the field that has the value ``object_id``; None or the
+            primary key's name if ``object_id`` is an object id.
         """
         options, within = self.shard_options, self.focus(request).shard
         by_object_id = from_field in (None, self.opts.pk.name)
@@ -87,7 +91,8 @@ class ObjectViewsMixin(AddViewMixin):
             except (InvalidFocus, InvalidObjectID):
                 if by_object_id:
                     raise
-        # A link of a related-field widget (_to_field) names the row by the field that a foreign key refers to.
+        # A link of a related-field widget has the URL parameter _to_field: it names the related row
+        # by the field to which the foreign key refers.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
         home = locate(options, value) if options.names_shard(field) else within
@@ -98,7 +103,8 @@ class ObjectViewsMixin(AddViewMixin):
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> Any:
-        # Overrides ModelAdmin's, which redirects to the index. Answer a link to no row with a 404.
+        # Overrides ModelAdmin's method, which redirects to the index if the row does not exist.
+        # Respond with a 404 instead.
         if not (self.has_view_or_change_permission(request) or self.has_delete_permission(request)):
             raise PermissionDenied  # A 404 would tell this user which keys exist.
         text = unquote(object_id)
@@ -123,9 +129,9 @@ class ObjectViewsMixin(AddViewMixin):
     ) -> Any:
         """Run Django's view, which adds or changes a row, on the row's shard.
 
-        An error rolls back what a POST has written, on the shard and in the admin's log. The
-        transaction of the shard is inside that of the log, so the shard commits first. If the
-        process dies between the two commits, the row is saved without a log entry.
+        An error rolls back what a POST has written, both on the shard and in the admin's log. The
+        transaction of the shard is nested in the transaction of the log, so the shard commits
+        first. If the process dies between the two commits, the row is saved without a log entry.
         """
         try:
             if object_id is None:
@@ -146,7 +152,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (ShardKeyChanged, CrossShardRelation, NoOpenShard) as exc:
             if request.method != "POST":
                 raise
-            # The row has moved to another shard since its form was checked, or refers to such a row.
+            # Since the form was checked, either this row has moved to another shard, or a row to
+            # which this row refers has moved.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -155,7 +162,10 @@ class ObjectViewsMixin(AddViewMixin):
             return self._shard_down(request, exc)
 
     def _scope_to_row(self, request: HttpRequest, object_id: str) -> None:
-        """Make the row's shard the scope of the request, before Django's view opens a transaction."""
+        """Make the shard of the row that ``object_id`` names the scope of the request.
+
+        This has to be done before Django's view opens a transaction.
+        """
         to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
         if to_field and not self.to_field_allowed(request, to_field):
             raise DisallowedModelAdminToField(f"The field {to_field} cannot be referenced.")
@@ -188,7 +198,7 @@ class ObjectViewsMixin(AddViewMixin):
             new_row["new_shard"] = scope.home.number if scope.home is not None else None
         elif obj is None:
             new_row["new_key"] = scope.key
-        # A project may pass in its own form, as Django's documentation recommends: wrap that too.
+        # A project may pass its own form, as Django's documentation recommends: wrap that form too.
         form = kwargs.get("form", self.form)
         kwargs["form"] = with_fixed_key(form, options, hidden=readonly, **new_row)
         if options.key is not None and options.key.name in readonly:
@@ -214,12 +224,13 @@ class ObjectViewsMixin(AddViewMixin):
         key = self.shard_options.key
         if self.fields or key is None or key.name not in fields:
             return fields
-        # Show the shard key first, and not at the end with the other read-only fields.
+        # Show the shard key first. Otherwise it would be at the end, with the other read-only
+        # fields.
         return [key.name, *(field for field in fields if field != key.name)]
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        # Check the permission for the new row's shard. If the shard key was typed in or generated,
-        # the shard is known only now.
+        # Check the permission for the new row's shard here: if the shard key was typed in or
+        # generated, the shard was not known earlier.
         if not change and not self._may_access(request, form.instance, write=True):
             raise PermissionDenied
         super().save_related(request, form, formsets, change)
@@ -235,7 +246,8 @@ class ObjectViewsMixin(AddViewMixin):
         context["adminform"] = display.Form.like(context["adminform"])
         context["original"] = named_row(obj)
         scope = self.focus(request)
-        # The shard of a new row is not known before its key, unless the key is to be generated.
+        # Show the shard of a new row only if its shard key is known, or is to be generated for that
+        # shard.
         shard_known = (
             obj is not None or scope.key is not None or self.shard_options.key_is_generated
         )
@@ -254,8 +266,8 @@ class ObjectViewsMixin(AddViewMixin):
             handled_by_django.add(_SAVE_AS_NEW)
         if request.POST.keys() & handled_by_django:
             return super().response_add(request, named_row(obj), post_url_continue)
-        # Do what Django's method does after a plain "Save", but link to the row by its object id.
-        # response_post_save_add() is a hook for projects.
+        # Do what Django's response_add() does after a plain "Save", but link to the row by its
+        # object id. response_post_save_add() is a hook that projects override.
         self.message_added(request, obj)
         return self.response_post_save_add(request, obj)
 
@@ -270,8 +282,9 @@ class ObjectViewsMixin(AddViewMixin):
         if context is not None and "object" in context:
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
-                # The URL names the row in another way, as links of widgets do. The log knows the
-                # row only by its object id: redirect to the URL with the object id.
+                # The URL names the row by another text than its object id, as links of widgets do.
+                # The admin's log knows the row only by its object id: redirect to the URL with the
+                # object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
                 return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))
@@ -296,11 +309,12 @@ class ObjectViewsMixin(AddViewMixin):
         info = self.opts.app_label, self.opts.model_name
         view = self.admin_site.admin_view(self.site_view)
         own = path("<path:object_id>/site/", view, name="{}_{}_site".format(*info))
-        # This pattern goes before Django's, because the last of them matches everything.
+        # Put this URL pattern before Django's patterns: the last of Django's patterns matches every
+        # URL.
         return [own, *super().get_urls()]
 
     def site_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect to the row's ``get_absolute_url()``."""
+        """Redirect to the URL that the row's ``get_absolute_url()`` returns."""
         try:
             row = self.get_object(request, unquote(object_id))
         except DatabaseError as exc:
@@ -312,7 +326,7 @@ class ObjectViewsMixin(AddViewMixin):
         return HttpResponseRedirect(row.get_absolute_url())
 
     def _shard_down(self, request: HttpRequest, error: DatabaseError) -> HttpResponse:
-        """Return the page for a shard that does not answer; raise any other ``error``."""
+        """Return the error page if ``error`` means that the shard does not answer; else raise ``error``."""
         scope = self.focus(request)
         if scope.home is None or not is_failure(error):
             raise error
@@ -326,7 +340,7 @@ class ObjectViewsMixin(AddViewMixin):
 def _action(request: HttpRequest) -> str:
     """Return the URL to which the page's form posts; empty if the page's URL names no scope.
 
-    It keeps the parameters for a shard and a key, which Django would leave out.
+    The URL keeps the parameters that name a shard or a key. Django would drop them.
     """
     scope = {name: request.GET[name] for name in (SHARD_VAR, KEY_VAR) if request.GET.get(name)}
     return f"?{urlencode(scope)}" if scope else ""

@@ -1,4 +1,4 @@
-"""Pages of rows of many shards. Rows are not counted, and at most one page is in memory."""
+"""Pages of rows of many shards. The rows are not counted, and at most one page of rows is in memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 else:
     _Paginator, _Page = Paginator, Page
 
-#: The number of the last row that a page may show. Late pages cost much: for each page, every shard
-#: reads all rows before it, and drops them.
+#: The number of the last row that a page may show. Late pages are expensive: for each page, every
+#: shard reads all rows before the page and drops them.
 LAST_ROW = 10_000
 
 
@@ -30,7 +30,8 @@ LAST_ROW = 10_000
 class PageOfRows:
     """One page: its rows, whether there are more rows, and the shards that failed.
 
-    ``seconds`` is how long the query took. ``errors`` are keyed by the alias of the shard.
+    ``seconds`` is the time that the query took. ``errors`` holds the error of each failed shard,
+    keyed by the shard's alias.
     """
 
     rows: list[Any]
@@ -79,11 +80,11 @@ def last_page(size: int) -> int:
 class Pages(_Paginator):
     """A paginator over all shards that does not count rows, and ends at :data:`LAST_ROW`.
 
-    Each page knows whether there is a next page. The number of pages is not known.
+    Each page knows whether a next page exists. The total number of pages is not known.
     """
 
     def page(self, number: Any) -> Any:
-        """Read page ``number``, with one query per node. It is empty if there are too few rows.
+        """Read page ``number``, with one query per node. The page is empty if there are too few rows.
 
         :raises InvalidPage: ``number`` is no positive integer, or the page begins after row
             :data:`LAST_ROW`.
@@ -108,10 +109,11 @@ class _PageOfMany(_Page):
 
 
 def read(queryset: Any, number: int, size: int) -> PageOfRows:
-    """Read page ``number`` of ``queryset``, and one row more, to know whether there is a next page.
+    """Read page ``number`` of ``queryset``, and the row after it to know whether there is a next page.
 
     Costs one query per node; see :meth:`ShardedQuerySet.scatter`. If the conditions of ``queryset``
-    allow only one shard, only that shard is queried. The errors of failed shards are in the result.
+    allow only one shard, only that shard is queried. Errors of shards are not raised, but returned
+    in the result.
     """
     low = first_row(number, size)
     route = queryset.explain_routing()

@@ -1,4 +1,4 @@
-"""Widgets and form fields for relations inside a shard group: they offer rows of one shard."""
+"""Widgets and form fields for relations inside a shard group. They offer only rows of one shard."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ else:
 
 
 class RawId(widgets.ForeignKeyRawIdWidget):
-    """An input for the id of a related row, whose magnifying glass opens the list of one shard."""
+    """An input for the id of a related row. Its magnifying glass links to the list of one shard."""
 
-    #: URL parameters that name the shard or the key, for the links of the widget.
+    #: URL parameters for the links of the widget; they name the shard or the shard key.
     scope_query: dict[str, str] = {}
 
     def url_parameters(self) -> dict[str, Any]:
@@ -59,14 +59,14 @@ class _Autocomplete(_Completing):
         return f"{super().get_url()}?{urlencode(self.scope_query)}"
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
-        # Overrides AutocompleteMixin's, which queries for all posted values: leave out values that
-        # no related row can have.
+        # Overrides AutocompleteMixin's method, which queries for all posted values. Leave out
+        # values that no related row can have: a query for them may make the database fail.
         possible = [text for text in value if can_be_related(self.field, text)]
         return super().optgroups(name, possible, attr)
 
 
 class Autocomplete(_Autocomplete, widgets.AutocompleteSelect):
-    """An autocomplete widget that queries one shard."""
+    """An autocomplete widget that offers rows of one shard."""
 
 
 class Autocompletes(_Autocomplete, widgets.AutocompleteSelectMultiple):
@@ -74,13 +74,11 @@ class Autocompletes(_Autocomplete, widgets.AutocompleteSelectMultiple):
 
 
 class SeveralRows(_Several):
-    """A field for several related rows. It refuses ids that no column can hold.
-
-    SQLite would fail on such ids.
-    """
+    """A field for several related rows. It refuses ids that no column can hold, with which SQLite fails."""
 
     def _check_values(self, value: Any) -> Any:
-        # Overrides ModelMultipleChoiceField's, which queries for all ids at once.
+        # Overrides the method of ModelMultipleChoiceField, which queries for all ids at once. Check
+        # each id first.
         rows: Any = self.queryset
         for pk in value:
             if stored_value(rows.model._meta.pk, pk) is None:
@@ -98,7 +96,7 @@ class Wrapper(widgets.RelatedFieldWidgetWrapper):
     def like(
         cls, original: widgets.RelatedFieldWidgetWrapper, scope_query: dict[str, str]
     ) -> Wrapper:
-        """Return a copy of ``original`` whose links have the URL parameters ``scope_query``."""
+        """Return a copy of ``original`` that adds the URL parameters ``scope_query`` to its links."""
         copy = cls.__new__(cls)
         copy.__dict__.update(original.__dict__)
         copy.scope_query = scope_query
@@ -150,7 +148,8 @@ class PickersMixin(_Admin):
         scope = self._scope(request)
         kwargs["using"] = scope.alias
         if "widget" not in kwargs:
-            # If a field is in both options, autocomplete wins, as in BaseModelAdmin.
+            # If a field is in both autocomplete_fields and raw_id_fields, autocomplete wins, as in
+            # BaseModelAdmin.
             if db_field.name in self.get_autocomplete_fields(request):
                 kwargs["widget"] = autocomplete(db_field, self.admin_site, using=scope.alias)
             elif db_field.name in self.raw_id_fields:
@@ -160,8 +159,8 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Bind the choices to the shard, even if the project gave the queryset: the template
-            # reads them after the view, when queries have no default shard.
+            # Bind the queryset of choices to the shard, even if the project passed that queryset:
+            # the template evaluates it after the view, when queries have no default shard.
             rows = field.queryset
             field.queryset = rows.none() if scope.alias is None else rows.using(scope.alias)
         return field
@@ -172,7 +171,7 @@ class PickersMixin(_Admin):
         return scope_of(request, options)
 
     def _options_in_group(self, db_field: Any) -> ShardOptions | None:
-        """Return the options of the related model if it is in the same shard group; else None."""
+        """Return the related model's shard options if it is in this model's shard group; else None."""
         own = shard_options(self.opts.model)
         model = getattr(db_field.remote_field, "model", None)
         related = None if model is None else shard_options(model)
@@ -182,21 +181,23 @@ class PickersMixin(_Admin):
 
 
 def can_be_related(field: Any, value: Any) -> bool:
-    """Whether ``value`` can refer to a row by the relation ``field``.
+    """Whether a row that the relation ``field`` refers to can have ``value``.
 
-    A query for other values, such as too large numbers, may make the database fail.
+    A query for a value that is not possible, such as a number too large for the column, may make
+    the database fail.
     """
     target = field.related_model._meta.pk if field.many_to_many else field.target_field
     return stored_value(target, value) is not None
 
 
 def _scope_query(scope: ShardScope) -> dict[str, str]:
-    # Name the shard. If a key has no shard yet, name the key: a query for its rows finds none.
+    # Name the shard in the URL. If the shard key has no shard yet, name the key: the linked list
+    # will then be empty.
     return {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
 
 
 def _same_key(options: ShardOptions, other: ShardOptions) -> bool:
-    """Whether a value of the shard key means the same in both models, such as the same user."""
+    """Whether equal values of the shard keys of both models mean the same thing, such as the same user."""
     key: Any = options.key
     other_key: Any = other.key
     if key is None or other_key is None or options.key_is_generated or other.key_is_generated:

@@ -1,4 +1,4 @@
-"""Run an action on several shards, in a transaction on each, and report the outcome."""
+"""Run an action on several shards, with one transaction per shard, and report the outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFUSALS = (PermissionDenied, SuspiciousOperation, Http404)
 
 
 class _PageOfOneShard(Exception):
-    """Raised if an action returns a page although the selected rows are on several shards."""
+    """Raised if an action returns a page to show although the selected rows are on several shards."""
 
 
 def run_by_shard(
@@ -34,15 +34,15 @@ def run_by_shard(
     description: str,
     run: Callable[[Part], Any],
 ) -> HttpResponseBase | None:
-    """Call ``run`` for the selected rows of each shard, in a transaction there, and report.
+    """Call ``run`` for the selected rows of each shard, each time in a transaction, and report.
 
-    If ``run`` raises an error, what it wrote on that shard is rolled back, with its entries in the
-    admin's log. The error is reported, and ``run`` is called for the other shards. Not atomic over
-    several shards (P14).
+    If ``run`` raises an error, its changes on that shard are rolled back, together with its entries
+    in the admin's log. The error is reported, and ``run`` is still called for the other shards. The
+    whole is not atomic over several shards (P14).
 
     :return: the page that ``run`` has returned, if all selected rows are on one shard; else None.
-    :raises PermissionDenied: ``run`` raised it before any shard was done or had failed. The same
-        holds for ``SuspiciousOperation`` and ``Http404``.
+    :raises PermissionDenied: ``run`` raised it before any shard was done or had failed. In the same
+        case ``SuspiciousOperation`` and ``Http404`` are raised too.
     """
     outages, done = selection.outages, list[Part]()
     response = None
@@ -72,8 +72,8 @@ def run_by_shard(
 
 
 def _run(part: Part, run: Callable[[Part], Any], *, alone: bool) -> HttpResponseBase | None:
-    # The transaction of the admin's log is around that of the shard, so the shard commits first. If
-    # its commit fails, the log has no entry either.
+    # The transaction of the admin's log encloses the transaction of the shard, so the shard commits
+    # first. If that commit fails, the log entries are rolled back.
     log = transaction.atomic(using=router.db_for_write(LogEntry))
     with log, standing_on(part.alias), transaction.atomic(using=part.alias):
         response = run(part)
@@ -91,7 +91,7 @@ def report(
     done: list[Part],
     outages: Outages,
 ) -> None:
-    """Tell the user the number of rows done on each shard, and the failed shards with their causes."""
+    """Tell the user how many rows were done on each shard, and which shards failed with which cause."""
     if done:
         rows = sum(part.count for part in done)
         shards = join_names(f"{part.alias} ({part.count})" for part in done)

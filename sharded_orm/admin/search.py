@@ -17,7 +17,7 @@ _PREFIXES = "^=@"
 
 
 def leads_to_global(model: type[Model], fields: Sequence[str]) -> bool:
-    """Whether any of the search fields belongs to a model of the global database."""
+    """Whether any of the search fields ``fields`` belongs to a model of the global database."""
     return any(global_lookup(model, _path(field)) is not None for field in fields)
 
 
@@ -25,10 +25,12 @@ def search(queryset: Any, fields: Sequence[str], term: str, request: Any) -> tup
     """Search as :meth:`ModelAdmin.get_search_results` does, in sharded and in global fields.
 
     Costs one query of the global database for each word and each foreign key to a global model. If
-    a word matches too many global rows, :func:`global_lookups.lookup_notes` says so.
+    a word matches too many global rows, :func:`global_lookups.lookup_notes` returns a sentence
+    about it.
 
-    :param fields: names of fields of the sharded model, and of global models to which it refers.
-    :return: the rows, and whether joins may yield a row twice.
+    :param fields: names of fields of the sharded model, and of global models to which the model
+        refers.
+    :return: the matching rows, and whether joins may return the same row twice.
     """
     model = queryset.model
     own_fields: list[str] = []
@@ -60,11 +62,11 @@ def _path(field: str) -> str:
 
 
 class _SearchFields:
-    """A stand-in for a model admin, to call ``ModelAdmin.get_search_results()``.
+    """A stand-in for a model admin, on which ``ModelAdmin.get_search_results()`` can be called.
 
-    It has the attributes that the method reads from ``self``. The method is called with only some
-    of the search fields, and for models that may have no admin. A copy of the method would repeat
-    how Django reads prefixes and lookups, and how it finds joins that yield a row twice.
+    It has the attributes that the method reads from ``self``. So the method can be called with only
+    some of the search fields, and for models that have no model admin. Otherwise its code would
+    have to be copied, with its rules for prefixes, lookups and joins that return a row twice.
     """
 
     def __init__(self, model: type[Model], fields: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The picker above a changelist: it shows the chosen shard or key, and lets users choose another."""
+"""The picker above a changelist: shows the chosen shard or key, and lets the user choose another."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The most shards that the picker lists, because a longer list helps nobody. For a larger group it
-# lists the first permitted shard of each range; any other shard can be typed.
+# The most shards that the picker lists, to keep the list readable. For a larger shard group, the
+# picker lists the first permitted shard of each range. The user can type in any other shard.
 MAX_CHOICES = 256
-#: URL parameters that links to another shard or key must not keep: the shard and the key, the
-#: number of the page, and flags of this request.
+#: URL parameters that links to another shard or key drop: the present shard and key, the page
+#: number, and flags that hold for this request only.
 _OF_THIS_PAGE = frozenset({"p", "e", "all", "_count", SHARD_VAR, KEY_VAR})
 
 
@@ -30,7 +30,8 @@ class ShardPicker:
     parameters: QueryDict
     #: The scope of the request; None if the URL names a shard or key that does not exist.
     scope: ShardScope | None
-    #: Tells whether the user may look at a shard. Other shards are not offered.
+    #: Whether the user may look at a shard. The picker does not offer shards for which this is
+    #: False.
     permits: Callable[[Shard], bool]
 
     @cached_property
@@ -48,9 +49,9 @@ class ShardPicker:
 
     @property
     def key_text(self) -> str:
-        """The chosen key as a user types it; empty without a key.
+        """The chosen key as a user types it; empty if no key is chosen.
 
-        A template could write the number with thousands separators.
+        A template would write a number with thousands separators in some locales.
         """
         return str(self.key) if self.key is not None else ""
 
@@ -72,7 +73,7 @@ class ShardPicker:
 
     @cached_property
     def parameters_to_keep(self) -> list[tuple[str, str]]:
-        """Names and values of the URL parameters to keep when another shard or key is chosen."""
+        """Names and values of the URL parameters that stay the same when another shard or key is chosen."""
         return [
             (name, value)
             for name, values in self.parameters.lists()
@@ -100,14 +101,15 @@ class ShardPicker:
 
     @property
     def all_shards_link(self) -> str:
-        """The link to the list of all shards."""
+        """The link to the list of the rows of all shards."""
         return self._link()
 
     @cached_property
     def previous(self) -> tuple[str, str] | None:
-        """Alias and link of the shard before the chosen one.
+        """Alias and link of the shard before the chosen shard.
 
-        None if no shard or a key is chosen, or if there is no such shard, or it is not permitted.
+        None if no shard is chosen, if a key is chosen, or if the shard before does not exist or is
+        not permitted.
         """
         return self._neighbour(-1)
 
@@ -123,7 +125,7 @@ class ShardPicker:
         return (other.alias, self.link_to(other.alias)) if self.permits(other) else None
 
     def link_to(self, alias: str) -> str:
-        """Return the link to the list of the shard ``alias``."""
+        """Return the link to the list of the rows on the shard ``alias``."""
         return self._link((SHARD_VAR, alias))
 
     def _link(self, *scope: tuple[str, str]) -> str:

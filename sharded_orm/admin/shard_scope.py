@@ -16,14 +16,14 @@ from sharded_orm.models.sharding.options import ShardOptions, target_field
 from sharded_orm.topology.model import Shard
 
 SHARD_VAR, KEY_VAR = "_shard", "_key"
-#: The URL parameter with which links from a changelist hand on the query string of that changelist
+#: The URL parameter in which links from a changelist hand on that changelist's query string
 #: (``get_preserved_filters()``).
 _PRESERVED = "_changelist_filters"
 
 
 @dataclass(frozen=True)
 class ShardScope:
-    """The part of a shard group that a request is about: one shard, one shard key, or all of it.
+    """The part of a shard group that a request is about: one shard, one shard key, or the whole group.
 
     ``shard`` and ``key`` are the shard and the shard key that the URL names. If both are None, the
     scope is the whole group. ``home`` is the one shard to query: ``shard``, or the shard of
@@ -41,7 +41,7 @@ class ShardScope:
 
     @property
     def alias(self) -> str | None:
-        """The alias of ``home``; None without ``home``."""
+        """The alias of ``home``; None if ``home`` is None."""
         return self.home.alias if self.home is not None else None
 
     @property
@@ -52,14 +52,14 @@ class ShardScope:
 
     @property
     def query_string(self) -> str:
-        """:attr:`query` as a query string with its question mark; empty for the whole group."""
+        """The parameters of :attr:`query` as text, with a leading question mark; empty for the whole group."""
         return f"?{urlencode(self.query)}" if self.query else ""
 
     def restrict(self, rows: Any) -> Any:
         """Restrict the queryset ``rows`` to this scope.
 
-        For the whole group, rows of shards that do not answer are left out. For one shard, the
-        queryset is bound to the shard's alias, so that a template can read it after the view.
+        For the whole group, the queryset skips shards that do not answer. For one shard, the
+        queryset is bound to the shard's alias, so that a template can evaluate it after the view.
         """
         if self.everywhere:
             return rows.scatter(partial=True)
@@ -71,18 +71,19 @@ class ShardScope:
 def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
     """Return the scope of ``request`` for the model of ``options``.
 
-    The URL is read once per request and model. If it names a key, that costs a look-up in the
-    directory, which records the shards of keys.
+    The URL is read once for each request and model. If the URL names a shard key, this costs a
+    look-up in the directory, the table that records the shard of each key.
 
-    :raises InvalidFocus: the URL names a shard or a key that does not exist. The message is a
-        sentence for the user.
+    :raises InvalidFocus: the URL names a shard or a key that does not exist. The error's message is
+        a sentence for the user.
     """
     scopes = _scopes(request)
     scope: ShardScope | None = scopes.get(options.model)
     if scope is None:
         of_group: ShardScope | None = scopes.get(options.group)
         if of_group is not None:
-            # set_scope() was called for another model of the group: take the shard of that scope.
+            # set_scope() was called for another model of the shard group: use the shard of the
+            # scope that it has set.
             scope = ShardScope(options, shard=of_group.home, home=of_group.home)
         else:
             scope = read_scope(request.GET, options)
@@ -91,11 +92,11 @@ def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
 
 
 def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
-    """Return the scope for a new row: the one in the URL of the add page.
+    """Return the scope for a new row: the scope that the URL of the add page names.
 
-    If the URL names no shard or key, return the scope of the changelist that led to the add page.
+    If that URL names no shard or key, return the scope of the changelist from which the user came.
 
-    :raises InvalidFocus: see :func:`scope_of`.
+    :raises InvalidFocus: the URL names a shard or a key that does not exist.
     """
     scope = scope_of(request, options)
     if scope.everywhere and _PRESERVED in request.GET:
@@ -107,7 +108,7 @@ def new_row_scope(request: HttpRequest, options: ShardOptions) -> ShardScope:
 
 
 def set_scope(request: HttpRequest, scope: ShardScope) -> None:
-    """Make ``scope`` the scope of the request from now on, for all models of its shard group."""
+    """Use ``scope`` for the rest of the request, for all models of the shard group."""
     scopes = _scopes(request)
     for name, other in list(scopes.items()):
         if other.options.group == scope.options.group:
@@ -116,7 +117,7 @@ def set_scope(request: HttpRequest, scope: ShardScope) -> None:
 
 
 def _scopes(request: Any) -> dict[Any, ShardScope]:
-    """Return the scopes that are stored on a request, keyed by model and by name of a shard group."""
+    """Return the scopes stored on a request, keyed by model or by the name of a shard group."""
     scopes: dict[Any, ShardScope] = request.__dict__.setdefault("_sharded_orm_scopes", {})
     return scopes
 
@@ -124,7 +125,7 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
     """Return the scope that the parameters ``values`` of a URL name.
 
-    :raises InvalidFocus: there is no such shard or key, or the key is not on that shard.
+    :raises InvalidFocus: the named shard or key does not exist, or the key is not on that shard.
     """
     alias, text = values.get(SHARD_VAR), values.get(KEY_VAR)
     shard = named_shard(options, alias) if alias else None
@@ -172,14 +173,14 @@ def read_key(options: ShardOptions, text: str) -> Any:
 def stored_value(field: Any, text: Any) -> Any:
     """Return ``text`` as a value of ``field``, as the database would store it.
 
-    For a foreign key, it is a value of the field that the key refers to. Return None if no row can
-    have the value.
+    For a foreign key, return a value of the field to which the foreign key refers. Return None if
+    no row can have the value.
     """
     field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
-        # The validators refuse a number that no column can hold. SQLite would fail on such a number
-        # in a list of values.
+        # The validators refuse a number that no column can hold. In a list of values, such a number
+        # would make SQLite fail.
         field.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None
@@ -187,7 +188,7 @@ def stored_value(field: Any, text: Any) -> Any:
 
 
 def locate(options: ShardOptions, key: Any) -> Shard | None:
-    """Return the shard of the shard key ``key``; None if the key has no shard yet.
+    """Return the shard to which the shard key ``key`` leads; None if the key has no shard yet.
 
     :raises InvalidFocus: no row can have the key.
     """
@@ -200,7 +201,8 @@ def locate(options: ShardOptions, key: Any) -> Shard | None:
     except InvalidShardKey as exc:
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard: {exc}") from exc
     except RoutingError as exc:
-        # Do not quote this error: it names a shard, which the user may not be allowed to see.
+        # Do not show the text of the caught error: it names a shard, which the user may not be
+        # allowed to see.
         raise InvalidFocus(f"{_name(options)} {key!r} leads to no shard.") from exc
 
 

@@ -47,7 +47,8 @@ from sharded_orm.models.global_models import GlobalModel
 from sharded_orm.models.sharding.options import shard_options
 
 _NAMES = {"group", "shard_key", "cache", "isolate_key"}
-# Isolation levels under which a transaction sees the rows as they were committed before it began.
+# Isolation levels under which every read of a transaction sees the rows as they were committed
+# before the transaction began.
 _SNAPSHOTS = {"repeatable read", "serializable"}
 
 
@@ -133,10 +134,10 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
 
 
 def _own_meta(model: Any) -> Any:
-    """Return the ``ShardMeta`` that ``model`` or an abstract base class declares.
+    """Return the ``ShardMeta`` that ``model`` or an abstract base class of it declares.
 
-    None if there is none, or if the model inherits it from a concrete parent: the check of the parent
-    reports problems with it.
+    Return None if neither declares one. A ``ShardMeta`` that ``model`` inherits from a concrete
+    parent does not count: the check of that parent reports its problems.
     """
     for owner in model.__mro__:
         if "ShardMeta" in owner.__dict__:

@@ -26,7 +26,7 @@ from sharded_orm.operations.tickets import missing_sequences
 def check_sequences(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if ticket servers lack sequences that models draw from.
+    """Warn if ticket servers lack sequences from which models take ids.
 
     Queries each ticket server whose alias is in ``databases``.
     """
@@ -47,8 +47,8 @@ def check_text_keys(
 ) -> list[checks.CheckMessage]:
     """Check that the collations of text key columns distinguish all keys, such as "a" and "A".
 
-    Queries the shards whose aliases are in ``databases``. The alias of a group stands for all its
-    shards.
+    Queries the shards whose aliases are in ``databases``. The alias of a shard group stands for all
+    shards of the group.
     """
     messages: list[checks.CheckMessage] = []
     topology = runtime.topology() if databases else None
@@ -62,8 +62,8 @@ def check_text_keys(
         else:
             continue
         for column in collations.read(shards):
-            # Only warn if a migration is pending that may repair the column: ``migrate`` runs the
-            # checks first, and an error would stop it.
+            # Report only a warning if a pending migration may repair the column: ``migrate`` runs
+            # the checks first, and an error would stop it before the repair.
             repairable = shard is not None and _is_behind(alias)
             messages.append(
                 (checks.Warning if repairable else checks.Error)(

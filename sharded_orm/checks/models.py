@@ -88,8 +88,8 @@ def check_models(
 def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if the directory or the tickets share an SQLite file with the ``default`` database.
 
-    They write on connections of their own, and SQLite has one writer per file: a transaction on
-    ``default`` would block new keys and ids.
+    Directory and tickets are written on separate connections, and SQLite allows one writer per
+    file: a transaction on ``default`` would block new keys and ids.
     """
     config = runtime.config()
     directory = any(g.strategy == "directory" for g in config.topology.groups.values())
@@ -117,8 +117,8 @@ def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
 def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn about a ``transaction_mode`` of a ticket server's SQLite file other than DEFERRED.
 
-    In the other modes each transaction on the alias locks the file, even without a write. New ids,
-    which are taken on other connections, would wait for its end.
+    In the other modes each transaction on the alias locks the file, even if it writes nothing. New
+    ids are taken on other connections, and would wait until that transaction ends.
     """
     messages: list[checks.CheckMessage] = []
     for alias in runtime.config().tickets:
@@ -259,9 +259,9 @@ def _inheritance(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
 
 
 def _embedded_ids(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
-    """Check the fields whose ids contain the shard number.
+    """Check the id fields of ``model`` whose values contain the number of the row's shard.
 
-    Their group must read the number from the same bits.
+    The shard group must read the number from the same bits in which the field stores it.
     """
     options = shard_options(model)
     field: Any

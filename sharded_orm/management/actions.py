@@ -25,16 +25,17 @@ class Action(ABC):
     help: ClassVar[str]
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add the arguments of this action to ``parser``; by default none."""
+        """Add the arguments of this action to ``parser``; none unless overridden."""
         return
 
     @abstractmethod
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         """Execute the action.
 
-        :param command: the running command, for its output streams and styles.
+        :param command: the running command; gives access to the output streams and styles.
         :param options: the parsed options of the command line.
-        :raises CommandError: the action has failed or has found a problem; the exit status is 1.
+        :raises CommandError: the action has failed or has found a problem. The exit status is then
+            1.
         """
 
 
@@ -53,7 +54,8 @@ class CommandOfActions(BaseCommand):
         try:
             action_class().run(self, options)
         except (ShardedOrmError, ImproperlyConfigured, Error) as exc:
-            # Show only the message. With --traceback, Django shows the original exception, too.
+            # Show only the message of the error. With --traceback, Django also shows the original
+            # exception.
             raise CommandError(str(exc)) from exc
 
 
@@ -75,7 +77,7 @@ def add_action(commands: Any, name: str, text: str) -> CommandParser:
 
 
 def problems_error(texts: Iterable[str]) -> CommandError:
-    """Return the error to raise for a command that has found problems. Equal texts appear once."""
+    """Return the error to raise for a command that has found problems. Repeated texts are listed once."""
     problems = list(dict.fromkeys(texts))
     if len(problems) == 1:
         return CommandError(problems[0])
@@ -83,7 +85,7 @@ def problems_error(texts: Iterable[str]) -> CommandError:
 
 
 def line_writer(command: BaseCommand, options: dict[str, Any]) -> Callable[[str], None]:
-    """Return a function that writes a line to standard error. With verbosity 0 it does nothing."""
+    """Return a function that writes a line to standard error, or does nothing with verbosity 0."""
 
     def tell(line: str) -> None:
         if options["verbosity"]:

@@ -10,7 +10,7 @@ from django.core.management import BaseCommand
 
 from sharded_orm.operations.migrate.migration_run import Failure
 
-# Seconds between two progress lines, where no bar is shown.
+# Seconds between two progress lines. Lines are printed if no bar is shown.
 _INTERVAL = 10.0
 
 
@@ -18,10 +18,11 @@ class ShardProgress:
     """The progress display of a command that works on many shards.
 
     Writes to standard error, because standard output is for the result. Each failure is reported at
-    once in one line. The bar needs tqdm (the extra ``progress``); without tqdm, lines are printed.
+    once, in one line. The bar needs tqdm (the extra ``progress``); without tqdm, lines are printed.
 
-    :param verbosity: 0 shows failures only, 1 a bar or a line every 10 seconds, 2 a line per shard.
-    :param bar: whether a bar may be shown.
+    :param verbosity: 0 shows only failures; 1 adds a bar, or a line every 10 seconds; 2 adds a line
+        per shard instead.
+    :param bar: whether a bar may be shown. If not, lines are printed.
     """
 
     def __init__(self, command: BaseCommand, verbosity: int, *, bar: bool = True) -> None:
@@ -78,7 +79,7 @@ class ShardProgress:
     def _write(self, text: str) -> None:
         if self._bar is not None:
             self._bar.clear()
-        # Set the style: by default, Django's stderr shows every line in red, as an error.
+        # Pass a style: by default, Django's stderr prints every line in red, like an error.
         self._command.stderr.write(text, style_func=str)
         if self._bar is not None:
             self._bar.refresh()

@@ -25,9 +25,9 @@ def add_selection(parser: ArgumentParser) -> None:
 
 
 def selection_of(options: Mapping[str, Any]) -> list[Selected]:
-    """Return the shards that the parsed options select; at least one.
+    """Return the shards that the parsed options select, never an empty list.
 
-    :raises CommandError: a group, node or shard does not exist, or no shard is selected.
+    :raises CommandError: a group, node or shard does not exist, or the options select no shard.
     """
     numbers = options["shards"]
     try:

@@ -15,10 +15,12 @@ def write_table(
 ) -> None:
     """Print a table. Each column is as wide as its longest cell.
 
-    :param headings: the headings. One that begins with ">" aligns its column to the right, for numbers.
-    :param lines: the rows, with a cell for each heading. A row may also consist of a single cell, which
-        does not affect the widths.
-    :param bad: texts of cells that mark a problem: rows with one of them are printed as errors.
+    :param headings: the headings. A heading that begins with ">" aligns its column to the right,
+        for numbers.
+    :param lines: the rows, with a cell for each heading. A row may also be a single cell; such a
+        row does not affect the widths.
+    :param bad: texts that mark a problem. A row with such a text in a cell is printed in the style
+        of errors; none by default.
     """
     right_aligned = [head.startswith(">") for head in headings]
     rows = [[head.lstrip(">") for head in headings], *lines]

@@ -33,16 +33,17 @@ from sharded_orm.operations.shards.where import (
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.model import Shard
 
-#: The most keys of a shard that a page counts in the directory, which records the shard of each key.
+#: The most keys of a shard that a page counts in the directory, the table that records the shard of
+#: each key.
 _MAX_COUNTED = 10_000
 
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What the page shows of a key: where the key leads, and its entry in the directory.
+    """What the page shows about a shard key: the shard to which it leads, and its entry in the directory.
 
     The directory is the table that records the shard of each key. ``entry`` is None if the
-    directory has no entry for the key, or if the group of the key uses no directory.
+    directory has no entry for the key, or if the shard group of the key uses no directory.
     """
 
     location: KeyLocation
@@ -51,7 +52,7 @@ class KeyReport:
 
     @property
     def differs(self) -> bool:
-        """Whether this process remembers another shard for the key than the directory has."""
+        """Whether this process remembers another shard for the key than the directory records."""
         return (
             self.has_directory and (self.entry.shard if self.entry else None) != self.location.shard
         )
@@ -59,10 +60,10 @@ class KeyReport:
 
 @dataclass(frozen=True)
 class KeyCount:
-    """The number of keys that the directory places on a shard.
+    """The number of keys that the directory records for a shard.
 
-    ``number`` is None if the directory does not answer. ``more`` is true if counting stopped at
-    ``number``, and there are more keys.
+    ``number`` is None if the directory does not answer. ``more`` is true if the shard has more
+    keys: counting stopped at ``number``.
     """
 
     number: int | None
@@ -73,10 +74,11 @@ class DirectoryPages(FleetAdmin):
     """Views that find a shard key, and that remove the data of a key from the cache."""
 
     def find_view(self, request: HttpRequest) -> HttpResponse:
-        """Find a key by the URL parameters ``model``, ``field`` and ``value``.
+        """Find the key that the URL parameters ``model``, ``field`` and ``value`` give, and show its shard.
 
-        ``field`` is by default the shard key. The parameter ``by`` may name both model and field,
-        as ``model:field``. Costs one or two queries of the directory; no shard is queried.
+        The default of ``field`` is the shard key. Instead of both, the parameter ``by`` may give
+        model and field as ``model:field``. Costs one or two queries of the directory; no shard is
+        queried.
         """
         model, field = _model_and_field(request)
         value = request.GET.get("value", "")
@@ -103,7 +105,7 @@ class DirectoryPages(FleetAdmin):
     def _links(self, request: HttpRequest, location: KeyLocation) -> list[tuple[str, str]]:
         """Return names and URLs of the changelists that can show the rows of the key.
 
-        There is one for each model of the shard group that has this shard key.
+        The list has an entry for each model of the shard group whose rows have this shard key.
         """
         query = urlencode({"_key": location.key})
         return [
@@ -136,7 +138,8 @@ class DirectoryPages(FleetAdmin):
         try:
             labels = ask_service("the cache", lambda: forget_key(model_class, location.key))
         except (TypeError, ValueError) as exc:
-            # Another model of the group cannot have this value as its key.
+            # Show the error as the reason for refusing: another model of the shard group cannot
+            # have this value as its key.
             labels = str(exc)
         if isinstance(labels, str):
             return self.refuse(request, labels, back)
@@ -155,15 +158,15 @@ def _model_and_field(request: HttpRequest) -> tuple[str, str]:
 
 
 def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyReport | str:
-    """Return what the page shows of a key; or a sentence that says why the key cannot be found.
+    """Return what the page shows about a key; or a sentence that says why the key cannot be found.
 
-    :raises PermissionDenied: the user may not look into the group.
+    :raises PermissionDenied: the user may not look into the shard group of the key.
     """
     try:
         options = sharded_model(model)
     except UnknownModel as exc:
-        # The text of the error lists the models of all groups: show it only to users who may look
-        # into all groups.
+        # This error's text lists the models of all shard groups: show it only to users who may look
+        # into all of them.
         return str(exc) if sees_all(request) else f"There is no sharded model {model!r}."
     require_group(request, options.group)
     name = field or (options.key.attname if options.key is not None else "pk")
@@ -173,15 +176,16 @@ def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyRepo
         has_directory = isinstance(runtime.strategy(location.group), DirectoryStrategy)
         return KeyReport(location, directory_entry(location), has_directory)
 
-    # Ask with a time limit, in a thread: the directory may be a server that does not answer.
+    # Use a time limit (look() runs in a thread): the directory may be on a server that does not
+    # answer.
     return ask_service("the directory", look)
 
 
 def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the choices of model and field, for each shard group that the user may look into.
 
-    The fields are those whose values name the shard. A choice is a value of the URL parameter
-    ``by``, and a text.
+    Only fields whose values name the shard are offered. Each choice is a value of the URL parameter
+    ``by`` and a text.
     """
     allowed = groups_of(request)
     fields: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -201,7 +205,7 @@ def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
-    """Whether the key of ``location`` is also a value of the shard key of the model of ``options``."""
+    """Whether the key of ``location`` is also a shard key of the model to which ``options`` belong."""
     if options.key is None:
         return False
     label = options.model._meta.label
@@ -214,7 +218,7 @@ def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
 def _has_cached(location: KeyLocation) -> bool:
     """Whether the cache may hold data of the key of ``location``.
 
-    That is so if a model of the key's group is cached, and if the user searched by the shard key.
+    True if the user searched by the shard key and a model of the key's shard group is cached.
     """
     options = sharded_model(location.model)
     if options.key is None or options.key.attname != location.field:
@@ -228,7 +232,7 @@ def _has_cached(location: KeyLocation) -> bool:
 def keys_on(shard: Shard, *, within: float) -> KeyCount | None:
     """Return the number of keys that the directory records for ``shard``.
 
-    Return None if the group of the shard uses no directory.
+    Return None if the shard group of ``shard`` uses no directory.
 
     :param within: seconds to wait for the directory.
     """

@@ -1,6 +1,7 @@
-"""The base class of all fleet pages, and helpers for them.
+"""The base class of all fleet pages, and helper functions.
 
-Here are the permissions and URLs of the pages, and functions that hide database accounts in texts.
+The base class handles the permissions and URLs of the pages. Some functions remove database
+accounts from texts that users see.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = ModelAdmin
 
-#: Seconds that a page waits for the answers of all nodes together.
+#: Seconds that a page waits in total for the answers of all nodes.
 DEADLINE: Final = 3.0
 TEMPLATES: Final = "admin/sharded_orm/fleet"
 SOURCE: Final = "the source of the topology"
@@ -45,9 +46,10 @@ View = Callable[..., HttpResponse]
 
 
 def ask_service(service: str, call: Callable[[], T], *, within: float = DEADLINE) -> T | str:
-    """Return the result of ``call()``; if it fails or takes too long, return a sentence about that.
+    """Return the result of ``call()``; if it fails or takes too long, return a sentence that says so.
 
-    :param service: the service that ``call`` uses, such as ``"the directory"``, for the sentence.
+    :param service: the service that ``call`` uses, such as ``"the directory"``; named in the
+        sentence.
     :param within: seconds to wait for the result.
     """
     try:
@@ -60,9 +62,9 @@ def ask_service(service: str, call: Callable[[], T], *, within: float = DEADLINE
 
 
 def first_sentences(sentences: Sequence[str], most: int = _MAX_LISTED) -> list[str]:
-    """Return the first ``most`` sentences, without database accounts.
+    """Return the first ``most`` sentences, with database accounts removed.
 
-    If there are more, the last text is their number, such as "and 3 more".
+    If there are more, a last text such as "and 3 more" tells how many are left out.
     """
     texts = [without_accounts(sentence) for sentence in sentences[:most]]
     more = len(sentences) - most
@@ -70,7 +72,10 @@ def first_sentences(sentences: Sequence[str], most: int = _MAX_LISTED) -> list[s
 
 
 def address(node: Mapping[str, Any]) -> str:
-    """Return the host and port of a node, and no other of its settings, such as passwords."""
+    """Return the host and port of a node as text.
+
+    Other settings of the node, such as passwords, are left out.
+    """
     if str(node.get("ENGINE", "")).endswith("sqlite3"):
         return "SQLite files"
     port = node.get("PORT")
@@ -85,7 +90,7 @@ def groups_of(request: HttpRequest) -> list[str]:
 def sees_all(request: HttpRequest) -> bool:
     """Whether the user may look into every shard group.
 
-    If so, the user may also read texts that can name any group.
+    Only such a user may read texts that can name any group.
     """
     return len(groups_of(request)) == len(runtime.topology().groups)
 
@@ -110,9 +115,10 @@ class Step:
 class FleetAdmin(_ModelAdmin):
     """Base class of the admin pages about shards, ticket servers, operations and the topology.
 
-    The model has a URL and permissions in the admin, but its rows are not edited: the pages replace
-    all URLs of ``ModelAdmin``. To look at the pages, a user needs the model's ``view`` or
-    ``change`` permission. To change something by them, a user needs ``change``.
+    Each model admin of this kind has a model only for its URL and permissions in the admin. No rows
+    are edited: the pages replace all URLs of ``ModelAdmin``. To look at the pages, a user needs the
+    model's ``view`` or ``change`` permission. To change something on a page, a user needs
+    ``change``.
     """
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -128,9 +134,9 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
-        """Return the route, the view, and the end of the URL name of each page.
+        """Return ``(route, view, end of the URL name)`` for each page.
 
-        The first page is the ``changelist``.
+        The first page has the URL name of the model's ``changelist``.
         """
         raise NotImplementedError
 
@@ -138,7 +144,7 @@ class FleetAdmin(_ModelAdmin):
         return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
 
     def url(self, name: str, *args: Any) -> str:
-        """Return the URL of a page of this model admin, by the end of its URL name."""
+        """Return the URL of the page of this model admin whose URL name ends in ``name``."""
         return reverse(f"admin:{self.url_name(name)}", args=args, current_app=self.admin_site.name)
 
     def _protected(self, view: View) -> View:
@@ -163,7 +169,7 @@ class FleetAdmin(_ModelAdmin):
         """Return the response for one page.
 
         :param template: the name of a template in :data:`TEMPLATES`, without ``.html``.
-        :param above: the breadcrumbs between the model's first page and this page.
+        :param above: the breadcrumbs that stand between the model's first page and this page.
         """
         first = Step(str(self.opts.verbose_name_plural).capitalize(), self.url("changelist"))
         return TemplateResponse(
@@ -194,7 +200,7 @@ class FleetAdmin(_ModelAdmin):
     def admin_of(self, request: HttpRequest, model: type[Model]) -> FleetAdmin | None:
         """Return the model admin of another fleet model.
 
-        Return None if the site does not have its pages, or if the user may not look at them.
+        Return None if the site has no pages for that model, or if the user may not look at them.
         """
         if not self.admin_site.is_registered(model):
             return None
@@ -208,7 +214,7 @@ class FleetAdmin(_ModelAdmin):
     ) -> Iterator[tuple[type[Model], ShardOptions, str]]:
         """Yield the models of a shard group whose rows the user may see in this admin site.
 
-        Each comes with its shard options and the URL of its changelist.
+        Yields triples of the model, its shard options and the URL of its changelist.
         """
         for model, model_admin in self.admin_site._registry.items():
             options = shard_options(model)
@@ -225,8 +231,8 @@ class FleetAdmin(_ModelAdmin):
     def require_operator(self, request: HttpRequest) -> HttpResponse | None:
         """Check that the request may change something.
 
-        :return: None for a POST; for any other method, the response that refuses it.
-        :raises PermissionDenied: the user may look at the pages, but not operate.
+        :return: None for a POST; for any other method, a response that refuses the request.
+        :raises PermissionDenied: the user may look at the pages, but may not change anything.
         """
         if not self.has_change_permission(request):
             raise PermissionDenied
@@ -243,10 +249,12 @@ class FleetAdmin(_ModelAdmin):
     ) -> TemplateResponse | None:
         """Return a page that asks for confirmation; None if the user has confirmed.
 
-        The form of the page posts all values of the request again.
+        The form on the page posts all values of this request once more, together with the
+        confirmation.
 
-        :param expected: the state for which the question is asked. If the user has confirmed for
-            another state, the page asks again.
+        :param back: the URL to which the page's "no" leads.
+        :param expected: a text for the state of what is to be changed. If the user confirmed when
+            it was another text, the page asks again; by default the state is not compared.
         """
         confirmed = request.POST.get("confirmed") == "yes"
         if confirmed and request.POST.get("expected", "") == expected:
@@ -263,7 +271,7 @@ class FleetAdmin(_ModelAdmin):
         )  # fmt: skip
 
     def refuse(self, request: HttpRequest, why: str, back: str) -> HttpResponse:
-        """Redirect to the URL ``back``, with a message that says why nothing was done."""
+        """Redirect to the URL ``back``, with a message that nothing was done, and why."""
         messages.error(request, without_accounts(why))
         return HttpResponseRedirect(back)
 
@@ -277,9 +285,10 @@ class FleetAdmin(_ModelAdmin):
     ) -> Document | HttpResponse:
         """Call ``change()``, which publishes a version of the topology, and return that version's document.
 
-        If that fails, return a response that tells the user why.
+        If ``change()`` fails, return a response that tells the user why.
 
-        :param back: the URL to which the response leads back.
+        :param back: the URL of the page to which the response redirects or links.
+        :param above: the breadcrumbs of the response, as in :meth:`page`.
         :param within: seconds to wait. After this time, the response says that it is not known
             whether the version was published.
         """

@@ -17,8 +17,8 @@ from sharded_orm.topology.transitions import KeyRouting
 
 #: The most ranges that one page describes.
 _MAX_RANGES = 20
-#: The ways of routing keys in which a new key may get any open shard. In the other ways, the value
-#: of the key determines its shard.
+#: The ways of routing keys in which a new key may be put on any open shard. In all other ways, the
+#: value of the key determines the shard.
 _CHOOSING = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
 
 
@@ -27,8 +27,8 @@ class RangeOfPage:
     """A range of shards, as a page describes it.
 
     :param set_url: the URL of the view that changes the range.
-    :param chooses: whether a new key of the group may get any open shard. If not, the value of a
-        key determines its shard, whether the range is open or not.
+    :param chooses: whether a new key of the shard group may be put on any open shard. If False, the
+        value of a key determines its shard, even if the range is closed.
     :param share: the percentage of new keys that all shards of the range get together.
     """
 
@@ -44,7 +44,7 @@ class RangeOfPage:
 
     @property
     def weight_text(self) -> str:
-        # Formatted here, because a template may write a decimal comma, depending on the locale.
+        # Format the weight here, because a template would write a decimal comma in some locales.
         return f"{self.range.weight:g}"
 
     @property
@@ -55,11 +55,11 @@ class RangeOfPage:
 class RangePages(FleetAdmin):
     """Views that change ``open`` and ``weight`` of ranges in the source of the topology.
 
-    The processes of the site take their topology from that source.
+    All processes of the site load their topology from that source.
     """
 
     def ranges(self, group: ShardGroup, first: int, last: int) -> list[RangeOfPage]:
-        """Return the ranges that have shards from ``first`` to ``last``; at most 20 ranges."""
+        """Return the ranges that include any of the shards ``first`` to ``last``; at most 20 ranges."""
         chooses = key_routing_of(group) in _CHOOSING
         weights = {r: r.weight * (r.last - r.first + 1) for r in group.open_ranges}
         total = sum(weights.values())
@@ -101,7 +101,8 @@ class RangePages(FleetAdmin):
             "close": "closed for new keys",
             "weight": f"weight set from {shard_range.weight:g} to {weight if weight is None else f'{weight:g}'}",
         }[do]
-        # Ask for confirmation only if the source can be written. If not, publish() says so.
+        # Ask for confirmation only if the source of the topology can be written. If it cannot,
+        # publish() tells the user so.
         if runtime.source().writable:
             question = self.confirm(
                 request, _question(do, name, shard_range, weight), back, step,

@@ -1,4 +1,7 @@
-"""The admin pages of long operations, such as migrations: their runs, as the journal records them."""
+"""The admin pages of long operations, such as migrations.
+
+A run is one execution of an operation. The journal records all runs.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ from sharded_orm.operations.runs.redaction import without_accounts
 
 #: The number of runs on a page of runs, and of steps on a page of steps.
 _RUNS, _STEPS = 50, 100
-#: The most shards that a page names as being worked on.
+#: The most shards that a page lists as being worked on.
 _MAX_BUSY = 20
-#: The states of a step (the work of a run on one shard or node), in the order of its progress.
+#: The states of a step, the work of a run on one shard or node, in the order in which a step goes
+#: through them.
 STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
     journal.UNCLEAR, journal.CARRIED,
@@ -68,7 +72,7 @@ class RunAdmin(FleetAdmin):
     def run_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Show one run and its steps, in pages.
 
-        With the URL parameter ``state``, only the steps in that state are shown.
+        If the URL parameter ``state`` is set, show only the steps in that state.
         """
         context = _run_context(request, pk)
         run: journal.RunStatus = context["run"]
@@ -78,7 +82,8 @@ class RunAdmin(FleetAdmin):
         if state in STATES:
             steps = steps.filter(state=state)
         pages = Paginator(steps, _STEPS)
-        # Give the paginator its count, because the steps are already counted by state.
+        # Tell the paginator the number of steps, which is known here, so that it does not count
+        # them again.
         counts = context["counts"]
         pages.__dict__["count"] = counts.get(state, 0) if state in STATES else context["total"]
         page = pages.get_page(request.GET.get("page"))
@@ -96,7 +101,8 @@ class RunAdmin(FleetAdmin):
             steps=[
                 {
                     "row": step,
-                    # A step for a node, or for a shard that no longer exists, has no page.
+                    # Only an existing shard has a page to link to: the step may be for a node, or
+                    # for a shard that no longer exists.
                     "url": shards.url("shard", step.alias)
                     if shards and resolve(step.alias)
                     else "",
@@ -112,7 +118,7 @@ class RunAdmin(FleetAdmin):
         )
 
     def progress_view(self, request: HttpRequest, pk: int) -> JsonResponse:
-        """Return the progress of a run as JSON; the run's page asks for it. Costs three queries."""
+        """Return the progress of a run as JSON, for a script in the run's page. Costs three queries."""
         context = _run_context(request, pk)
         run: journal.RunStatus = context["run"]
         return JsonResponse(
@@ -131,9 +137,9 @@ class RunAdmin(FleetAdmin):
 def visible_runs(request: HttpRequest) -> QuerySet[OperationRun]:
     """Return the runs that the user may see.
 
-    Users who may look into every shard group see all runs. Other users see only runs on a single
-    group into which they may look. Promotions, for example, are hidden from them, because a
-    promotion may have shards of any group.
+    Users who may look into every shard group see all runs. Other users see only runs that concern a
+    single group into which they may look. For example, they see no promotions, because a promotion
+    may concern shards of any group.
     """
     runs = lease.with_silence(lease.runs())
     return runs if sees_all(request) else runs.filter(subject__in=groups_of(request))
@@ -175,7 +181,7 @@ def _context(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _busy(pk: int) -> list[str]:
-    """Return a text for each shard that is being worked on; at most 20 texts.
+    """Return a text for each shard on which the run is working now; at most 20 texts.
 
     A text names the shard and its migration, such as ``photos_00007: photos.0002_title``.
     """
@@ -185,7 +191,7 @@ def _busy(pk: int) -> list[str]:
 
 
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
-    """Return what an operator can do next about a run: pairs of a sentence and a command."""
+    """Return what an operator can do next about a run, as pairs of a sentence and a command."""
     commands = []
     if run.kind == migration_run.KIND:
         command = f"manage.py migrate_shards --group {run.subject}"

@@ -16,19 +16,20 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.status import FleetStatus, ShardStatus
 from sharded_orm.topology.model import Shard, ShardGroup, ShardRange, Topology
 
-#: The most cells on one page. If there are more shards, a cell stands for several.
+#: The most cells on one page. If there are more shards, each cell stands for several shards.
 CELLS: Final = 600
 #: The number of ranges on one page.
 RANGES: Final = 60
-# The width of a letter, in units of the picture (SVG).
+# The estimated width of a letter, in units of the SVG picture.
 _LETTER = 7.2
 
 
 @dataclass(frozen=True)
 class CellState:
-    """A state that a shard can have, as the map shows it.
+    """A state of a shard, as the map shows it.
 
-    ``mark`` is the sign in a cell from which users who see no colours know the state.
+    ``mark`` is the sign that is written in a cell, so that users who do not see colours know the
+    state.
     """
 
     name: str
@@ -51,11 +52,11 @@ RANK = {state.name: rank for rank, state in enumerate(STATES)}
 class Addresses:
     """Patterns for the URLs of the pages of shards and ranges.
 
-    To fill in a pattern costs less than to call ``reverse()`` for each of hundreds of cells.
+    Filling in a pattern costs less than calling ``reverse()`` for each of hundreds of cells.
 
-    :param shard: the URL of the page of a shard, with ``ALIAS`` for the alias.
-    :param range: the URL of the page of a range, with ``GROUP/0-1`` for the group and the first and
-        last shard.
+    :param shard: the URL of a shard's page, with ``ALIAS`` where the shard's alias goes.
+    :param range: the URL of a range's page, with ``GROUP/0-1`` where the shard group and the
+        numbers of the first and last shard go.
     """
 
     shard: str
@@ -65,7 +66,10 @@ class Addresses:
         return self.range.replace("GROUP/0-1", f"{group}/{first}-{last}")
 
     def of_shards(self, shards: Sequence[Shard]) -> str:
-        """Return the URL of the page of one shard, or of several neighbouring shards."""
+        """Return the URL of the page of ``shards``.
+
+        It is a shard's page for one shard, and a range's page for several neighbouring shards.
+        """
         first, last = shards[0], shards[-1]
         if first is last:
             return self.shard.replace("ALIAS", first.alias)
@@ -79,7 +83,7 @@ def span(first: int, last: int) -> str:
 
 @dataclass(frozen=True)
 class RangeOnNode:
-    """A range of shards of a group, on the node that is the primary of the range."""
+    """A range of shards of a shard group, with the node on which the primary databases of the range are."""
 
     node: str
     group: ShardGroup
@@ -113,13 +117,15 @@ def ranges_by_node(topology: Topology, groups: Sequence[str]) -> list[RangeOnNod
 class Cell:
     """The rectangle of one shard, or of several neighbouring shards.
 
-    Coordinates are text, because a template could write numbers with a decimal comma.
+    Coordinates are stored as text: a template would write numbers with a decimal comma in some
+    locales.
     """
 
     label: str
     url: str
     state: CellState
-    #: What is written in the cell: the mark of its state and, if there is room, the shard's number.
+    #: The text in the cell: the mark of the shard's state and, if there is room, the shard's
+    #: number.
     text: str
     x: str
     y: str
@@ -152,14 +158,14 @@ class Strip:
 
 @dataclass(frozen=True)
 class Lane:
-    """A node on the map, with the strips of the ranges whose primary it is."""
+    """A node on the map, with the strips of the ranges whose primary databases are on the node."""
 
     name: str
     address: str
     error: str
     shards: int
     strips: tuple[Strip, ...]
-    #: Text and URL of each range that has its replica on this node.
+    #: Pairs of text and URL, one for each range that has a replica on this node.
     replicas: tuple[tuple[str, str], ...] = ()
 
 
@@ -177,7 +183,7 @@ class Legend:
 class Drawing:
     """All data of the shard map for its template.
 
-    :param grouped: the most shards that one cell stands for.
+    :param grouped: the largest number of shards in one cell.
     :param unsized: the number of shards whose size is not known; 0 if the map does not show sizes.
     """
 
@@ -191,10 +197,11 @@ class Drawing:
 
 
 class Measure:
-    """The sizes of shards, as weights for the cells and as text.
+    """The sizes of shards, as weights for the areas of cells and as text.
 
     :param sizes: the known sizes, keyed by the alias of the shard.
-    :param by: as in :func:`draw`.
+    :param by: what the area of a cell shows: ``"bytes"``, ``"rows"``, or ``"same"`` for equal
+        cells.
     """
 
     def __init__(self, sizes: Mapping[str, ShardSize], by: str) -> None:
@@ -205,7 +212,7 @@ class Measure:
     def of(self, shards: Iterable[Shard]) -> float:
         """Return the total size of ``shards``, in bytes or rows; an unknown size counts as 0.
 
-        Return 0 if all cells are to be equal.
+        Always return 0 if the map shows cells of equal area.
         """
         if self._by == "same":
             return 0.0
@@ -213,7 +220,7 @@ class Measure:
         return float(sum(size.bytes if self._by == "bytes" else size.rows or 0 for size in sizes))
 
     def text(self, shards: Iterable[Shard]) -> str:
-        """Return the total size as text, such as ``12 MB, about 340 rows``; empty if it is unknown."""
+        """Return the total size of ``shards`` as text, such as ``12 MB, about 340 rows``; empty if unknown."""
         sizes = [self._sizes[shard.alias] for shard in shards if shard.alias in self._sizes]
         if not sizes:
             return ""
@@ -276,7 +283,7 @@ def draw(
 
 
 def _replicas(ranges: Sequence[RangeOnNode], urls: Addresses) -> dict[str, list[tuple[str, str]]]:
-    """Return text and URL of the ranges that have a replica, keyed by the node of the replica."""
+    """Return pairs of text and URL for the ranges that have a replica, keyed by the replica's node."""
     replicas: dict[str, list[tuple[str, str]]] = {}
     for on_node in ranges:
         name, shard_range = on_node.group.name, on_node.range
@@ -346,7 +353,9 @@ def _label(
 ) -> str:
     """Return the text that a screen reader says for a cell.
 
-    :param status: the status of the first shard of the cell; None if its node does not answer.
+    :param states: the state of each of ``shards``.
+    :param status: the status of the first shard of the cell; None if the shard's node does not
+        answer.
     """
     if len(shards) > 1:
         name, state = f"{shards[0].alias} to {shards[-1].alias}", _in_words(Counter(states))

@@ -44,18 +44,19 @@ from sharded_orm.operations.shards.detail import seconds_left, shard_detail, siz
 from sharded_orm.operations.shards.status import FleetStatus, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: The most shards whose sizes the map reads by default, because database servers look into every
-#: table for them. With more shards, sizes are read only if the URL asks for them.
+#: The most shards whose sizes the map reads by default: to find sizes, a database server looks into
+#: every table. For more shards, sizes are read only if the URL asks for them.
 _MAX_SIZED = 1000
 #: The number of shards on one page of a range.
 _PER_PAGE = 100
-#: The most problems that the map lists; ``manage.py shards status`` lists all of them.
+#: The most problems that the map lists; ``manage.py shards status`` lists all problems.
 _PROBLEMS = 20
-#: The most differences of a shard's schema that the page of the shard lists.
+#: The most differences that a shard's page lists between the shard's schema and the expected
+#: schema.
 _DIFFERENCES = 10
 #: The number of latest operations that the page of a shard lists.
 _STEPS = 5
-#: The name of a range in the admin's log, such as ``photos 0-7``.
+#: Matches the name of a range in the admin's log, such as ``photos 0-7``.
 _RANGE = re.compile(r"(\w+) (\d{1,9})-(\d{1,9})")
 
 
@@ -78,7 +79,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     def map_view(self, request: HttpRequest) -> HttpResponse:
         """Show all nodes, and their ranges in pages.
 
-        Costs as much as :func:`status` and, if the map shows sizes, :func:`sizes`.
+        Costs the queries of :func:`status` and, if the map shows sizes, also those of
+        :func:`sizes`.
         """
         began = time.monotonic()
         topology, allowed = runtime.topology(), groups_of(request)
@@ -94,8 +96,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         by = request.GET.get("size", "")
         if by not in ("bytes", "rows", "same"):
             by = "bytes" if len(shards) <= _MAX_SIZED else "same"
-        # If the page shows all shards, ask status() for all: only then it also finds schemas that
-        # belong to no shard.
+        # If the page shows all shards, call status() without a list of shards: only then it also
+        # finds schemas that belong to no shard.
         whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
         fleet = status(None if whole else shards, within=DEADLINE, sizes=False)
         sizes_by_alias = (
@@ -171,9 +173,10 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### One shard #####
 
     def shard_view(self, request: HttpRequest, alias: str) -> HttpResponse:
-        """Show what is known about one shard. Costs what :func:`shard_detail` costs.
+        """Show what is known about one shard.
 
-        In addition it queries the journal, and the directory, which records the shard of each key.
+        Costs the queries of :func:`shard_detail`, one or more queries of the journal of operations,
+        and a query of the directory, the table that records the shard of each key.
         """
         shard = runtime.topology().resolve(alias)
         if shard is None or shard.group not in runtime.topology().groups:
@@ -206,7 +209,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         )
 
     def _steps(self, request: HttpRequest, shard: Shard) -> list[dict[str, Any]]:
-        """Return the latest operations on ``shard``; none if the user may not look at operations."""
+        """Return the latest operations on ``shard``; an empty list if the user may not look at operations."""
         runs = self.admin_of(request, OperationRun)
         if runs is None:
             return []
@@ -231,7 +234,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     ) -> list[dict[str, Any]]:
         """Return the models of this site that have rows on ``shard``.
 
-        Each comes with its table, and with a link to its rows on the shard.
+        Each entry has the model's table, and a link to the model's rows on the shard.
         """
         by_name = {table.name: table for table in tables}
         models = [
@@ -248,7 +251,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### From the log of the admin #####
 
     def logged_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect from an entry of the admin's log to the range, shard or group that it names."""
+        """Redirect an entry of the admin's log to the page of the range, shard or group that it names."""
         name = unquote(object_id)
         if match := _RANGE.fullmatch(name):
             return HttpResponseRedirect(self.url("range", match[1], int(match[2]), int(match[3])))
@@ -260,7 +263,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
 
 
 def _sizable(fleet: FleetStatus) -> list[Shard]:
-    """Return the shards whose sizes can be read: those that exist and answer."""
+    """Return the shards whose sizes can be read. These are the shards that exist and whose nodes answer."""
     return [status.shard for status in fleet.shards if status.state in ("current", "behind")]
 
 

@@ -21,9 +21,9 @@ _PAGES = {
 def register_fleet(site: AdminSite) -> None:
     """Add the pages about shards, ticket servers, operations and the topology to ``site``.
 
-    It may be called again: existing registrations stay. ``django.contrib.admin.site`` has the pages
-    if ``sharded_orm`` is installed. To leave one out there, call ``site.unregister()`` with its
-    model, such as ``ShardMap``.
+    A second call changes nothing: existing registrations stay. ``django.contrib.admin.site`` has
+    the pages if ``sharded_orm`` is installed. To remove one from that site, call
+    ``site.unregister()`` with the page's model, such as ``ShardMap``.
     """
     for model, model_admin in _PAGES.items():
         if not site.is_registered(model):

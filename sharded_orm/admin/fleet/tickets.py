@@ -26,8 +26,8 @@ from sharded_orm.operations.tickets.status import SequenceStatus, TicketStatus
 
 #: The number of sequences on one page.
 _PER_PAGE = 100
-# The smallest used part of a sequence's ids that is shown exactly. A smaller part is shown as "less
-# than 0.1 %".
+# If less than this share of a sequence's ids is used, the page says "less than 0.1 %" instead of
+# the number.
 _SMALL = 0.001
 
 
@@ -38,7 +38,10 @@ class TicketAdmin(FleetAdmin):
         return [("", self.tickets_view, "changelist")]
 
     def tickets_view(self, request: HttpRequest) -> HttpResponse:
-        """Show all servers and, in pages, all sequences. Queries each server for all its sequences."""
+        """Show all ticket servers and, in pages, all sequences.
+
+        Each server is queried for all its sequences, including those that other pages show.
+        """
         outcome = _status()
         status, error = (None, outcome) if isinstance(outcome, str) else (outcome, "")
         hidden = _hidden(request)
@@ -72,8 +75,8 @@ def _status() -> TicketStatus | str:
     servers = len(runtime.config().tickets)
     if not servers:
         return ""
-    # Seconds for each server: they are queried one after the other. A fifth of the time is left for
-    # the rest of the page.
+    # Seconds to wait for each server, because the servers are queried one after the other. A fifth
+    # of the deadline is left for the rest of the page.
     patience = 0.8 * DEADLINE / servers
     return ask_service("one of the ticket servers", lambda: tickets.status(patience=patience))
 
@@ -81,7 +84,8 @@ def _status() -> TicketStatus | str:
 def _hidden(request: HttpRequest) -> set[str]:
     """Return the names of sequences that the user may not see.
 
-    These are used only by models of shard groups into which the user may not look.
+    A sequence is hidden if only models of shard groups into which the user may not look take ids
+    from it.
     """
     allowed = {*groups_of(request), None}
     return {
@@ -97,7 +101,10 @@ def _group(field: TicketField) -> str | None:
 
 
 def _rows(status: TicketStatus, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a table row for each sequence: its state on each server, in the order of the servers."""
+    """Return a table row for each sequence.
+
+    A row has the state of the sequence on each server, in the order of the servers.
+    """
     by_name: dict[str, dict[str, SequenceStatus]] = {}
     for server in status.servers:
         for sequence in server.sequences:

@@ -1,7 +1,7 @@
 """The admin pages of the topology, the map of all nodes, shard groups and ranges.
 
-They show the version in use, the source of the topology and its history, and can go back to an
-earlier version.
+The pages show the topology in use, the topology in the source and its earlier versions. A user can
+go back to an earlier version.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from sharded_orm.topology.sources.base import Process, Revision
 
 #: The most versions that the page lists.
 _HISTORY = 50
-#: The most digits of a version number, so that it fits into 64 bits.
+#: The most digits of a version number in a URL, so that the number fits into 64 bits.
 _DIGITS = 18
-#: Shown instead of texts that may name shard groups that the user may not look into.
+#: Shown to users who may not look into every shard group, instead of texts that may name any group.
 _WITHHELD = "It is told to those who may look into all groups."
 
 
 class TopologyAdmin(FleetAdmin):
-    """The pages "Topology": versions, their differences, and going back to a version."""
+    """The pages "Topology": show versions and their differences, and go back to an earlier version."""
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
         return [
@@ -52,7 +52,7 @@ class TopologyAdmin(FleetAdmin):
         ]
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the topology that this process uses, and the one in the source.
+        """Show the topology that this process uses, and the topology in the source.
 
         Costs up to three requests to the source.
         """
@@ -61,7 +61,7 @@ class TopologyAdmin(FleetAdmin):
         held = ask_service(SOURCE, topology.current)
         history: list[Revision] | str = []
         processes: list[Process] | str | None = None
-        # If the source does not answer a request, do not send it the next ones.
+        # Ask the source for the next data only if the request before got an answer.
         if not isinstance(held, str):
             left = seconds_left(DEADLINE, began)
             history = ask_service(SOURCE, lambda: source.history(_HISTORY), within=left)
@@ -108,7 +108,7 @@ class TopologyAdmin(FleetAdmin):
         return self._diff(request, f"Version {first} to {last}", first, last, DEADLINE)
 
     def version_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show the changes of one version since the version before, and a button to go back to it."""
+        """Show what a version changed in the version before it, and a button to go back to the version."""
         version = _version(unquote(object_id))
         if version is None:
             raise Http404(f"There is no version {unquote(object_id)!r}.")
@@ -150,7 +150,7 @@ class TopologyAdmin(FleetAdmin):
     def rollback_view(self, request: HttpRequest, version: int) -> HttpResponse:
         """Show the changes and ask for confirmation; then publish the content of ``version`` again.
 
-        The content becomes a new version.
+        The content is published under a new version number.
         """
         if (refused := self.require_operator(request)) is not None:
             return refused
@@ -159,8 +159,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # Compare with the topology in the source, because that is replaced. This process may still
-        # use another one.
+        # Compare with the topology in the source, because going back replaces that topology. This
+        # process may still use another one.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)
@@ -215,7 +215,8 @@ def _revision(version: int) -> Document:
 def _read_versions(read: Callable[[], T], within: float) -> T | str:
     """Return the result of ``read()``; return a sentence if it fails or takes too long.
 
-    Like :func:`ask_service`, but also returns a sentence if the source no longer has a version.
+    In contrast to :func:`ask_service`, this also returns a sentence if the source has dropped a
+    version.
     """
     try:
         return ask_service(SOURCE, read, within=within)
@@ -226,7 +227,7 @@ def _read_versions(read: Callable[[], T], within: float) -> T | str:
 def _changes(request: HttpRequest, before: Document, after: Document) -> list[str]:
     """Return the differences between two documents as sentences.
 
-    Those about shard groups that the user may not look into are left out.
+    Differences of shard groups into which the user may not look are left out.
     """
     names = {*before.groups, *after.groups}
     hidden = tuple(f"group {name!r}" for name in names if not may_access(request.user, name))
@@ -236,15 +237,15 @@ def _changes(request: HttpRequest, before: Document, after: Document) -> list[st
 def _comment(request: HttpRequest, revision: Revision) -> str:
     """Return the comment of a version; empty unless the user may look into all shard groups.
 
-    A comment may name any of the groups.
+    The reason is that a comment may name any group.
     """
     return without_accounts(revision.comment) if sees_all(request) else ""
 
 
 def _by_version(processes: Any) -> list[dict[str, Any]] | None:
-    """Group processes by the version of the topology that they use, newest version first.
+    """Return the processes grouped by the version of the topology that they use, newest version first.
 
-    Return None if the source does not know which processes there are.
+    Return None if the source does not record which processes there are.
     """
     if not isinstance(processes, list):
         return None

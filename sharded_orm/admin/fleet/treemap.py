@@ -1,8 +1,8 @@
 """The geometry of the shard map: rectangles with areas in proportion to the sizes of shards.
 
-The map is an SVG picture. Boxes of HTML would need ``style`` attributes for their sizes, which a
-content security policy without ``'unsafe-inline'`` blocks. The policy does not block coordinates in
-SVG, which are attributes of their own.
+The map is an SVG picture. HTML boxes would need ``style`` attributes for their sizes, which a
+content security policy without ``'unsafe-inline'`` blocks. Such a policy allows the coordinates in
+SVG, which have separate attributes such as ``width``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: The width of the picture, in SVG units, which the browser scales to the page.
+#: The width of the picture in SVG units. The browser scales the picture to the page.
 WIDTH = 1000.0
-#: Heights in the same units: of the largest range, the least of any range, and of a row of boxes of
-#: equal size.
+#: Heights in SVG units: of the largest range, the smallest height of any range, and the height of a
+#: row of equal boxes.
 _TALLEST, _SMALLEST, _ROW = 190.0, 34.0, 28.0
-#: The least area of a rectangle, as a part of the average area, so that users can see and click it.
+#: The smallest area of a rectangle, as a fraction of the average area, so that users can see and
+#: click it.
 _LEAST = 1 / 6
 
 
@@ -45,11 +46,11 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
     """Return rectangles with areas in proportion to ``weights``, and their total height.
 
     The layout is a strip treemap (Bederson, Shneiderman and Wattenberg, 2002). The rectangles keep
-    the order of ``weights``, so neighbours stay neighbours, and a small change of a weight does not
-    make rectangles jump. Very small weights get more area than in proportion.
+    the order of ``weights``: neighbours stay neighbours, and a small change of a weight does not
+    make rectangles jump. Very small weights get a larger area than in proportion.
 
-    :param part: the size of this range as a part of the size of the largest range, 0 to 1. It
-        determines the height.
+    :param part: the size of this range divided by the size of the largest range, 0 to 1. It
+        determines the total height.
     """
     height = max(_SMALLEST, _TALLEST * part)
     total = sum(weights)
@@ -71,7 +72,7 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
 def _rows(areas: Sequence[float]) -> list[list[float]]:
     """Split ``areas`` into rows of rectangles.
 
-    A row ends where one more rectangle would make the rectangles of the row longer and thinner.
+    A row ends where the next rectangle would make the rectangles of that row longer and thinner.
     """
     rows: list[list[float]] = [[]]
     for area in areas:
@@ -81,12 +82,12 @@ def _rows(areas: Sequence[float]) -> list[list[float]]:
         else:
             row.append(area)
     if len(rows) > 1 and _aspect_ratio(rows[-2] + rows[-1]) < _aspect_ratio(rows[-1]):
-        # The last row got too few rectangles, and they are long and thin: join the last two rows.
+        # The last row has too few rectangles, which are long and thin: join the last two rows.
         rows[-2:] = [rows[-2] + rows[-1]]
     return rows
 
 
 def _aspect_ratio(row: Sequence[float]) -> float:
-    """Return the average ratio of length to width of the rectangles in a row; 1 for squares."""
+    """Return the average ratio of long to short side of the rectangles in a row; 1 for squares."""
     height = sum(row) / WIDTH
     return sum(max(area / height**2, height**2 / area) for area in row) / len(row)

@@ -20,7 +20,8 @@ from sharded_orm.operations.cache import (
     status,
 )
 
-# Counters of problems, with their meaning. Those that are not 0 are shown below the table, one a line.
+# Counters of problems, with their meaning. Counters that are not 0 are listed below the table, one
+# per line.
 _TROUBLE = {
     "fills_lost": "not stored because of a write in between, or of another reader",
     "broken": "entries that could not be read",

@@ -1,4 +1,4 @@
-"""``manage.py migrate_shards``: migrate any number of shards."""
+"""``manage.py migrate_shards``: apply Django's migrations to all shards or a selection of them."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ class Command(BaseCommand):
         for alias, error in status.unreachable.items():
             self.stdout.write(self.style.ERROR(f"{alias}: unreachable: {error}"))
 
-    # ##### Settling an interrupted operation whose outcome is not known #####
+    # ##### Settle an interrupted operation whose outcome is not known #####
 
     def _settle(self, text: str, *, as_json: bool) -> None:
         alias, _, answer = text.partition("=")
@@ -386,7 +386,7 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
 
 
 class _SignalStopping(Stopping):
-    """A request to stop, made by a signal. ``status`` is the exit status for the command."""
+    """Tells the work to stop after a signal. ``status`` is the exit status for the command."""
 
     status = 1
 
@@ -394,8 +394,8 @@ class _SignalStopping(Stopping):
         self.status = 128 + signum
         self.stop(f"stopped by {signal.Signals(signum).name}")
         signal.signal(signum, signal.SIG_DFL)
-        # Use os.write(): the signal may have interrupted a write to sys.stderr, and a second write to
-        # sys.stderr inside the first one fails.
+        # Use os.write(), not sys.stderr: the signal may have interrupted a write to sys.stderr, and
+        # a second write inside the first one raises an error.
         os.write(
             2, b"\nStopping after the statement under way. Once more kills; both can be resumed.\n"
         )
@@ -403,10 +403,10 @@ class _SignalStopping(Stopping):
 
 @contextmanager
 def _signals() -> Iterator[_SignalStopping]:
-    """During the block, let SIGINT and SIGTERM stop the work cleanly; a second signal kills.
+    """Within the block, let SIGINT and SIGTERM stop the work cleanly; a second signal kills the process.
 
-    Yields the object that tells whether to stop. Outside the main thread, which alone can install
-    signal handlers, signals have no effect on it.
+    Yields an object that tells whether to stop. Python installs signal handlers in the main thread
+    only: in any other thread, signals do not change that object.
     """
     stopping = _SignalStopping()
     if threading.current_thread() is not threading.main_thread():

@@ -1,6 +1,7 @@
 """``manage.py shards``: show, create, use and grow the logical shards.
 
-The actions are in the modules of ``sharded_orm.management.shards``; each lists its own in ``ACTIONS``.
+The actions are in the modules of ``sharded_orm.management.shards``; each module lists its actions
+in ``ACTIONS``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from sharded_orm.management.shards import grow, promote, run, status, where
 
 class Command(CommandOfActions):
     help = "Shows, checks, creates and uses the logical shards."
-    # No system checks: they concern the models, and their warnings would hide this command's output.
+    # Skip the system checks: they concern the models, and their warnings would hide this command's
+    # output.
     requires_system_checks = []
     actions = (
         *status.ACTIONS,

@@ -23,7 +23,8 @@ from sharded_orm.operations.tickets.creation import MARGIN
 
 _WIDTH = 100
 _ERROR_CELLS = {"WRONG", "DOES NOT ANSWER", "NOT CHECKED", "NOT MOVED"}
-# Width of the column with the sequences' names, in characters. A longer name is printed alone on a line.
+# Width of the column with the names of sequences, in characters. A longer name gets a line of its
+# own.
 _NAME_WIDTH = 24
 
 
@@ -206,7 +207,10 @@ class Command(BaseCommand):
             self.stdout.write(self.style.WARNING(text))
 
     def _table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table. In consecutive rows of one sequence, only the first has the sequence's name."""
+        """Print a table.
+
+        Of consecutive rows about the same sequence, only the first shows the sequence's name.
+        """
         lines, last = [], ""
         for name, *cells in rows:
             shown = "" if name == last and headings[0] == "sequence" else name
@@ -218,9 +222,10 @@ class Command(BaseCommand):
         write_table(self, headings, lines, _ERROR_CELLS)
 
     def _progress(self, options: dict[str, Any]) -> tickets.Progress | None:
-        """Return a function that shows the current sequence in a line that is overwritten later.
+        """Return a function that shows the name of the current sequence on the terminal.
 
-        None without a terminal or with verbosity 0.
+        Each call overwrites the line of the call before. Return None if the output is no terminal,
+        or with verbosity 0.
         """
         if not options["verbosity"] or not getattr(self.stdout, "isatty", lambda: False)():
             return None
@@ -246,7 +251,8 @@ def _number(number: int | None, otherwise: str = "?") -> str:
 
 
 def _position(number: int | None) -> str:
-    # If a sequence has handed out no id, its position is one step below the first id: 0 or less.
+    # The position of a sequence that has handed out no id yet is one step below the first id. That
+    # number may be negative: show 0 instead.
     return _number(None if number is None else max(number, 0))
 
 

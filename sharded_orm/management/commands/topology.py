@@ -25,7 +25,8 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Process
 
-# "watch" checks every 0.1 seconds whether this process uses another topology.
+# Seconds between two checks by which "watch" finds out whether this process has changed to another
+# topology.
 _POLL_INTERVAL = 0.1
 
 
@@ -180,7 +181,8 @@ class Pull(Action):
             command.stdout.write(text, ending="")
             return
         try:
-            # Only the owner may read the file: if the settings allow it, the topology has passwords.
+            # Let only the file's owner read it: if the settings allow it, the topology contains
+            # passwords.
             with open(os.open(options["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # fmt: skip
                 file.write(text)
         except OSError as exc:
@@ -261,7 +263,8 @@ class Rollback(Action):
 
 class Command(CommandOfActions):
     help = "Shows and changes the topology: nodes, groups, and which shards are on which node."
-    # No system checks: they fail without a valid topology, and this command is there to repair it.
+    # Skip the system checks: they fail without a valid topology, and this command is meant to
+    # repair the topology.
     requires_system_checks = []
     actions = (Show, Validate, Diff, Push, Pull, History, Watch, Rollback)
 
@@ -305,7 +308,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    # The comparison also refuses "nan", with which the wait would never end.
+    # This comparison also refuses "nan" and "inf", with which the wait would never end.
     if not 0 <= seconds < float("inf"):
         raise ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
     return seconds
@@ -329,9 +332,10 @@ def _report_published(command: BaseCommand, document: Document, options: dict[st
 
 
 def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
-    """Wait until the other processes use ``document``, and print how many do.
+    """Wait until the other processes use ``document``, and print the number that do.
 
-    :raises CommandError: some do not use it after the time of the option ``--wait``.
+    :raises CommandError: some processes still use another topology after the seconds of the option
+        ``--wait``.
     """
     if not options["wait"]:
         return
@@ -357,7 +361,7 @@ def _usage_text(count: int, *, behind: int) -> str:
 
 
 def _load_held() -> tuple[Document | None, str | None]:
-    """Return ``(document, None)`` with the source's document, or ``(None, error message)``."""
+    """Return ``(document, None)`` with the topology in the source; ``(None, error message)`` on failure."""
     try:
         return topology.current(), None
     except TopologyError as exc:

@@ -83,7 +83,7 @@ class Grow(Action):
 
 
 class _Setting(Action):
-    """Base class of actions that change one setting of a range of shards."""
+    """Base class of the actions that change one setting of a range of shards, such as its weight."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         _add_group(parser)

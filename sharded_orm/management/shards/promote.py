@@ -95,7 +95,8 @@ class Promote(Action):
             _write_json(command, options, {"outcome": "refused", "problems": exc.problems})
             raise
         except (CommandError, JournalMissing, OperationHeld, TopologyError) as exc:
-            # These errors come before the first change; later ones are a PromotionFailed.
+            # An error of these types comes before the first change. An error after that is a
+            # PromotionFailed.
             _write_json(command, options, {"outcome": "refused", "problems": [str(exc)]})
             raise
         except (PromotionFailed, LeaseLost, Error) as exc:

@@ -71,7 +71,8 @@ class SQL(Action):
             raise CommandError(
                 f"There is no shard {alias!r}; they are called {examples!r} and so on."
             )
-        # Connect first, to fail if the shard does not exist: SQLite's shell would create its file.
+        # Connect before SQLite's shell starts: the connection fails if the shard does not exist,
+        # but the shell would create its file.
         connections[alias].ensure_connection()
         connections[alias].close()
         call_command("dbshell", "--", *options["parameters"], database=alias)

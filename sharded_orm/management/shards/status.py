@@ -101,10 +101,10 @@ def _add_options(parser: CommandParser) -> None:
 
 
 def _selected_shards(options: Mapping[str, Any]) -> list[Shard] | None:
-    """Return the shards that the options select.
+    """Return the shards that the options select; None if no option is given.
 
-    None if no option is given: then all shards are checked, and also schemas that are named like a
-    shard but are on the wrong node.
+    None makes the caller check all shards, and also search for schemas that have a shard's name but
+    are on the wrong node.
     """
     if all(options[name] is None for name in ("group", "shards", "node")):
         return None
@@ -183,7 +183,7 @@ def _number(count: int | None) -> str:
 
 
 def _write_json(command: BaseCommand, value: Any) -> None:
-    # default=str is for shard keys that JSON does not know, such as a UUID.
+    # default=str writes values that JSON has no type for, such as a shard key that is a UUID.
     command.stdout.write(json.dumps(value, indent=2, default=str))
 
 

@@ -1,4 +1,4 @@
-"""The action ``where`` of ``manage.py shards``: show the shard of a key, and why it is that one."""
+"""The action ``where`` of ``manage.py shards``: show the shard of a key, and why it is that shard."""
 
 from __future__ import annotations
 
