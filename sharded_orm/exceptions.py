@@ -308,7 +308,7 @@ class JournalMissing(OperationError, ImproperlyConfigured):
 
 
 class NothingUnclear(OperationError, LookupError):
-    """The operator has declared how an interrupted operation ended, but the shard has none."""
+    """The shard has no interrupted operation whose result an operator could declare."""
 
 
 class OperationHeld(OperationError, OperationalError):
@@ -401,4 +401,7 @@ class TimestampExhausted(InvalidID):
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):
-    """The id of a new row contains another shard or type (table number) than the row's own."""
+    """The id of a new row, given or generated, contains another shard or type than the row's own.
+
+    The type is the number of the row's table.
+    """
