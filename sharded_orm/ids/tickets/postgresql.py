@@ -85,8 +85,8 @@ class PostgreSQLSession(TicketSession):
                 deadline,
             )
         except OperationalError as exc:
-            # Return no ids if another session has used up or dropped the sequence since the last
-            # check.
+            # Return no ids: since the last check, another session has used up the sequence or has
+            # dropped it.
             if self._is(exc, errors.SequenceGeneratorLimitExceeded, errors.UndefinedTable):
                 return ()
             raise
@@ -310,8 +310,8 @@ class PostgreSQLSession(TicketSession):
                     " again above all ids in use."
                 )
             return
-        # The SEQUENCE may exist: another process, or one that was interrupted, may have made it. Keep
-        # it, but move it forward, because it may stand too low.
+        # The SEQUENCE may exist already, made by another process or by an interrupted one. Keep it, but
+        # move it forward to ``value``, because it may stand lower.
         self._create(
             f"CREATE SEQUENCE IF NOT EXISTS {self._counter(name)} AS bigint"
             f" INCREMENT BY {self.slot.step:d} START WITH {self.slot.position:d}"
@@ -326,9 +326,9 @@ class PostgreSQLSession(TicketSession):
         self.execute(self._forward(row.name, value), (), deadline)
 
     def _forward(self, name: str, value: int) -> str:
-        # ALTER SEQUENCE changes nothing here, but its lock makes nextval in other sessions wait until
-        # both statements are done. Otherwise a nextval between the comparison and setval could pass
-        # ``value``, and setval would move the SEQUENCE back.
+        # This ALTER SEQUENCE changes nothing, but its lock makes nextval in other sessions wait until the
+        # second statement is done, too. Otherwise a nextval between the comparison and setval could
+        # go beyond ``value``, and setval would move the SEQUENCE back.
         return (
             f"ALTER SEQUENCE {self._counter(name)} OWNED BY NONE;"
             f" SELECT setval({self._regclass(name)}, {value:d}) FROM {self._counter(name)}"

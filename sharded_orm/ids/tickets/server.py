@@ -340,7 +340,7 @@ class TicketServer:
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
-        # Let the next caller try this server, but do not count it as recovered: it has answered a
+        # Let the next caller try this server, but do not mark it as recovered: it has answered a
         # read, and might not be able to write.
         state.breaker.half_open(None)
         return row.predecessor_mark
