@@ -64,7 +64,7 @@ class TicketSessionPool:
             return self._idle.pop() if self._idle else None
 
     def give_back(self, session: TicketSession) -> None:
-        """Keep ``session`` for the next caller, or close it if the pool was closed for good.
+        """Keep ``session`` for the next caller; close it if the pool is full or was closed for good.
 
         The session must have received the answers to all its requests.
         """
