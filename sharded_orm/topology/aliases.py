@@ -118,7 +118,9 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = True
 
     def renew_groups(self) -> None:
-        """Make the settings of all groups, and of shards that :meth:`expose` has added, again.
+        """Replace the stored settings of groups and exposed shards by settings from the current topology.
+
+        Exposed shards are those that :meth:`expose` has added.
 
         Call this after a change of the topology, because the nodes of the groups may have changed.
         """
