@@ -71,7 +71,7 @@ class ShardedOrmConfig(AppConfig):
         post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
             # Make iteration over DATABASES yield the shards that the command line names: Django's
-            # option --database refuses other aliases. Do not do so for "test": Django would create
+            # option --database refuses any alias that is not yielded. Not for "test": Django would create
             # a test database for each shard named, but the group's backend creates all of them.
             settings.DATABASES.expose(sys.argv[1:])
 

@@ -38,7 +38,10 @@ class CircuitBreaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether there is no failure, so that everything may be called. Takes no lock."""
+        """Whether no failure is recorded, so that the server and all its parts may be called.
+
+        Takes no lock.
+        """
         return not self._failures
 
     def claim(self, *keys: str | None) -> bool:
@@ -80,7 +83,7 @@ class CircuitBreaker:
         return before is None or type(before.cause) is not type(cause)
 
     def half_open(self, key: str | None) -> None:
-        """Let the next caller try ``key`` at once, because there is a sign that it works again."""
+        """Let the next caller try ``key`` at once, because there is a sign that ``key`` works again."""
         with self._lock:
             if (failure := self._failures.get(key)) is not None:
                 failure.until = self._clock()

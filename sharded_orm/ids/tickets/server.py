@@ -69,7 +69,8 @@ class _State:
     #: Sequences whose high-water mark could not be read from the partner (the next server in
     #: ``TICKETS``); a warning was logged for each.
     unchecked: set[str] = field(default_factory=set)
-    #: How often the server's position was found to be below its high-water mark, keyed by sequence.
+    #: How often the server was found to have forgotten ids (its position in the sequence was below its
+    #: high-water mark), keyed by sequence.
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -177,8 +178,8 @@ class TicketServer:
             refusals = state.refusals.get(name, 0)
             started = time.monotonic()
             learned = self._learn_high_water_mark(state, name, new_connection=checked is None)
-            # Extend the deadline by the time spent waiting for the partner, so that this server still
-            # has its full time to answer.
+            # Extend the deadline by the time spent waiting for the partner, so that this
+            # server still has its full time to answer.
             lent.deadline += time.monotonic() - started
             row = self._verify(state, session, name, lent.deadline)
             seconds = _SECONDS_CHECKED if learned else self._backoff
