@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Import the public names on first access (PEP 562): Django imports this package before the app
-    # registry is ready, and model classes cannot be imported before that.
+    # Import each public name at its first access (PEP 562) and not with the package: Django imports the
+    # package before the app registry is ready, when model classes cannot be imported yet.
     if name == "atomic":
         from sharded_orm.transactions import atomic
 

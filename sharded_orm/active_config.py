@@ -1,6 +1,7 @@
 """The configuration that this process uses.
 
-It is read once. Afterwards its topology follows the topology source, such as a file or ZooKeeper.
+The settings are read once. After that, only the topology in the configuration changes: it follows the
+topology source, such as a file or ZooKeeper.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from sharded_orm.topology.watcher import Origin, TopologyStatus, TopologyWatcher
 
 logger = logging.getLogger("sharded_orm.topology")
 
-# Seconds for which the source is not asked again after a failure. A starting process needs the
-# configuration several times, and it would wait for the source each time.
+# Seconds for which the topology source is not asked again after a failure. A starting process needs the
+# configuration several times, and without this pause it would wait for the source each time.
 _UNAVAILABLE_FOR = 10.0
 _SETTINGS = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
 
@@ -42,8 +43,8 @@ class ActiveConfig:
 
     Thread-safe.
 
-    :param changed: called whenever a new topology has replaced :attr:`current`. :attr:`lock` is held
-        during the call.
+    :param changed: called whenever :attr:`current` has been replaced, because there is a new topology.
+        :attr:`lock` is held during the call.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -51,7 +52,7 @@ class ActiveConfig:
         self.current: conf.Config | None = None
         self.lock = threading.RLock()
         self._changed = changed
-        # Follows the source; None before load(), and if the source never changes.
+        # The object that follows the source; None before load(), and for a source that never changes.
         self._watcher: TopologyWatcher[conf.Config] | None = None
         # In a forked child that has not called load() yet: the parent's configuration.
         self._inherited: conf.Config | None = None
@@ -97,8 +98,8 @@ class ActiveConfig:
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
-        # Use the value of the parent's watcher and not the parent's current configuration: at the fork,
-        # another thread may have been replacing the latter.
+        # Use the configuration of the parent's watcher and not self.current: at the fork, another thread of
+        # the parent may have been replacing self.current.
         watcher = self._watcher.of_child(_make_source())
         assert watcher.value is not None
         self._watch(watcher)
@@ -115,7 +116,8 @@ class ActiveConfig:
                     except TopologyError:
                         pass  # The watcher has logged the error.
                     except Exception:
-                        # The source's thread, which calls this, must survive to bring later documents.
+                        # Catch every error: the source's thread, which calls this function, must survive to deliver
+                        # later documents.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )
@@ -133,7 +135,8 @@ class ActiveConfig:
         try:
             self._changed()
         except BaseException:
-            # Undo the whole change, and call changed() again, because readers may have seen it.
+            # Undo the whole change. Call changed() again, because other threads may have used the new
+            # configuration meanwhile.
             self.current = before
             self._changed()
             raise
@@ -141,7 +144,7 @@ class ActiveConfig:
     # ##### Questions about the topology #####
 
     def source(self) -> TopologySource:
-        """Return the topology source. Works also if the source has no topology or does not answer."""
+        """Return the topology source, even if it has no topology or does not answer."""
         with self.lock:
             with suppress(TopologyUnavailable):
                 self.load()
@@ -152,7 +155,7 @@ class ActiveConfig:
             return self._unwatched_source
 
     def status(self) -> TopologyStatus:
-        """Return which topology is in use, and why a newer one was refused.
+        """Return which topology is in use and, if a newer one was refused, why.
 
         See ``runtime.topology_status``.
         """
@@ -167,7 +170,10 @@ class ActiveConfig:
         return document
 
     def check(self, new: Document) -> conf.Config:
-        """Return the configuration that would result from ``new``. See ``runtime.check_document``."""
+        """Return the configuration that would result from the topology document ``new``.
+
+        See ``runtime.check_document``.
+        """
         with self.lock:
             try:
                 before = self.load()
@@ -175,13 +181,13 @@ class ActiveConfig:
                 return TopologyWatcher(self.source(), _checked).check(new)
             if self._watcher is not None:
                 return self._watcher.check(new)
-            # With a static source, the ranges in the settings have no version to compare with. Give
-            # ``new`` a later one, so that only its content is checked.
+            # The topology in the settings (a static source) has no published version to compare with.
+            # Give ``new`` a later version, so that only its content is checked.
             version = max(new.version, before.topology.version + 1)
             return _checked(new.at_version(version), before)
 
     def refresh(self, at_least: int) -> None:
-        """Load the document from the source and use it. See ``runtime.refresh``."""
+        """Load the topology document from its source and use it. See ``runtime.refresh``."""
         self._unavailable = None
         self.load()
         watcher = self._watcher
@@ -218,7 +224,7 @@ class ActiveConfig:
         return used, stop_sources
 
     def stop(self) -> None:
-        """Stop the sources when the process exits, so that other processes see at once that it is gone."""
+        """Stop the sources because the process exits; other processes then see at once that it is gone."""
         for source in self._own_sources():
             source.stop()
 
@@ -256,10 +262,10 @@ def _make_source() -> TopologySource:
 def _checked(document: Document, before: conf.Config | None) -> conf.Config:
     """Return the configuration that results from ``document`` and the ``SHARDED_ORM`` setting.
 
-    :param before: the configuration in use; None for none. The new topology must be a permitted
-        successor: for example, it must keep all shards.
-    :raises InvalidTopology: the result is not valid, or no permitted successor of ``before``. The error
-        lists every problem.
+    :param before: the configuration in use; None if there is none yet. The new topology must be fit to
+        replace the topology of ``before``: for example, it must keep all shards.
+    :raises InvalidTopology: the result is not valid, or must not replace ``before``. The error lists
+        every problem.
     """
     what = f"Version {document.version} of the topology, together with SHARDED_ORM,"
     try:

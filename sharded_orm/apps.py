@@ -54,8 +54,8 @@ class ShardedOrmConfig(AppConfig):
         try:
             runtime.validate()
         except TopologyUnavailable:
-            # Only "manage.py topology", which pushes the first topology, may run without one. It
-            # needs none of the receivers below.
+            # Let "manage.py topology" run without a topology, because it publishes the first one. Any
+            # other command fails. This command needs none of the signal receivers below.
             if sys.argv[1:2] != ["topology"]:
                 raise
             return
@@ -70,10 +70,9 @@ class ShardedOrmConfig(AppConfig):
         post_migrate.connect(auto_increment.after_migrate)
         post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
-            # Django's option --database accepts only aliases that an iteration over DATABASES
-            # yields, which leaves shards out. Add the shards that the command line names. Not for
-            # "test": Django would create a test database for each alias, but the group's backend
-            # creates those of the shards.
+            # Make iteration over DATABASES yield the shards that the command line names: Django's
+            # option --database refuses any alias that is not yielded. Not for "test": Django would create
+            # a test database for each shard named, but the group's backend creates all of them.
             settings.DATABASES.expose(sys.argv[1:])
 
 
@@ -101,9 +100,10 @@ def _ticket_pool_class(alias: str) -> type[TicketSessionPool]:
 
 
 def _flush_statistics(**kwargs: Any) -> None:
-    """Let the cache send its counts, if it is time. A receiver of ``request_finished``.
+    """Send the cache's counts as the signal ``cache_counted``, if the last time is long enough ago.
 
-    Django sends that signal after the response, so that no user waits.
+    This is a receiver of ``request_finished``, which Django sends after the response, so that no user
+    waits.
     """
     cache = runtime.used_cache()
     if cache is not None:

@@ -1,4 +1,4 @@
-"""Connections for autonomous statements: these are committed independently of the caller's transaction.
+"""Connections for autonomous statements, which are committed independently of the caller's transaction.
 
 The directory uses them to record on which shard a new key is. The record must survive a rollback of
 the caller's transaction, and must not wait for its commit.
@@ -21,7 +21,10 @@ _connections_of_parents: list[dict[str, BaseDatabaseWrapper]] = []
 
 
 class Autonomous(NamedTuple):
-    """A connection, and whether each statement on it is committed at once."""
+    """A connection for autonomous statements, and whether each statement on it is committed at once.
+
+    Statements are not committed at once inside Django's ``TestCase``.
+    """
 
     connection: BaseDatabaseWrapper
     commits: bool
@@ -30,11 +33,11 @@ class Autonomous(NamedTuple):
 class AutonomousConnections:
     """Connections in autocommit mode, at most one per thread and alias.
 
-    Django's connection for the alias is used while it is in autocommit mode. Inside a transaction, a
-    second connection is used, which the transaction cannot roll back. The second connection is closed
-    by the rules for Django's own (``CONN_MAX_AGE``), before and after a request. Inside Django's
-    ``TestCase`` there is no second connection: Django's connection is used and does not commit, so that
-    the test leaves nothing behind and does not wait for its own locks.
+    While Django's connection for the alias is in autocommit mode, it is used. Inside a transaction, a
+    second connection is used, so that a rollback of the transaction does not undo the statements. Before
+    and after each request, the second connection is closed by Django's rules (``CONN_MAX_AGE``). Inside
+    Django's ``TestCase`` there is no second connection: Django's connection is used and does not commit,
+    so that the test leaves nothing behind and does not wait for its own locks.
     """
 
     def __init__(self) -> None:
@@ -52,11 +55,11 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # Check the connection here: a worker without requests calls close_old_connections(), which
-            # does not know this connection.
+            # Close an old connection here, too: a worker without requests calls Django's
+            # close_old_connections(), which does not know this connection.
             connection.close_if_unusable_or_obsolete()
-        # A test run changes the database NAME of an alias; then a new connection is needed. A shard's
-        # connection needs no check: it follows its shard.
+        # Open a new connection if the alias names another database than before, which a test run causes.
+        # A shard's connection is not checked for that, because it follows its shard.
         if connection is None or (
             "SHARD" not in shared.settings_dict
             and connection.settings_dict["NAME"] != shared.settings_dict["NAME"]
@@ -68,8 +71,8 @@ class AutonomousConnections:
         state = self._own.__dict__
         if state.get("process") != identity():
             if "connections" in state:
-                # After a fork. Using, closing or finalising these connections would write to the
-                # parent's sessions.
+                # Keep the connections that a fork has copied. Using, closing or finalising them would
+                # write to the parent's sessions.
                 _connections_of_parents.append(state["connections"])
             state["connections"], state["process"] = {}, identity()
         own: dict[str, BaseDatabaseWrapper] = state["connections"]

@@ -17,9 +17,9 @@ class _Failure:
 
 
 class CircuitBreaker:
-    """The recent failures of one server. Tells callers whether they may call the server now.
+    """A record of one server's recent failures, which tells callers whether they may call the server.
 
-    Thread-safe. Without a breaker, each call would wait for its timeout while the server is down.
+    Thread-safe. Without it, each call would wait for its timeout while the server is down.
     Failures are kept by key: None stands for the whole server, any other key for a part of it, such as
     a sequence of a ticket server.
     """
@@ -31,21 +31,25 @@ class CircuitBreaker:
         """
         self._backoff = backoff
         self._clock = clock
-        # Guards the times of failures, so that only one caller at a time may try again.
+        # Lock to be held while the recorded failures are changed, so that only one caller at a time may
+        # try again.
         self._lock = threading.Lock()
         self._failures: dict[str | None, _Failure] = {}
 
     @property
     def is_closed(self) -> bool:
-        """Whether there is no failure, so that everything may be called. Takes no lock."""
+        """Whether no failure is recorded, so that the server and all its parts may be called.
+
+        Takes no lock.
+        """
         return not self._failures
 
     def claim(self, *keys: str | None) -> bool:
         """Whether the caller may call all ``keys`` now.
 
-        True if none of them has failed, or if the ``backoff`` time of their failures is over. In the
-        second case the caller is the only one to try: other callers get False until :meth:`reset`, but
-        for at most ``backoff`` seconds, since the caller that tries may be killed.
+        True if none of the keys has failed, or if the ``backoff`` time of all failures is over. In the
+        second case, only this caller may try: other callers get False until :meth:`reset`, but for at
+        most ``backoff`` seconds, because the caller that tries may be killed.
         """
         if self.is_closed:
             return True
@@ -69,8 +73,8 @@ class CircuitBreaker:
     def trip(self, key: str | None, cause: Exception) -> bool:
         """Record a failure of ``key``, so that callers keep away from it for ``backoff`` seconds.
 
-        :return: whether this is news, for the log: False if ``key`` had failed with the same class of
-            error already.
+        :return: whether the failure should be logged: False if ``key`` had failed before, with the same
+            class of error.
         """
         now = self._clock()
         with self._lock:
@@ -79,7 +83,7 @@ class CircuitBreaker:
         return before is None or type(before.cause) is not type(cause)
 
     def half_open(self, key: str | None) -> None:
-        """Let the next caller try ``key`` at once, because there is a sign that it works again."""
+        """Let the next caller try ``key`` at once, because there is a sign that ``key`` works again."""
         with self._lock:
             if (failure := self._failures.get(key)) is not None:
                 failure.until = self._clock()

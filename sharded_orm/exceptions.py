@@ -100,7 +100,7 @@ class InvalidShardKey(RoutingError, ValueError):
 
 
 class InexactShardKey(RoutingError, ImproperlyConfigured):
-    """A column's collation treats keys as equal that the router distinguishes: ``Ada``, ``ada``.
+    """A column's collation treats keys as equal that the router distinguishes, such as ``Ada`` and ``ada``.
 
     The query was not sent. The message names the model, the column and the collation, and tells how to
     change the column.
@@ -116,11 +116,11 @@ class NoOpenShard(RoutingError, OperationalError):
 
 
 class ShardKeyChanged(RoutingError, ValueError):
-    """The write would change the shard key of a row. That needs an explicit move to another shard."""
+    """The write would change a row's shard key. The row must be moved explicitly instead."""
 
 
 class CrossShardRelation(RoutingError, ValueError):
-    """Related rows are not on the same shard: those that a query joins, or that an instance refers to."""
+    """A query joins rows of different shards, or an instance refers to a row of another shard."""
 
 
 class UnknownExpression(RoutingError, NotSupportedError):
@@ -142,10 +142,10 @@ class ScatterNotSupported(ShardedOrmError, NotSupportedError):
 class ScatterError(ShardedOrmError, OperationalError):
     """Some shards did not answer a query to many shards.
 
-    :param failures: the cause for each shard that did not answer, keyed by alias.
+    :param failures: the error of each shard that did not answer, keyed by the shard's alias.
     :param asked: the number of shards that were asked.
-    :param proven: True if the query is certainly not the cause: the errors can only come from the
-        shards, or another shard has answered the same query.
+    :param proven: True if the query itself is certainly not the cause, either because such errors can
+        only come from the shards, or because another shard has answered the same query.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class PartialCommitError(ShardedOrmError, OperationalError):
 
     :param committed: aliases of the shards on which it was committed.
     :param not_committed: aliases of the shards on which it was rolled back.
-    :param cause: the error.
+    :param cause: the error with which the commit failed.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class ShardDatabaseMissing(ShardedOrmError, OperationalError):
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state that would also affect other shards on the same connection."""
+    """The statement sets session state. Shards that share the connection would be affected, too."""
 
 
 class PoolTimeout(ShardedOrmError, OperationalError):
@@ -215,11 +215,11 @@ class UnknownSequence(TicketError, LookupError):
 
 
 class InvalidSequence(TicketError, ValueError):
-    """A sequence cannot be created or moved with these values, such as its name, start or form."""
+    """A sequence of ids cannot be created or moved with the given name, start or way of counting."""
 
 
 class SequenceNotChecked(TicketError, OperationalError):
-    """It is unknown which ids exist or were handed out, because a server or a shard is down."""
+    """A server or a shard is down, so it is unknown which ids of a sequence exist or were handed out."""
 
 
 class InvalidTicketCount(TicketError, ValueError):
@@ -235,7 +235,7 @@ class TicketServerMisconfigured(TicketError, ImproperlyConfigured):
 
 
 class TicketServerBehind(TicketError, OperationalError):
-    """A ticket server would hand out ids again, such as after a restore from a backup."""
+    """A ticket server would hand out ids a second time, for example after a restore from a backup."""
 
 
 class TicketServersUnavailable(TicketError, OperationalError):
@@ -251,9 +251,9 @@ class TicketServersUnavailable(TicketError, OperationalError):
 
 
 class CacheUnavailable(ShardedOrmError, OperationalError):
-    """A cache server is down, so that entries could not be invalidated.
+    """A write was refused, because a cache server is down and entries could not be invalidated.
 
-    If a transaction was to be committed, it was rolled back.
+    If the error was raised at the commit of a transaction, the transaction was rolled back.
     """
 
 
@@ -264,8 +264,8 @@ class AdminError(ShardedOrmError):
 class InvalidFocus(AdminError, LookupError):
     """The URL of an admin page names a shard or a shard key that does not, or cannot, exist.
 
-    The message does not reveal the shard of a key. :attr:`home` is the alias of that shard, to be shown
-    only to users with permission; None if the key has no shard.
+    The message does not reveal which shard a key is on. :attr:`home` is the alias of the key's shard,
+    None if the key has no shard. Show it only to users with permission.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:
@@ -274,18 +274,18 @@ class InvalidFocus(AdminError, LookupError):
 
 
 class InvalidObjectID(AdminError, LookupError):
-    """The part of an admin URL that names a row is malformed, or leads to no shard."""
+    """The part of an admin URL that names a row is malformed, or names a row that no shard can have."""
 
 
 class TooManyMisplaced(AdminError, OperationalError):
-    """An admin action on all rows of a shard did nothing, because too many of them are misplaced.
+    """An admin action on all rows of a shard did nothing, because too many of the rows are misplaced.
 
-    Misplaced rows belong on other shards.
+    A row is misplaced if its shard key belongs on another shard.
     """
 
 
 class OperationError(ShardedOrmError):
-    """Base class: an operator's action, such as a migration of shards, cannot begin or go on."""
+    """Base class of the errors of operators' actions, such as a migration of shards."""
 
 
 class InvalidSelection(OperationError, LookupError):
@@ -303,16 +303,16 @@ class InvalidWaves(OperationError, ValueError):
 class JournalMissing(OperationError, ImproperlyConfigured):
     """The journal, which records long operations, has no tables or cannot be written now.
 
-    The tables are in the global database.
+    The journal's tables are in the global database (the one that is not sharded).
     """
 
 
 class NothingUnclear(OperationError, LookupError):
-    """The operator has said how an interrupted operation ended, but the shard has no such operation."""
+    """The shard has no interrupted operation whose result an operator could declare."""
 
 
 class OperationHeld(OperationError, OperationalError):
-    """Another process runs the same operation, or reported so recently that it may still run it."""
+    """Another process runs the same operation, or has run it so recently that it may not have ended."""
 
 
 class LeaseLost(OperationError, OperationalError):
@@ -340,7 +340,7 @@ class PromotionFailed(OperationError, OperationalError):
 
 
 class GrowthRefused(OperationError, ValueError):
-    """The requested new shards, or the requested change of a range, are not possible in the group."""
+    """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
 
 
 class OperationStopped(OperationError):
@@ -360,17 +360,17 @@ class RehearsalFailed(OperationError, OperationalError):
 
 
 class SchemaDiffers(OperationError, OperationalError):
-    """After its migrations, a shard does not have the expected schema. The message lists differences."""
+    """A shard's schema after its migrations is not the expected one. The message lists the differences."""
 
 
 class TopologyError(ShardedOrmError):
-    """Base class: the topology (nodes, groups and ranges of shards) cannot be read, used or changed."""
+    """Base class of the errors in reading, using or changing the topology of nodes and shards."""
 
 
 class InvalidTopology(TopologyError, ValueError):
     """A topology document cannot be used. :attr:`problems` lists every problem.
 
-    :param what: names the document at the beginning of the message.
+    :param what: the name of the document, with which the message begins.
     """
 
     def __init__(self, problems: Iterable[str], what: str = "The topology document") -> None:
@@ -381,7 +381,7 @@ class InvalidTopology(TopologyError, ValueError):
 
 
 class TopologyConflict(TopologyError, OperationalError):
-    """Another process has published a topology in between. Nothing was published."""
+    """Another process has published a topology meanwhile, so this process has not published its own."""
 
 
 class TopologyReadOnly(TopologyError, NotSupportedError):
@@ -389,7 +389,7 @@ class TopologyReadOnly(TopologyError, NotSupportedError):
 
 
 class TopologyUnavailable(TopologyError, ImproperlyConfigured):
-    """The topology source does not answer or is empty, and there is no local copy of a valid topology."""
+    """The topology source does not answer or is empty, and no valid topology is saved on this machine."""
 
 
 class InvalidID(ShardedOrmError, ValueError):
@@ -401,4 +401,7 @@ class TimestampExhausted(InvalidID):
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):
-    """A new row has an id whose shard or type is not that of the row; the id was given or generated."""
+    """The id of a new row, given or generated, contains another shard or type than the row's own.
+
+    The type is the number of the row's table.
+    """

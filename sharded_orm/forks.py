@@ -12,15 +12,16 @@ def _forked() -> None:
     _forks += 1
 
 
-# Count forks, because process ids are reused: a grandchild may have the id of an ended ancestor.
+# Count forks. Process ids alone do not tell processes apart, because a grandchild may get the process id of
+# an ancestor that has ended.
 os.register_at_fork(after_in_child=_forked)
 
 
 def identity() -> tuple[int, int]:
-    """Return a value that identifies this process: in each of its ancestors, the value is another.
+    """Return a value that identifies this process and differs from the values in all its ancestors.
 
-    It consists of the process id and a count of forks. The count alone is not enough: a fork by C code
-    changes only the process id.
+    The value consists of the process id and a count of forks. The count alone is not enough, because a
+    fork by C code changes only the process id.
     """
     return os.getpid(), _forks
 

@@ -1,7 +1,7 @@
 """The objects that the settings describe: topology, strategies, ticket generator, cache client.
 
-Only this module creates them. Each is created at first use and shared by all threads. When a test
-changes the settings (Django's ``setting_changed``), :func:`reset` drops all of them.
+Only this module creates these objects. Each object is created at its first use and shared by all
+threads. When a test changes the settings (Django's ``setting_changed``), :func:`reset` drops all of them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ if TYPE_CHECKING:
 
 
 def _topology_changed() -> None:
-    """Renew strategies and aliases, and notify connections, when the source has brought a new topology.
+    """Apply a new topology that the topology source has delivered.
 
-    The caller holds the lock of ``_active``.
+    Notifies the shards' connections, renews the entries of ``DATABASES`` and drops the routing
+    strategies. The caller must hold the lock of ``_active``.
     """
     _renew_strategies()
     try:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Also after an error, which undoes the change: connections may have seen the new topology, and
-        # must look up their shard's node again.
+        # Notify the connections even after an error. The error undoes the change of the topology, but a
+        # connection may have seen the new one meanwhile, and must look up its shard's node again.
         relocation.topology_changed()
 
 
@@ -63,9 +64,9 @@ _active = ActiveConfig(_topology_changed)
 
 def _after_fork() -> None:
     if _active.after_fork():
-        # At the fork, a thread of the parent may have been about to renew the strategies. The call of
-        # topology_changed() makes copied connection objects ask for the topology again; the first
-        # question makes the child follow its source.
+        # Renew the strategies here, because a thread of the parent may have been about to do so at the
+        # fork. topology_changed() makes the copied connection objects ask for the topology again, and
+        # the first such question makes the child follow the topology source.
         _renew_strategies()
         relocation.topology_changed()
 
@@ -82,12 +83,12 @@ def _stop() -> None:
 
 _topology: Topology | None = None
 _strategies: dict[str, Strategy] = {}
-# The strategies of the previous topology, keyed by group. A new strategy takes over what the previous
-# one has in memory, such as the shards of keys.
+# The routing strategies of the previous topology, keyed by the group's name. A new strategy takes over
+# what the group's previous strategy has in memory, such as the shards of recently used keys.
 _former: dict[str, Strategy] = {}
 _tickets: TicketGenerator | None = None
 _cache: CacheClient | None = None
-# The prefix of swap_cache_prefix(), which replaces the configured one; None if it was not called.
+# The prefix that swap_cache_prefix() has set for names in the cache; None means the configured prefix.
 _cache_prefix: str | None = None
 
 
@@ -103,9 +104,9 @@ _directory_store: Callable[[str], DirectoryStore] = _no_directory
 def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
     """Set the function that opens the directory, the table that records the shard of each key.
 
-    The app calls this in ``ready()``, because this module cannot import models.
+    The library's ``AppConfig.ready()`` calls this, because this module cannot import models.
 
-    :param factory: gets the alias of the directory's database.
+    :param factory: called with the alias of the directory's database; returns the store.
     """
     global _directory_store
     _directory_store = factory
@@ -114,7 +115,7 @@ def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
 def config() -> conf.Config:
     """Return the checked ``SHARDED_ORM`` setting, with the topology of its source.
 
-    The first call asks the source. From then on, the source is followed in the background.
+    The first call asks the topology source. After that, a background thread follows the source.
 
     :raises InvalidConfiguration: the setting is wrong.
     :raises TopologyUnavailable: the source does not answer or has no valid topology, and there is no
@@ -128,13 +129,13 @@ def config() -> conf.Config:
 def source() -> TopologySource:
     """Return the topology source, which all threads share.
 
-    Works also if the source has no topology or does not answer.
+    Returns the source even if it has no topology or does not answer.
     """
     return _active.source()
 
 
 def topology_status() -> TopologyStatus:
-    """Return which topology version this process uses, and why it has refused a newer one.
+    """Return which topology version this process uses and, if it has refused a newer one, why.
 
     :raises TopologyUnavailable: there is no topology.
     """
@@ -154,16 +155,18 @@ def document() -> Document:
 def check_document(new: Document) -> conf.Config:
     """Return the configuration that this process would have with the topology document ``new``.
 
-    :raises InvalidTopology: the document is not valid together with the setting, or is no permitted
-        successor of the one in use. The error lists every problem.
+    The configuration in use does not change.
+
+    :raises InvalidTopology: ``new`` is not valid together with the ``SHARDED_ORM`` setting, or must not
+        replace the document in use. The error lists every problem.
     """
     return _active.check(new)
 
 
 def refresh(at_least: int = 0) -> None:
-    """Load the document from the source and use it from now on. Costs a round trip to the source.
+    """Load the topology document from its source and use it from now on.
 
-    Does nothing with a static source.
+    Costs a round trip to the source. Does nothing if the topology is static (in the settings).
 
     :param at_least: skip the round trip if this version or a later one is in use already. With 0,
         always load.
@@ -214,10 +217,12 @@ def validate() -> None:
 
 
 def swap(new: Topology | None) -> None:
-    """Use the topology ``new`` from now on; with None, the configured one again. For test runs.
+    """Use the topology ``new`` from now on. For test runs.
 
-    A running statement or transaction finishes on its node. The next one goes to the node that the
-    new topology names. New strategies are created, without what the previous ones had in memory.
+    A running statement or transaction finishes on its node. The next one goes to the node that
+    ``new`` names. The routing strategies are created again and start with nothing in memory.
+
+    :param new: the topology to use; None restores the configured topology.
     """
     global _topology
     with _active.lock:
@@ -242,9 +247,9 @@ def group(name: str) -> ShardGroup:
 
 
 def strategy(name: str) -> Strategy:
-    """Return the routing strategy of group ``name``, which is created at first use. Thread-safe.
+    """Return the routing strategy of shard group ``name``, an object that finds the shard of a key.
 
-    The strategy finds the shard of a key.
+    The strategy is created at its first use and shared by all threads.
     """
     strategy = _strategies.get(name)
     if strategy is None:
@@ -309,9 +314,9 @@ def used_cache() -> CacheClient | None:
 
 
 def swap_cache_prefix(prefix: str | None) -> None:
-    """Use ``prefix`` for all names in the cache from now on; with None, the configured one again.
+    """Use ``prefix`` for all names in the cache from now on; None restores the configured prefix.
 
-    For test runs, so that they do not read entries of another test run or of the live site.
+    Test runs use this, so that they do not read entries of another test run or of the live site.
     """
     global _cache_prefix
     with _active.lock:
@@ -347,10 +352,10 @@ TEMPLATE_SUFFIX = "_template"
 
 
 def template_group(alias: str) -> str | None:
-    """Return the group's name if ``alias`` is that of a template (``photos_template``); else None.
+    """Return ``photos`` for the template alias ``photos_template``; None if ``alias`` is no such alias.
 
-    A template is a schema with the tables of a group, but without users' rows. A test run clones its
-    shards from it.
+    A template is a schema with the tables of a shard group, but without users' rows. A test run
+    clones the group's shards from the template.
     """
     name = alias.removesuffix(TEMPLATE_SUFFIX)
     return name if name != alias and name in topology().groups else None
@@ -369,10 +374,10 @@ def alias_settings(alias: str) -> dict[str, Any] | None:
 def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
     """Return the settings of ``shard``, as an entry of ``DATABASES``.
 
-    ``GENERATION`` in the result counts the topologies that the process has used: a connection compares
-    it to notice a change.
+    ``GENERATION`` in the result is the number of topologies that the process has used so far. A
+    connection compares it with the current number to notice that the topology has changed.
 
-    :param among: the topology that ``shard`` was taken from; by default the one in use.
+    :param among: the topology that ``shard`` was taken from; by default the topology in use.
     """
     # Read this before the topology. If the topology is replaced in between, the connection then looks
     # up its settings once more; in the other order it would miss the change.
@@ -385,10 +390,10 @@ def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, 
 
 
 def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
-    """Return complete settings for the schema of ``shard`` on ``shard.node``.
+    """Return complete connection settings for the schema of ``shard`` on the node ``shard.node``.
 
-    They are for that node, even if the topology in use has the shard on another one. None if the node
-    does not exist any more.
+    The settings lead to that node even if the topology in use has the shard on another node. Return
+    None if the node no longer exists.
     """
     current = topology()
     return complete(database_settings(shard, current)) if shard.node in current.nodes else None
@@ -397,7 +402,7 @@ def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
 def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a node without ``OPERATOR``.
 
-    ``OPERATOR`` is an account for operators' commands only. It must not be used or shown elsewhere.
+    ``OPERATOR`` is an account that only operators' commands may use or show.
     """
     return {key: value for key, value in node.items() if key != "OPERATOR"}
 
@@ -413,9 +418,9 @@ def operator_settings(node: str) -> dict[str, Any] | None:
 
 
 def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str, Any]:
-    """Return the entry of ``DATABASES`` for the alias that stands for the whole of ``group``.
+    """Return the entry of ``DATABASES`` for the alias that stands for the whole shard group ``group``.
 
-    :param among: the topology that ``group`` was taken from; by default the one in use.
+    :param among: the topology that ``group`` was taken from; by default the topology in use.
     """
     generation = relocation.generation
     node = _application_settings((among or topology()).nodes[group.ranges[0].primary])
@@ -434,8 +439,8 @@ def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str
 def reset() -> None:
     """Drop all objects that were made from the settings, because the settings have changed.
 
-    A topology that :func:`swap` has set stays in use: in a test run it keeps the test shards apart
-    from the real ones.
+    A topology that :func:`swap` has set stays in use: in a test run, that topology keeps the test
+    shards apart from the real ones.
     """
     global _tickets
     with _active.lock:
@@ -445,7 +450,8 @@ def reset() -> None:
         _strategies.clear()
         _former.clear()
         relocation.topology_changed()
-    # Do not hold the lock here: this waits for the source's thread, which may be waiting for the lock.
+    # Stop the source without holding the lock: stop_source() waits for the source's thread, which may
+    # itself be waiting for the lock.
     stop_source()
     if generator is not None:
         generator.close()
@@ -478,7 +484,7 @@ def shard_in(group: ShardGroup, number: int) -> Shard:
 
 
 def locate(name: str, key: Any) -> Shard | None:
-    """Return the shard of ``key`` in group ``name``; None if no row can have ``key``.
+    """Return the shard of ``key`` in shard group ``name``; None if no row can have that key.
 
     See :meth:`Strategy.locate`.
     """
@@ -487,7 +493,7 @@ def locate(name: str, key: Any) -> Shard | None:
 
 
 def place(name: str, key: Any) -> Shard:
-    """Return the shard of ``key`` in group ``name``. A key without a shard is placed on one.
+    """Return the shard of ``key`` in shard group ``name``; assign a shard to the key if it has none.
 
     See :meth:`Strategy.place`.
     """
@@ -495,7 +501,7 @@ def place(name: str, key: Any) -> Shard:
 
 
 class _CurrentAliases:
-    """Tells ``DATABASES`` the aliases of groups and shards in the topology in use."""
+    """The resolver of ``DATABASES``: looks up groups and shards in the topology in use."""
 
     @staticmethod
     def group_aliases() -> dict[str, dict[str, Any]]:

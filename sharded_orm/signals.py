@@ -11,7 +11,8 @@ import django
 from django.db.models import Model
 from django.dispatch import Signal
 
-# Directories of the library and of Django. The call site of a query is the first frame outside of them.
+# Directories of the library and of Django. The call site of a query is the innermost stack frame whose file
+# is in neither of them.
 _INSIDE = tuple(f"{Path(str(file)).parent}{os.sep}" for file in (__file__, django.__file__))
 
 
@@ -24,7 +25,7 @@ class ScatterSignal(Signal):
     """
 
     def announce(self, model: type[Model], route: object) -> None:
-        # Walking the stack is expensive, so it is done only if there is a receiver.
+        # Find the call site only if the signal has a receiver, because walking the stack is expensive.
         if self.has_listeners(model):
             self.send(sender=model, route=route, call_site=_call_site())
 
@@ -39,8 +40,8 @@ def _call_site() -> str:
 
 scattered = ScatterSignal()
 
-#: A signal with growing counters of the cache. A process that uses the cache sends it about every ten
-#: seconds, and after requests. Receivers get ``counts``, a dict of dicts: by label of a model, then by
-#: name of a counter (see ``manage.py cache_stats``), the counter's growth since the last signal. An
-#: exception of a receiver is logged and ignored.
+#: The signal that reports what the cache has counted, such as hits. A process that uses the cache sends it
+#: about every ten seconds, and after requests. Receivers get ``counts``: a dict, keyed by model label, of
+#: dicts that map the name of a counter (see ``manage.py cache_stats``) to its growth since the last signal.
+#: An exception of a receiver is logged and ignored.
 cache_counted = Signal()

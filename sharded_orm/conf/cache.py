@@ -13,8 +13,8 @@ KEYS = {
     "OBJECTS", "LISTS", "PREFIX", "TTL", "TIMEOUT", "BACKOFF", "COMMIT_WITHIN", "QUARANTINE",
     "READ", "ALSO_MARK",
 }  # fmt: skip
-#: Largest ``TTL`` in seconds: 15 days. Guards (see :class:`CacheOptions`) live twice as long as
-#: entries, and memcached takes a lifetime of more than 30 days for a date.
+#: Largest ``TTL`` (lifetime of a cache entry) in seconds: 15 days. Guards (see :class:`CacheOptions`) live
+#: twice as long as entries, and memcached would take a lifetime of more than 30 days for a date.
 MAX_TTL = 15 * 24 * 3600
 _PREFIX = re.compile(r"[A-Za-z0-9_.:]{0,32}\Z")
 
@@ -23,8 +23,8 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:]{0,32}\Z")
 class CacheOptions:
     """The values of ``SHARDED_ORM["CACHE"]`` and ``SHARDED_ORM["ON_CACHE_FAILURE"]`` (Yupoo, P8).
 
-    A *guard* is a record in the cache for some rows, such as those of a shard key. Before its COMMIT,
-    each write announces itself in the guards of its rows, by a *marker*.
+    A *guard* is a record in the cache that stands for some rows, such as all rows of a shard key.
+    Before its COMMIT, each write puts a *marker* into the guards of its rows, to announce the change.
     """
 
     #: The alias of ``CACHES`` whose servers hold objects (cached rows).
@@ -40,19 +40,20 @@ class CacheOptions:
     timeout: float = 0.25
     #: Seconds for which a cache server is not called after a failure.
     backoff: float = 2.0
-    #: Seconds for which a marker is valid for its COMMIT. A later COMMIT writes a new marker first.
+    #: Seconds after its marker was written within which a write may COMMIT. A later COMMIT first writes
+    #: a new marker.
     commit_within: float = 2.0
-    #: Seconds for which nothing is stored under a new guard. Also the age in seconds from which a marker
-    #: counts as that of a dead writer, if the database cannot tell whether the writer still runs.
+    #: Seconds for which no entry is stored under a new guard. If the database cannot tell whether the
+    #: writer of a marker still runs, a marker of this age, too, counts as left by a dead writer.
     quarantine: float = 10.0
-    #: What to do if a write's marker cannot be stored: ``"refuse"`` rolls the write back,
-    #: ``"proceed"`` commits it, so that entries may be stale for up to ``ttl`` seconds.
+    #: What to do if a write's marker cannot be stored. ``"refuse"`` rolls the write back. ``"proceed"``
+    #: commits the write, after which cache entries may be stale for up to ``ttl`` seconds.
     on_failure: str = "refuse"
-    #: Whether this process reads from the cache and stores entries. If False, it only announces in the
-    #: cache which rows it writes.
+    #: Whether this process reads and stores cache entries. If False, the process uses the cache only to
+    #: announce which rows it writes.
     read: bool = True
-    #: More aliases of ``CACHES`` whose servers get the markers. While the list of servers is being
-    #: changed, other processes already, or still, read from these servers.
+    #: Further aliases of ``CACHES`` whose servers get the markers, too. They are needed while the list of
+    #: cache servers is being changed: some processes then already, or still, read from these servers.
     also_mark: tuple[str, ...] = ()
 
 
@@ -100,7 +101,7 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
     if ttl > MAX_TTL or ttl < 1:
         problems.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
     elif ttl < quarantine:
-        # A new guard (the cache's record for some rows) would expire before an entry may be stored
+        # With these values, a guard (see CacheOptions) would expire before an entry may be stored
         # under it.
         problems.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
     if timeout >= commit_within:

@@ -1,6 +1,6 @@
 """Read and check ``SHARDED_ORM["NODES"]`` and ``["NODE_DEFAULTS"]``.
 
-They tell how to connect to the database servers, which are called nodes.
+These settings say how to connect to the database servers, which are called nodes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ KEYS = {
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
 }  # fmt: skip
 _OPERATOR_KEYS = {"USER", "PASSWORD"}
-# The permitted types of a node's settings, and how an error message names them. Other settings are
-# passed on unchecked.
+# The permitted type of each of a node's settings, and the name of the type in an error message. Settings that
+# are not listed here are passed on unchecked.
 _TYPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("OPTIONS", "TEST", "OPERATOR"), (Mapping, "a dict")),
     "POOL": ((Mapping, type(None)), "a dict"),
@@ -75,8 +75,8 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
         problems += unknown_keys(f"{where}OPERATOR: ", node["OPERATOR"], _OPERATOR_KEYS)
     settings = {key: value for key, value in node.items() if key not in wrong}
     engine = node.get("ENGINE")
-    # Accept any other ENGINE, because it may derive from one of the library's. Refuse Django's own:
-    # they would open a connection per shard.
+    # Refuse Django's own backends, which would open a connection per shard. Accept any other ENGINE,
+    # because it may be derived from one of the library's backends.
     if not isinstance(engine, str) or not engine or engine.startswith("django.db.backends."):
         problems.append(f"{where}ENGINE must be one of {list(_ENGINES)!r}, not {engine!r}")
         settings.pop("ENGINE", None)

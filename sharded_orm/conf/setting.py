@@ -26,8 +26,8 @@ KEYS = {
 }  # fmt: skip
 TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
 ADMIN_KEYS = {"GROUP_PERMISSIONS"}
-# Largest length of a group's name that fits into a permission: ``auth.Permission.codename`` has 100
-# characters and begins with "access_".
+# The largest number of characters in a shard group's name. The codename of the group's permission is
+# "access_" and that name, and ``auth.Permission.codename`` has at most 100 characters.
 _LONGEST_PERMITTED = 93
 
 
@@ -45,8 +45,8 @@ class SourceOptions:
 class AdminOptions:
     """The values of ``SHARDED_ORM["ADMIN"]``."""
 
-    #: Whether a user of the admin needs the permission ``sharded_orm.access_<group>`` to see the rows
-    #: of a group.
+    #: Whether a user of the admin needs the permission ``sharded_orm.access_<group>`` to see the rows of
+    #: that shard group.
     group_permissions: bool = False
 
 
@@ -56,8 +56,9 @@ class Config:
 
     :param topology: the nodes and groups.
     :param tickets: the aliases of the ticket servers in ``DATABASES``.
-    :param directory: the alias in ``DATABASES`` that has the directory of keys.
-    :param max_idle_aliases: how many unused connection objects of shards a thread keeps per group.
+    :param directory: the alias in ``DATABASES`` of the database with the directory, the table that
+        records the shard of each key.
+    :param max_idle_aliases: how many unused connection objects a thread keeps per shard group.
     :param cache: the options of the cache; None if the setting has no ``CACHE``, so that nothing is
         cached.
     """
@@ -111,8 +112,8 @@ def source(raw: Mapping[str, Any]) -> SourceOptions:
 def parse(raw: Any, document: Document | None = None) -> Config:
     """Check a ``SHARDED_ORM`` dict and return it as a :class:`Config`.
 
-    :param document: the document that the topology source holds. Its nodes and groups complete and
-        override those in the dict. None for a static source.
+    :param document: the topology document, whose nodes and groups complete and override those in
+        ``raw``. None if the topology is only in the settings (a static source).
     :raises InvalidConfiguration: anything is wrong. The error lists every problem.
     """
     if not isinstance(raw, Mapping):

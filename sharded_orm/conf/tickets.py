@@ -17,16 +17,16 @@ KEYS = {"TIMEOUT", "BACKOFF", "BLOCK_SIZE", "PARTNER_DOWN"}
 class TicketOptions:
     """The values of ``SHARDED_ORM["TICKET_OPTIONS"]``."""
 
-    #: Largest number of seconds that a caller waits for an id, divided equally among the servers.
+    #: The longest time, in seconds, that a caller waits for an id. Each server gets an equal part of it.
     timeout: float = 2.0
     #: Seconds for which a server is not asked after a failure.
     backoff: float = 5.0
     #: Number of ids that a process takes in one request when one id is needed; it keeps the others
     #: for later. With 1, it takes no id in advance.
     block_size: int = 1
-    #: What to do if a server's partner does not answer. The partner is the next server; it keeps the
-    #: highest id that the server has handed out. ``"refuse"`` takes no id from the server,
-    #: ``"proceed"`` takes ids and logs a warning.
+    #: What to do if the partner of a ticket server does not answer. The partner is the next server in the
+    #: list, which stores the highest id that the server has handed out. ``"refuse"`` takes no id from
+    #: the server; ``"proceed"`` takes ids and logs a warning.
     partner_down: str = "proceed"
 
 

@@ -1,7 +1,7 @@
 """Checks of single values, for all parts of the ``SHARDED_ORM`` setting.
 
-Each message about a wrong value begins with the parameter ``where``, which names the part of the
-setting. A checked value that is wrong is replaced by a default, so that the other checks can go on.
+The parameter ``where`` of each function names the part of the setting, with which each error message
+begins. A wrong value is replaced by a default, so that the other checks can go on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def flag(
 
     If the value is no bool, add a sentence to ``problems`` and return ``default``.
     """
-    # Accept only True and False: the text "no", for example, would count as true.
+    # Refuse all values but True and False: the text "no", for example, would count as true.
     value = values.get(key, default)
     if not isinstance(value, bool):
         problems.append(f"{where}{key} must be True or False, not {value!r}")

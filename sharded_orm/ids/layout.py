@@ -1,7 +1,7 @@
 """Ids that contain the shard of their row: 64-bit integers whose bits are divided into parts.
 
-Pure: no Django, no database. Every part is checked when an id is packed and when it is unpacked,
-because a number that does not fit its bits would change the next higher part.
+This module uses neither Django nor a database. Every part is checked when an id is packed and when it is
+unpacked: a part that does not fit its bits would change the next higher part.
 
 ========================  =====================================================
 :class:`PackedID`         shard, type, local id (Pinterest, P1)
@@ -42,7 +42,7 @@ class _Layout:
     """Base class of the layouts. Subclasses are frozen dataclasses, so layouts compare by value."""
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
-        """Return what migrations need to write this layout: dotted path, arguments, keyword arguments."""
+        """Return the dotted path, arguments and keyword arguments with which migrations write the layout."""
         parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are
         return f"{type(self).__module__}.{type(self).__qualname__}", (), parts
 
@@ -62,9 +62,10 @@ class _Layout:
 class PackedLayout(_Layout):
     """The widths, in bits, of the parts of a packed id: ``shard | type | local`` (P1).
 
-    The default widths of 16, 10 and 36 bits leave the top two bits of the id at zero.
+    ``type`` is the number of a table, ``local`` the row's number in the table. The default widths of
+    16, 10 and 36 bits leave the top two bits of the id at zero.
 
-    :raises InvalidID: the widths have more than 63 bits in all, or a width is no positive integer.
+    :raises InvalidID: the sum of the widths is above 63, or a width is no positive integer.
     """
 
     shard_bits: int = 16
@@ -108,9 +109,9 @@ class PackedLayout(_Layout):
         )
 
     def counted(self, shard: int, type: int) -> range:
-        """Return the range of all ids that the table of ``type`` on ``shard`` can have.
+        """Return the range of all ids of rows in the table with number ``type`` on ``shard``.
 
-        Local ids count from 1 to the largest number that fits.
+        The local part counts from 1 to the largest number that fits its bits.
         """
         last = (1 << self.local_bits) - 1
         return range(self.pack(shard, type, 1), self.pack(shard, type, last) + 1)
@@ -157,14 +158,14 @@ class TimestampedLayout(_Layout):
 
     The time is the highest part, so ids sort by time.
 
-    :param epoch: the aware datetime from which milliseconds are counted. It must never
-        change, or all existing ids would mean another time.
+    :param epoch: the datetime, with a time zone, from which milliseconds are counted. It must never
+        change: all existing ids would then mean another time.
 
     The default widths of 41, 13 and 10 bits use all 64 bits, and the highest bit is the sign of a
     ``BIGINT``. So the last time that fits is 2**40 - 1 ms, 34.8 years after the epoch.
 
-    :raises InvalidID: the widths have more than 64 bits in all, or leave no bit for the time,
-        or the epoch has no time zone.
+    :raises InvalidID: the sum of the widths is above 64, or no bit is left for the time, or the epoch
+        has no time zone.
     """
 
     epoch: datetime = EPOCH
@@ -237,7 +238,7 @@ class TimestampedLayout(_Layout):
         )
 
     def milliseconds_of(self, moment: datetime) -> int:
-        """Return the whole milliseconds from the epoch to ``moment``; negative if it is earlier.
+        """Return the whole milliseconds from the epoch to ``moment``; negative before the epoch.
 
         :raises InvalidID: ``moment`` is not a datetime with a time zone.
         """
@@ -281,9 +282,9 @@ class TimestampedID:
         sequence: int,
         layout: TimestampedLayout = TIMESTAMPED,
     ) -> TimestampedID:
-        """Return the id of the aware datetime ``moment``.
+        """Return the id with these parts, for a ``moment`` that is a datetime with a time zone.
 
-        ``at(moment, 0, 0)`` is a lower bound of all ids that are made at ``moment`` or later.
+        No id that is made at ``moment`` or later is below ``at(moment, 0, 0)``.
         """
         return cls(layout.milliseconds_of(moment), shard, sequence, layout)
 

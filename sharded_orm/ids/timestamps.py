@@ -1,4 +1,4 @@
-"""Timestamped ids that this process makes, for databases that cannot make such ids themselves (I2)."""
+"""Timestamped ids made by the Django process, for databases that cannot make such ids themselves (I2)."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ def _now() -> int:
 
 @dataclass
 class _Lane:
-    """What this process remembers of the ids of one table on one shard.
+    """What this process remembers of the ids that it has made for one table on one shard.
 
-    ``last`` is the millisecond of the latest id, after the epoch; ``sequence`` is that id's sequence
-    number; ``used`` is how many ids were made in millisecond ``last``.
+    ``last`` is the time of the latest id, in milliseconds after the epoch. ``sequence`` is the sequence
+    number of the latest id. ``used`` is the number of ids that have the time ``last``.
     """
 
     last: int
     used: int
     sequence: int
-    # Guards this lane, so that no pair (last, sequence) is handed out twice. It is held while a
-    # caller waits for the clock; callers that use other lanes do not wait for it.
+    # Lock to be held while an id is made, so that no pair (last, sequence) is used twice. A caller holds
+    # the lock even while it waits for the clock; callers for other tables or shards are not blocked.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# If the clock is behind the last id by at most this number of milliseconds, a caller waits for it.
+# The largest number of milliseconds that the clock may be behind the last id for a caller to wait until the
+# clock has caught up.
 _PATIENCE = 1000
 
 
 class TimestampClock:
     """A maker of timestamped ids of one layout; it never makes an id twice. Thread-safe, fork-safe.
 
-    :param layout: the widths and the epoch.
+    :param layout: the widths of the parts of an id, and the epoch.
     :param clock: returns the Unix time in milliseconds.
-    :param wait: sleeps for the number of seconds that it is given; called when all sequence numbers
-        of a millisecond are used up.
-    :param draw: returns a random number from 0 up to, but not including, its argument; the first
-        sequence number is drawn with it.
+    :param wait: sleeps for the given number of seconds; called when all sequence numbers of a
+        millisecond are used up.
+    :param draw: called with n, returns a random number from 0 to n - 1; it chooses the first sequence
+        number.
 
     - A table on a shard gets at most ``2**sequence_bits`` ids of one millisecond; a caller that
       needs more waits for the next millisecond.
@@ -85,7 +86,7 @@ class TimestampClock:
 
         :param table: a name that no other table of any group has.
         :raises TimestampExhausted: the current time is too late for the layout.
-        :raises InvalidID: the shard does not fit its bits, or the clock is before the epoch.
+        :raises InvalidID: ``shard`` does not fit its bits, or the current time is before the epoch.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))
@@ -96,10 +97,10 @@ class TimestampClock:
             return [self._next(lane, shard) for _ in range(count)]
 
     def leave(self, shard: int, table: str) -> None:
-        """Make no more ids of the current millisecond; begin the next at a random sequence number.
+        """Make no more ids for ``table`` on ``shard`` in the current millisecond.
 
-        To be called after an id of this process collided with one of another process: the ids that
-        follow would collide as well.
+        The next millisecond begins at a random sequence number. Call this after an id of this process
+        has collided with an id of another process, because the ids that follow would collide, too.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))
@@ -119,8 +120,8 @@ class TimestampClock:
         if now > lane.last:
             lane.last, lane.used = now, 0
         elif lane.used >= self._size:
-            # The clock was set back by more than _PATIENCE, perhaps by hours: too long to wait. Use
-            # the next millisecond ahead of the clock.
+            # The clock was set back by more than _PATIENCE, perhaps by hours, which is too long to wait.
+            # Use the millisecond after the last id, although the clock has not reached it yet.
             lane.last, lane.used = lane.last + 1, 0
         lane.used += 1
         lane.sequence = (lane.sequence + 1) % self._size
@@ -136,12 +137,12 @@ class TimestampClock:
         return now
 
     def _after_fork(self) -> None:
-        # Replace all locks: another thread of the parent may have held one at the fork. The child has
-        # a single thread here, so nobody holds the old locks.
+        # Replace all locks, because another thread of the parent may have held one at the fork. That is
+        # safe: the child has a single thread now, which holds none of the old locks.
         self._lock = threading.Lock()
         for lane in self._lanes.values():
             lane.lock = threading.Lock()
-            # Leave the current millisecond, in which the parent may make more ids.
+            # Make no ids of the current millisecond, in which the parent may make more ids.
             self._leave(lane)
 
 
@@ -158,5 +159,5 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 @cache
 def clock_of(layout: TimestampedLayout) -> TimestampClock:
-    """Return the clock that all tables of this process with ids of ``layout`` share."""
+    """Return this process's clock for ids of ``layout``, which all tables with such ids share."""
     return TimestampClock(layout)

@@ -1,17 +1,19 @@
 """The SQL for timestamped ids that PostgreSQL makes itself, as the default of a column (I2, I3).
 
-Pure: the functions return statements and run none. Each table has an SQL sequence. Each schema
-(that is, each shard) has an SQL function, which contains the number of the shard. Neither contains
-the name of the schema, so the schema may be renamed, dumped and moved.
+The functions of this module return SQL statements and run none. Each table gets an SQL sequence. Each
+schema (that is, each shard) gets an SQL function, which contains the number of the shard. Neither the
+SQL sequence nor the SQL function contains the schema's name, so the schema may be renamed, dumped and
+moved.
 
-The function that Instagram published uses ``nextval % 1024`` as the last bits. It repeats an id if
-the clock is set back, or if 1024 numbers are drawn while one session is between its ``nextval`` and
-its reading of the clock: bulk inserts of four sessions did that within a second.
+The function that Instagram published uses ``nextval % 1024`` as the last bits. That function repeats
+an id if the clock is set back, or if other sessions draw 1024 numbers while one session is between its
+``nextval`` and its reading of the clock. In a test, bulk inserts of four sessions repeated an id within a
+second.
 Here the SQL sequence holds both the time and the number of the last id, and one session at a time
-advances it. So the ids of a table only grow, and none is repeated. If the numbers of a millisecond
+advances it. So the ids of a table always grow, and no id is repeated. If the numbers of a millisecond
 are used up, the session waits for the next millisecond. If the clock is set back, new ids continue
-after the last id. The price: a call takes 6 microseconds instead of 1, which limits a table to some
-50,000 rows a second if several sessions insert at once.
+after the last id. The price: a call takes 6 microseconds instead of 1. If several sessions insert at
+once, that limits a table to some 50,000 rows a second.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import hashlib
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 
 _MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
-#: First half of the advisory lock's key; the second half is the oid of the SQL sequence.
+#: First half of the key of the advisory lock with which one session at a time advances an SQL sequence.
+#: The second half is the oid of the SQL sequence.
 _LOCK = 0x5348_4F52
 
 _FUNCTION = """\
@@ -77,7 +80,7 @@ def function_name(layout: TimestampedLayout = TIMESTAMPED) -> str:
 def create_function(schema: str, shard: int, layout: TimestampedLayout = TIMESTAMPED) -> str:
     """Return the statement that creates or replaces the function of ``layout`` in ``schema``.
 
-    :param shard: the number that the ids of this schema contain.
+    :param shard: the number of the shard, which all ids of this schema contain.
     :raises InvalidID: ``shard`` does not fit into the layout.
     """
     layout.pack(0, shard, 0)
@@ -94,7 +97,7 @@ def create_function(schema: str, shard: int, layout: TimestampedLayout = TIMESTA
 
 
 def create_sequence(schema: str, table: str, column: str) -> list[str]:
-    """Return the statements that create the SQL sequence, which stores the last id of a column.
+    """Return the statements that create the SQL sequence that stores the last id of ``column``.
 
     PostgreSQL drops the sequence together with the column. Database roles that insert rows need the
     UPDATE privilege on the sequence.
@@ -109,9 +112,10 @@ def create_sequence(schema: str, table: str, column: str) -> list[str]:
 def set_default(
     schema: str, table: str, column: str, layout: TimestampedLayout = TIMESTAMPED
 ) -> str:
-    """Return the statement that makes the function's result the default of ``column``.
+    """Return the statement that makes a new id of ``layout`` the default value of ``column``.
 
-    The statement locks the table briefly.
+    The ids come from the function that :func:`create_function` has created. The statement locks the
+    table briefly.
     """
     sequence = _qualified(schema, _sequence_name(table, column)).replace("'", "''")
     return (

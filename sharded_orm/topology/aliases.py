@@ -16,8 +16,8 @@ from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 
 GROUP_ENGINE = "sharded_orm.backends.group"
 
-# The default values that Django's ConnectionHandler.configure_settings() sets on all stored aliases.
-# Settings of shard aliases are made later, so this module sets the defaults on them.
+# The default values that Django's ConnectionHandler.configure_settings() sets for all aliases that are
+# stored in DATABASES. Settings of a shard's alias are made later, so this module sets the defaults in them.
 _DEFAULTS: Mapping[str, Any] = {
     "ATOMIC_REQUESTS": False,
     "AUTOCOMMIT": True,
@@ -36,7 +36,10 @@ _TEST_DEFAULTS: Mapping[str, Any] = {
 
 
 class Resolver(Protocol):
-    """The interface through which this module looks up groups and shards. Thread-safe."""
+    """The interface through which this module looks up groups and shards.
+
+    Implementations must be thread-safe.
+    """
 
     def group_aliases(self) -> dict[str, dict[str, Any]]:
         """Return the database settings of each group's alias, keyed by the group's name.
@@ -51,8 +54,8 @@ class Resolver(Protocol):
         """Whether ``alias`` names a shard; cheaper than :meth:`shard_alias`."""
 
 
-# Set once, when the module ``runtime`` is loaded. That is after the settings module has made DATABASES,
-# but before Django uses DATABASES, which it does when it loads applications.
+# The object that looks up groups and shards, set once, when the module ``runtime`` is loaded. That is after
+# the settings module has made DATABASES, but before Django loads applications and uses DATABASES.
 _resolver: Resolver | None = None
 
 
@@ -62,7 +65,7 @@ def provide_resolver(resolver: Resolver) -> None:
     _resolver = resolver
 
 
-# Held while the aliases of groups are added, because two threads may need them first at the same time.
+# Lock that is held while the aliases of groups are added: two threads may be the first to need them.
 _adding = threading.RLock()
 
 
@@ -77,16 +80,16 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
 class ShardedDatabases(dict[str, dict[str, Any]]):
     """A mapping for ``DATABASES`` that has an alias for every shard; made by :func:`sharded_databases`.
 
-    Iteration yields only the aliases of the settings and of groups, so its cost does not depend on the
-    number of shards. ``in``, ``[]`` and ``get`` know the aliases of shards, too. Each look-up of a shard
-    makes a new dict, so memory does not grow with the number of shards used.
+    Iteration yields the aliases in the settings and those of groups, but not those of shards, so its cost
+    does not depend on the number of shards. ``in``, ``[]`` and ``get`` also know the aliases of shards.
+    Each look-up of a shard makes a new dict, so memory does not grow with the number of shards used.
     """
 
     _groups_added = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Aliases of the shards that iteration yields, too; see expose().
+        # Aliases of shards that iteration yields, too, because the command line names them; see expose().
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
@@ -95,8 +98,8 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         if not self._groups_added:
             with _adding:
                 if not self._groups_added:
-                    # Ignore a missing topology here, while models are being loaded. Later, in its
-                    # ready(), this package's AppConfig decides whether the process may go on.
+                    # Ignore a missing topology here, while Django loads models. Later, the ready() of this
+                    # package's AppConfig decides whether the process may run without a topology.
                     with suppress(TopologyUnavailable):
                         self._add_groups()
         return self
@@ -115,9 +118,11 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = True
 
     def renew_groups(self) -> None:
-        """Replace the settings of groups and exposed shards by those of the current topology.
+        """Replace the stored settings of groups and exposed shards by settings from the current topology.
 
-        To be called after a change of the topology, because the groups' nodes may have changed.
+        Exposed shards are those that :meth:`expose` has added.
+
+        Call this after a change of the topology, because the nodes of the groups may have changed.
         """
         if _resolver is None:
             return
@@ -139,9 +144,9 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = False
 
     def expose(self, arguments: Sequence[str]) -> None:
-        """Make iteration yield the shards, too, that the command line names by ``--database``.
+        """Make iteration also yield the shards that ``arguments`` name by ``--database``.
 
-        :param arguments: the arguments of the command line.
+        :param arguments: the arguments of the command line, such as ``sys.argv[1:]``.
         """
         for position, argument in enumerate(arguments):
             option, _, alias = argument.partition("=")

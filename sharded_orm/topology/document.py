@@ -1,8 +1,9 @@
 """The topology document: the part of the topology that may change while processes run.
 
-Pure: no Django, no drivers. A document has the same structure as ``NODES`` and ``GROUPS`` in the setting
-``SHARDED_ORM``, and its values override those. So whatever belongs to a deploy, above all credentials,
-stays in the settings; what an operator changes is published by a topology source (P2).
+This module uses neither Django nor a database driver. A document has the same structure as ``NODES`` and
+``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there. So what an operator
+changes is published by a topology source (P2), and what belongs to a deploy, above all credentials, stays
+in the settings.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from sharded_orm.exceptions import InvalidTopology
 from sharded_orm.topology.model import ShardRange
 
 FORMAT = 1
-# The default values of an entry of RANGES, by key.
+# The default values of the optional keys in an entry of RANGES (a range of shards).
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# Type of RANGES for comparisons: keyed by the text of an entry's "range" (its shards); the value is the
-# rest of the entry without keys that have their default value.
+# Type of a form of RANGES that is easy to compare. Each entry's shards (its "range", as text) are mapped to
+# the rest of the entry, without the keys that have their default value.
 _Ranges = dict[str, dict[str, Any]]
-# The deepest nesting that a document may have. Settings of a driver are nested three or four deep; a
-# document that is much deeper is a mistake, and recursive functions would fail on it.
+# The deepest nesting that a document may have. Correct documents are nested only a few levels deep. A much
+# deeper document is a mistake, on which recursive functions would fail.
 _MAX_DEPTH = 32
 _KEYS = {"format", "version", "nodes", "groups"}
 # Names of the keys that hold credentials, in a node's settings and at any depth of its OPTIONS.
@@ -44,21 +45,21 @@ _SECRET = re.compile(
 class Document:
     """A version of the topology document. A document and its parts are never changed in place.
 
-    :param version: a number that grows with every change; 0 for the settings themselves.
-    :param nodes: settings of nodes, keyed by name, as in ``SHARDED_ORM["NODES"]``. Keys that are missing
-        are taken from there.
-    :param groups: settings of groups, keyed by name, as in ``SHARDED_ORM["GROUPS"]``. Keys that are
-        missing are taken from there.
+    :param version: a number that grows with every change; 0 for the document made from the settings.
+    :param nodes: settings of nodes (database servers), keyed by the node's name. A setting that is
+        missing here is taken from ``SHARDED_ORM["NODES"]``.
+    :param groups: settings of shard groups, keyed by the group's name. A setting that is missing here is
+        taken from ``SHARDED_ORM["GROUPS"]``.
     """
 
     version: int
-    # Left out of repr(), because a source may allow credentials in nodes and groups.
+    # Leave nodes and groups out of repr(), because a source may allow credentials in them.
     nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
     groups: Mapping[str, Mapping[str, Any]] = field(repr=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Document:
-        """Return the document in a JSON text, which :meth:`to_json` or a person has written.
+        """Return the document that the JSON text ``text`` contains.
 
         :raises InvalidTopology: ``text`` is not JSON or not a document; the error lists all problems.
         """
@@ -81,7 +82,9 @@ class Document:
 
     @classmethod
     def from_file(cls, path: Path) -> Document:
-        """Return the document in a file, which is TOML if its name ends in ``.toml``, and otherwise JSON.
+        """Return the document that a file contains.
+
+        The file is read as TOML if its name ends in ``.toml``, and otherwise as JSON.
 
         :raises InvalidTopology: the file does not contain a document.
         :raises OSError: the file cannot be read.
@@ -105,7 +108,8 @@ class Document:
         """
         if not isinstance(content, Mapping):
             raise InvalidTopology([f"it must be an object, not {type(content).__name__}"])
-        # Check for values that cannot be traversed before anything else, which could fail on them.
+        # Make this check first: the later steps could fail on content that is nested too deep or
+        # that JSON cannot represent.
         if (problem := _problem_in(content)) is not None:
             raise InvalidTopology([problem])
         problems = [
@@ -155,9 +159,9 @@ class Document:
         return replace(self, version=version)
 
     def same_content(self, other: Document) -> bool:
-        """Whether the documents mean the same apart from their versions.
+        """Whether this document and ``other`` mean the same, apart from their versions.
 
-        Then :meth:`differences` returns no changes.
+        If so, :meth:`differences` returns no changes.
         """
         return bool(
             plain(self.nodes) == plain(other.nodes)
@@ -165,9 +169,9 @@ class Document:
         )
 
     def over(self, setting: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``setting`` (``SHARDED_ORM``) in which this document's values override.
+        """Return a copy of ``setting`` (the ``SHARDED_ORM`` dict), overridden by this document's values.
 
-        Only ``NODES`` and ``GROUPS`` are affected; mappings in them are merged at any depth.
+        The copy differs only in ``NODES`` and ``GROUPS``. Mappings in them are merged at any depth.
         """
         return {
             **setting,
@@ -176,7 +180,7 @@ class Document:
         }
 
     def credentials(self) -> list[str]:
-        """Return a sentence for each place in ``nodes`` that holds a credential, without its value."""
+        """Return a sentence for each credential in ``nodes``. It names the key and not the value."""
         return [
             f"node {name!r}: {path} does not belong into a topology document; keep credentials in"
             " NODES or NODE_DEFAULTS of the settings, or set the option CREDENTIALS of the source"
@@ -197,9 +201,10 @@ class Document:
 
 
 def merged(under: Any, over: Any) -> Any:
-    """Return ``under`` with the values of ``over`` in it.
+    """Return ``under``, overridden by the values of ``over``.
 
-    Mappings are merged, at any depth. Any other value in ``over`` replaces the one in ``under``.
+    Two mappings are merged key by key, at any depth. In all other cases the value in ``over`` replaces
+    the value in ``under``.
     """
     if not isinstance(under, Mapping) or not isinstance(over, Mapping):
         return over
@@ -212,7 +217,10 @@ def merged(under: Any, over: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as it would come back from JSON, with lists for tuples and dicts for mappings."""
+    """Return ``value`` as writing it to JSON and reading it back would.
+
+    Tuples become lists, and mappings become dicts.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -221,13 +229,12 @@ def plain(value: Any) -> Any:
 
 
 def _problem_in(value: Any, path: str = "", depth: int = 0) -> str | None:
-    """Return a sentence that says why ``value`` cannot be handled; None if it can.
+    """Return a sentence that says why ``value`` cannot be in a document; None if it can.
 
-    It cannot be handled if it is nested too deep, or contains text or a number that JSON cannot
-    represent.
+    A value is refused if it is nested too deep, or if it contains text or a number that JSON cannot
+    represent. The sentence does not show text of ``value``, because the text may be a credential.
 
-    :param path: the keys that lead to ``value``, for the sentence. Text in ``value`` is not shown, because
-        it may be a credential.
+    :param path: the keys that lead to ``value``, to be named in the sentence.
     :param depth: the number of mappings and lists around ``value``.
     """
     if isinstance(value, str):
@@ -280,8 +287,8 @@ def _public(value: Any) -> Any:
         return _UNWRITABLE if _UNWRITABLE in items else items
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    # Turn a Path into text. Leave out other objects, such as converters or TLS contexts, which JSON
-    # cannot represent.
+    # Turn a Path into text. Leave out any other object, such as a converter or a TLS context, because JSON
+    # cannot represent it.
     return str(value) if hasattr(value, "__fspath__") else _UNWRITABLE
 
 
@@ -292,9 +299,10 @@ _UNWRITABLE: Any = object()
 
 
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``groups`` in a normal form, which is equal for groups that mean the same.
+    """Return ``groups`` in a normal form, so that groups that mean the same compare as equal.
 
-    In that form, RANGES is a dict keyed by the shards, and keys with their default value are left out.
+    In the normal form, RANGES is a dict keyed by the shards of each range, and keys that have their
+    default value are left out.
     """
     effective = {}
     for name, group in groups.items():
@@ -305,9 +313,10 @@ def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _by_span(ranges: Any) -> _Ranges | None:
-    """Return the entries of RANGES, keyed by their shards as text, without keys that have their default.
+    """Return the entries of RANGES as a dict, keyed by the shards of each entry as text.
 
-    Return None if ``ranges`` is not a list of dicts, or if two entries have the same shards.
+    Keys that have their default value are left out of the entries. Return None if ``ranges`` is not a
+    list of dicts, or if two entries have the same shards.
     """
     if not isinstance(ranges, list) or not all(isinstance(entry, dict) for entry in ranges):
         return None
@@ -397,5 +406,5 @@ def _value_change(key: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 
 def _number(value: Any) -> str:
-    """Return ``value`` as a person writes it, such as ``2`` for ``2.0``."""
+    """Return a number as text for people: a whole number without decimals, such as ``2`` for ``2.0``."""
     return repr(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -1,6 +1,6 @@
-"""The last good copy: the last valid topology document, kept on disk.
+"""The last good copy: a file with the last valid topology document.
 
-A process can start with it if the topology source does not answer.
+A process can start with this copy if the topology source does not answer.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class LastGoodCopy:
         return None
 
     def save(self, document: Document) -> None:
-        """Write ``document`` to the file, if the file does not contain it, or a newer version, already.
+        """Write ``document`` to the file, unless the file already contains it or a newer version.
 
         :raises OSError: the folder cannot be written.
         """
-        # If the existing file is invalid, or belongs to another account (an operator's, say) and cannot
-        # be read, replace it.
+        # Replace an existing file that is invalid, or that cannot be read because it belongs to another
+        # account, such as an operator's.
         with contextlib.suppress(InvalidTopology, PermissionError):
             saved = self.read()
             if saved is not None and (saved == document or saved.version > document.version):
                 return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Write a temporary file, with mode 0600. It is in the same folder, so that os.replace() can
-        # replace the file in one step.
+        # Write to a temporary file (mode 0600) first. It must be in the same folder, so that os.replace()
+        # can put it in the place of the old file in one step.
         descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
 """The topology as an immutable value: groups of shards, ranges of shards, and nodes.
 
-A node is a database server. A shard is a numbered schema on a node. Pure: no Django, no drivers.
-:func:`problems` checks a whole topology before it is used. A topology is never edited, only replaced by
-another. Ranges of shards are mapped to nodes, as Pinterest published it (P2).
+A node is a database server. A shard is a numbered schema on a node. Ranges of shards are mapped to nodes,
+as Pinterest published it (P2). :func:`problems` checks a whole topology before the topology is used. A
+topology is never edited, but replaced by a new one. This module uses neither Django nor a database driver.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 from sharded_orm.topology.schema_names import SchemaNames, Span, shared_number
 
 ALIAS_DIGITS = 5
-#: The largest number of shards in a group. More would be of no use: a packed id has 16 bits for its
-#: shard (a timestamped id has 13), and an alias has five digits. Without a limit, a mistyped range
-#: could create shards until the memory is full.
+#: The largest number of shards in a group. Ids could not contain more: a packed id has 16 bits for its
+#: shard, a timestamped id 13. The limit also stops a mistyped range from filling the memory with shards.
 MAX_SHARDS = 1 << 16
 #: The largest weight of a range. Even if every shard of a group has this weight, the sum is exact.
 MAX_WEIGHT = 1_000_000
@@ -46,8 +45,9 @@ class Shard:
 class ShardRange:
     """The shards from ``first`` to ``last`` (both included), which are on the same node (P2).
 
-    ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards take new keys;
-    ``weight`` is the share of new keys that each of them gets, relative to other ranges.
+    ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards take new keys.
+    ``weight`` is the share of new keys that each shard of this range gets, relative to the weights of
+    the group's other ranges.
     """
 
     first: int
@@ -60,7 +60,10 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class ShardGroup:
-    """An independent set of shards with one routing strategy. ``ranges`` are sorted by their shards."""
+    """A set of shards, numbered from 0, with one routing strategy, such as the shards of ``photos``.
+
+    ``ranges`` are in the order of their shards.
+    """
 
     name: str
     ranges: tuple[ShardRange, ...]
@@ -68,8 +71,8 @@ class ShardGroup:
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
     database_name: str = "{group}_{shard:05d}"
     atomic_requests: bool = False
-    #: Models that the code has dropped and only migrations know, as (app label, model name) in lower
-    #: case.
+    #: Models of the group that were removed from the code, but still occur in migrations; each is
+    #: (app label, model name) in lower case.
     former_models: frozenset[tuple[str, str]] = frozenset()
 
     @cached_property
@@ -110,11 +113,12 @@ class ShardGroup:
 
     @cached_property
     def _shards(self) -> dict[int, Shard]:
-        # A cache of shard(), because every query calls it, and formatting a schema's name is slow.
+        # The shards that shard() has returned, by number. Every query calls shard(), and formatting a
+        # schema's name is slow.
         return {}
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards in order. This is the only method that visits every shard of the group."""
+        """Yield all shards of the group in order. No other method of the class visits every shard."""
         return (self.shard(number) for number in range(self.count))
 
     def schema_name(self, number: int) -> str:
@@ -122,7 +126,7 @@ class ShardGroup:
 
     @property
     def open_ranges(self) -> tuple[ShardRange, ...]:
-        """The ranges whose shards take new keys: those that are open and have a weight above 0 (Y3)."""
+        """The ranges whose shards take new keys: each is open and has a weight above 0 (Y3)."""
         return tuple(r for r in self.ranges if r.open and r.weight > 0)
 
 
@@ -130,7 +134,7 @@ class ShardGroup:
 class Topology:
     """A version of the topology: all nodes with their connection settings, and all groups, by name."""
 
-    # Left out of repr(), because connection settings contain passwords.
+    # Leave the nodes out of repr(), because their connection settings contain passwords.
     nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
     groups: Mapping[str, ShardGroup]
     version: int = 0
@@ -174,7 +178,7 @@ def problems(topology: Topology) -> list[str]:
         if group.ranges and not group.open_ranges and group.strategy in ("directory", "embedded"):
             problems.append(f"group {group.name!r}: no range is open for new keys")
     if not problems:
-        # Look for collisions last, because that needs valid ranges and schema names.
+        # Look for colliding schemas last, because _collisions() needs valid ranges and schema names.
         problems += _collisions(topology)
     return problems
 
@@ -232,7 +236,7 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
 
 
 def _collisions(topology: Topology) -> Iterator[str]:
-    """Yield a problem for each pair of groups of which shards have the same schema on a node."""
+    """Yield a problem for each two groups that would put shards into the same schema on one server."""
     spans = {name: _spans(topology, group) for name, group in topology.groups.items()}
     names = {
         name: SchemaNames.of(group.database_name, name) for name, group in topology.groups.items()
@@ -252,7 +256,10 @@ def _collisions(topology: Topology) -> Iterator[str]:
 
 
 def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
-    """Return (first, last) shard of each range, ascending, in lists keyed by the ranges' server."""
+    """Return the ranges of shards of ``group`` on each database server, keyed by the server.
+
+    Each value is an ascending list of (first shard, last shard).
+    """
     spans: dict[object, list[Span]] = {}
     for r in group.ranges:
         server = server_of(topology.nodes[r.primary], r.primary)

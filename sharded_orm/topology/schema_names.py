@@ -1,8 +1,8 @@
-"""The names of a group's schemas: checks their template, and finds names that two groups share.
+"""The schema names of shard groups: checks their templates, and finds names that two groups share.
 
-A template is the DATABASE_NAME of a group, such as ``photos_{shard:05d}``. Pure: no Django, no drivers.
-A schema's name is a text that contains one decimal number, the shard's. So two groups are compared by
-their ranges of numbers, without visiting each shard.
+A template is the DATABASE_NAME of a group, such as ``photos_{shard:05d}``. A schema's name is a text with
+one decimal number in it, the number of the shard. So two groups are compared by their ranges of numbers,
+without visiting each shard. This module uses neither Django nor a database driver.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ _EXPECTED = (
     "a template of {shard} (once; with leading zeros as {shard:05d}) and {group}, and nothing else in"
     " braces"
 )
-# The format of {shard} in a template: empty, d, 05 or 05d. The width has at most two digits, because no
-# database allows names of 100 characters.
+# The permitted formats of {shard} in a template: nothing, d, 05 or 05d, for any width of up to two digits.
+# No database allows names of 100 characters.
 _WIDTH = re.compile(r"(?:0([0-9]{1,2}))?d?")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaNames:
-    """The schema names of a group: the text ``before``, the shard's number, and the text ``after``.
+    """The schema names of a shard group.
 
-    Numbers with fewer than ``width`` digits have leading zeros.
+    Each name consists of the text ``before``, the shard's number, and the text ``after``. A number with
+    fewer than ``width`` digits is filled up with leading zeros.
     """
 
     before: str
@@ -64,10 +65,10 @@ class SchemaNames:
         return cls(texts[0], texts[1], max(width, 1))
 
     def _windows(self, last: int) -> Iterator[_Window]:
-        """Yield the names of the shards 0 to ``last``, divided by their length into windows."""
+        """Yield the names of the shards 0 to ``last`` as windows: sets of names of the same length."""
         for digits in range(self.width, max(self.width, len(str(last))) + 1):
-            # Numbers that have more digits than the width have no leading zeros, so they are at least
-            # 10, 100, …
+            # A number with more digits than the width has no leading zeros, so it is at least 10, 100, …,
+            # depending on how many digits it has.
             least = 0 if digits == self.width else 10 ** (digits - 1)
             yield _Window(self.before, digits, self.after, least)
 
@@ -75,11 +76,11 @@ class SchemaNames:
 def shared_number(
     one: SchemaNames, one_spans: Sequence[Span], other: SchemaNames, other_spans: Sequence[Span]
 ) -> int | None:
-    """Find a name that two groups share. Return the number of its shard in the group ``other``.
+    """Find a schema name that two shard groups share; return the number of its shard in group ``other``.
 
-    Return None if no name of a shard in ``one_spans`` equals the name of a shard in ``other_spans``.
-    A span is (first shard, last shard), both included; spans must be sorted and must not overlap. The
-    cost is a few steps per span, and does not depend on the number of shards in it.
+    Return None if no shard in ``one_spans`` has the same name as a shard in ``other_spans``. A span is
+    (first shard, last shard), both included. Spans must be sorted and must not overlap. The cost is a
+    few steps per span, however many shards a span has.
     """
     if not one_spans or not other_spans:
         return None
@@ -98,10 +99,10 @@ def shared_number(
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """All names of a group that have the same length.
+    """All schema names of a shard group that have the same length.
 
     A name consists of the text ``before``, a number with ``digits`` digits that is at least ``least``,
-    and the text ``after``. The length of the window is the length of its names.
+    and the text ``after``. ``len()`` of a window is the length of each of its names.
     """
 
     before: str
@@ -117,7 +118,10 @@ class _Window:
         return self.end + len(self.after)
 
     def fixed(self, start: int, end: int) -> str:
-        """Return the characters of the names from ``start`` to ``end``, where no digit of the number is."""
+        """Return the characters from position ``start`` to ``end``, which are the same in all names.
+
+        No digit of the shard's number may be at these positions.
+        """
         return (self.before + "0" * self.digits + self.after)[start:end]
 
 
@@ -125,7 +129,7 @@ class _Window:
 class _NameProgression:
     """An arithmetic progression of shard numbers: ``base + unknown * step``.
 
-    ``unknown`` is any integer from 0 to ``last``.
+    ``unknown`` takes each integer value from 0 to ``last``.
     """
 
     base: int
@@ -136,11 +140,12 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield the spans of all ``unknown`` whose shard number is in ``spans`` and in ``window``."""
+        """Yield the values of ``unknown`` whose shard number is in ``spans`` and in ``window``, as spans."""
         for first, last in spans:
             low = max(first, window.least)
             high = min(last, 10**window.digits - 1)
-            # Divide by the step: round up for the first unknown, and round down for the last.
+            # Convert shard numbers to unknowns by dividing by the step: round up for the first unknown,
+            # and round down for the last.
             span = (
                 max(-((self.base - low) // self.step), 0),
                 min((high - self.base) // self.step, self.last),
@@ -153,9 +158,9 @@ class _NameProgression:
 class _CommonNames:
     """The names that two windows (sets of names of the same length) have in common.
 
-    ``one`` and ``other`` are the shard numbers of these names in each window, as functions of the same
-    unknown. Where one window has a digit and the other has text, the digit must be that text. The
-    digits at the positions where both windows have digits are free; they form the unknown.
+    ``one`` and ``other`` give the shard number of a common name in each window, as functions of the same
+    unknown. Where one window has a digit and the other window has text, the digit must equal the text.
+    Where both windows have digits, the digits may have any value; together they form the unknown.
     """
 
     one: _NameProgression
@@ -189,7 +194,7 @@ def _same_text(one: _Window, other: _Window) -> bool:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # If the digits of the windows do not overlap, compare the text between them, too.
+    # If the digits of one window end before those of the other begin, compare the text in between, too.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 
@@ -197,12 +202,12 @@ def _same_text(one: _Window, other: _Window) -> bool:
 def _progression(
     window: _Window, text: _Window, start: int, end: int, last: int
 ) -> _NameProgression | None:
-    """Return the shard numbers of ``window`` that agree with the fixed text of the window ``text``.
+    """Return the shard numbers of ``window`` whose digits agree with the fixed text of ``text``.
 
-    Return None if there are no such numbers.
+    ``text`` is the other window. Return None if there are no such numbers.
 
-    :param start: the position of the first digit that both windows have.
-    :param end: the position after the last digit that both have; equal to ``start`` if there is none.
+    :param start: the first position at which both windows have a digit.
+    :param end: the position after the last such position; equal to ``start`` if there is none.
     :param last: the largest number that the digits from ``start`` to ``end`` can form.
     """
     if start == end:

@@ -1,7 +1,7 @@
 """Checks whether a topology may replace another one while processes run.
 
-Pure: no Django, no drivers. Even a valid topology can make rows unreachable: if it maps a key to another
-shard than the old topology does, the key's rows are not found.
+Even a valid topology can make rows unreachable: if it maps a key to another shard than the old topology
+does, the key's rows are not found. This module uses neither Django nor a database driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class KeyRouting(Enum):
     COMPUTED = "the number of shards"
 
 
-# The options that say which bits of a key are the number of its shard, with their default values.
+# The options of the embedded strategy that say which bits of a key are the number of its shard, with the
+# options' default values.
 _EMBEDDED_OPTIONS = {"SHIFT": 46, "BITS": 16}
 
 

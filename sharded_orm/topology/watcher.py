@@ -1,7 +1,8 @@
 """Decides which topology document a process uses, as its source delivers new ones.
 
-A document is used only if it is valid and is a permitted successor of the document in use. Otherwise it
-is refused: the refusal is logged, and the old document stays in use.
+A new document is used only if it is valid and may replace the document in use (for example, it must keep
+all shards). Otherwise the new document is refused: the refusal is logged, and the old document stays in
+use.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyStatus:
-    """A report on the topology that a process uses: its version, its origin, since when it is used.
+    """A report on the topology that a process uses: its version, its origin, and since when it is in use.
 
-    Also says why a newer document was refused, if one was.
+    If a newer document was refused, the report also says why.
     """
 
     version: int
     origin: Origin
     since: datetime
-    #: The reasons why the newest document was refused or cannot be read; empty if it is in use.
+    #: The reasons why the newest document was refused or could not be read; empty if the newest
+    #: document is in use.
     refused: tuple[str, ...] = ()
 
 
 class TopologyWatcher(Generic[T]):
-    """A keeper of the topology document that a process uses. It checks the documents of a source.
+    """Keeps the topology document that a process uses, and checks each document that would replace it.
 
-    Not thread-safe: the caller must hold a lock.
+    Not thread-safe: callers must hold a common lock.
 
     :param check: called with a document and with the value in use (None at the start). Returns the
         value that the process derives from the document, such as its checked configuration. Raises
@@ -57,8 +59,8 @@ class TopologyWatcher(Generic[T]):
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        # The document in use and the value of it. They are in one attribute, so that a child that is
-        # forked at any moment has a pair that belongs together.
+        # The document in use and its value, what ``check`` returned for it. Both are in one attribute, so
+        # that a child that is forked at any moment gets a document and a value that belong together.
         self._used: tuple[Document | None, T | None] = (None, None)
         self.status = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
@@ -80,8 +82,8 @@ class TopologyWatcher(Generic[T]):
         child = TopologyWatcher(source, self._check)
         child._used = self._used
         assert child.document is not None
-        # At the fork, another thread of the parent may have replaced the document and not yet the
-        # status, so take the version from the document.
+        # Take the version from the document and not from the parent's status: at the fork, another thread
+        # of the parent may have replaced the document, but not yet the status.
         child.status = replace(self.status, version=child.document.version)
         source.using(child.document.version)
         return child
@@ -89,16 +91,17 @@ class TopologyWatcher(Generic[T]):
     def begin(self) -> T:
         """Take the source's document into use, and return its value (see :meth:`check`).
 
-        If that document cannot be read or used, take the last good copy (a file) instead.
+        If that document cannot be read or used, take the last good copy instead, a file in which the
+        process saves each valid document.
 
-        :raises TopologyUnavailable: neither of them can be used.
+        :raises TopologyUnavailable: neither the source's document nor the copy can be used.
         """
         copy = self._read_copy()
         try:
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # Check the document as a successor of the copy; this is not needed if they are the same.
+            # Check that the document may replace the copy, unless both are the same.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:
@@ -133,13 +136,13 @@ class TopologyWatcher(Generic[T]):
     def consider(self, document: Document | TopologyError, use: Callable[[T], None]) -> bool:
         """Take a document that has arrived into use, if it may be used.
 
-        Return True if it replaces the document in use, and False if it is the document in use.
+        Return True if ``document`` has replaced the document in use, and False if it was in use already.
 
         :param document: the document, or the error with which it could not be read.
-        :param use: called with the document's value (see :meth:`check`), to take it into use. If ``use``
-            raises an exception, it must not have changed anything.
-        :raises TopologyError: the document is refused, or ``document`` is an error. The reason is logged
-            once, not for each repetition.
+        :param use: a function that takes the document's value (see :meth:`check`) into use. If this
+            function raises an exception, it must not have changed anything.
+        :raises TopologyError: the document is refused, or ``document`` is an error. The reason is
+            logged, but not again if the same refusal is repeated.
         """
         if isinstance(document, TopologyError):
             self._log_refusal(document, None)
@@ -153,7 +156,7 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Steps that can fail must come before this one, because use() takes the document into use.
+            # Call use() after all other steps that can fail, because it takes the document into use.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)
@@ -197,9 +200,10 @@ class TopologyWatcher(Generic[T]):
             )  # fmt: skip
 
     def keep(self) -> None:
-        """Save the document in use as the last good copy, and tell the source that its version is in use.
+        """Save the document in use as the last good copy, and tell the source which version is in use.
 
-        This is separate from :meth:`consider`, so that users of the document do not wait for the disk.
+        :meth:`consider` does not do this itself, so that a new document is in use before the disk is
+        written.
         """
         document = self.document
         assert document is not None
@@ -216,7 +220,7 @@ class TopologyWatcher(Generic[T]):
     def _read_copy(self) -> Document | None:
         """Read the last good copy, take it into use, and return it.
 
-        Return None if there is no copy, or if it is not valid together with the current settings.
+        Return None if there is no copy, or if the copy is not valid together with the current settings.
         """
         if self._copy is None:
             return None
@@ -246,8 +250,8 @@ class TopologyWatcher(Generic[T]):
 def refusal_of(exc: Exception) -> TopologyError:
     """Return ``exc`` itself if it is a :exc:`TopologyError`, and otherwise an error that describes it.
 
-    So a document that causes any other exception is refused like an invalid one, and does not end the
-    thread that delivers the next document.
+    With this, a document that causes an unexpected exception is refused like an invalid document. The
+    exception does not end the thread that delivers the next document.
     """
     if isinstance(exc, TopologyError):
         return exc

@@ -14,11 +14,12 @@ from sharded_orm.forks import identity
 class _ProcessBlocks:
     """The blocks of ids of one process, keyed by sequence.
 
-    A forked child must not use them, because the ids belong to its parent; it starts without blocks.
+    A forked child must not use its parent's blocks, because the parent hands out these ids. The child
+    starts without blocks.
     """
 
     process: tuple[int, int] = field(default_factory=identity)
-    # Guards the blocks' iterators, so that each id is handed out once.
+    # Lock to be held while an id is taken from a block, so that each id is handed out once.
     lock: threading.Lock = field(default_factory=threading.Lock)
     blocks: defaultdict[str, deque[Iterator[int]]] = field(
         default_factory=lambda: defaultdict(deque)
@@ -26,10 +27,10 @@ class _ProcessBlocks:
 
 
 class Blocks:
-    """A stock of ids, taken in blocks of ``size`` and handed out singly. Thread-safe and fork-safe.
+    """A stock of ids: takes them in blocks of ``size``, hands them out singly. Thread-safe and fork-safe.
 
-    :param fetch: called with the name of a sequence and a size; takes a block of that many ids from a
-        ticket server.
+    :param fetch: called with the name of a sequence and a number of ids; takes that number of ids from
+        a ticket server and returns them.
 
     Every ``size``-th id costs one round trip. Ids that are left when the process ends are lost.
     """
@@ -43,7 +44,7 @@ class Blocks:
         """Return a new id of ``sequence``."""
         own = self._own
         if own.process != identity():
-            # Replace the parent's blocks and lock: a thread of the parent may have held that lock.
+            # After a fork, do not use the parent's blocks, nor the parent's lock, which may have been held.
             own = self._own = _ProcessBlocks()
         with own.lock:
             blocks = own.blocks[sequence]
@@ -51,7 +52,8 @@ class Blocks:
                 for number in blocks[0]:
                     return number
                 blocks.popleft()
-        # Fetch without the lock, so that a caller that waits for a server blocks no other caller.
+        # Do not hold the lock while a block is fetched: a caller that waits for a ticket server must not
+        # block other callers.
         block = iter(self._fetch(sequence, self._size))
         first = next(block)
         with own.lock:

@@ -25,7 +25,7 @@ from sharded_orm.ids.tickets.session import SequenceSlot
 
 
 class TicketGenerator(IdGenerator):
-    """An id generator that takes ids from ticket servers (databases that only count) in turn.
+    """An id generator that takes ids from several ticket servers (databases that only count) in turn.
 
     Of N servers, number n in the list (from 1) gives the ids n, n + N, n + 2N, …
 
@@ -34,10 +34,10 @@ class TicketGenerator(IdGenerator):
     :param turns: called with the number of servers; returns the :class:`Turns`, which choose the
         server to ask first.
 
-    The generator has separate connections, so the caller's transaction does not keep the row of
-    the sequence locked, and its rollback does not take ids back. If a server does not answer, the
-    generator asks the next one. It does not use the failed server for ``BACKOFF`` seconds; then one
-    caller tries that server again.
+    The generator does not use Django's connections. So the caller's transaction does not keep the row
+    of the sequence locked, and a rollback does not take ids back. If a server does not answer, the
+    generator asks the next server. The failed server is not asked for ``BACKOFF`` seconds; then one
+    caller tries it again.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TicketGenerator(IdGenerator):
                 self.servers, self.servers[1:] + self.servers[:1], strict=True
             ):
                 server.partner, partner.predecessor = partner, server
-        # For each server that may be asked first: all servers, in the order in which they are asked.
+        # The possible orders in which to ask the servers; item n begins with server n (counted from 0).
         self._rounds = [self.servers[n:] + self.servers[:n] for n in range(count)]
         self._turns = turns(count)
         self._blocks = Blocks(options.block_size, self.take) if options.block_size > 1 else None
@@ -71,8 +71,8 @@ class TicketGenerator(IdGenerator):
     def next(self, sequence: str) -> int:
         """Return a new id of ``sequence``. Raises the same errors as :meth:`take`.
 
-        Costs one round trip; if the option ``BLOCK_SIZE`` is set, one round trip per block of that
-        many ids.
+        Costs one round trip. With the option ``BLOCK_SIZE``, only one call in ``BLOCK_SIZE`` costs a
+        round trip, because the process takes a block of ids in advance.
         """
         if self._blocks is not None:
             return self._blocks.next(sequence)
@@ -116,8 +116,8 @@ class TicketGenerator(IdGenerator):
     ) -> Iterator[tuple[TicketServer, Callable[[str, int], Sequence[int]]]]:
         """Yield pairs of a server and the method to call for ids, in the order in which to try them.
 
-        The healthy servers come first. The servers that failed lately come last, because asking
-        them is better than giving up.
+        The healthy servers come first. The servers that failed lately come last: if no other server
+        gives ids, asking them is better than giving up.
         """
         started = time.monotonic()
         left_alone = []

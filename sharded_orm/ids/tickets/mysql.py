@@ -24,14 +24,15 @@ _UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
 
 
 class MySQLSession(TicketSession):
-    """A session on MariaDB or MySQL. It reads an id as the insert id of the statement itself (F1).
+    """A session on MariaDB or MySQL, which gets an id as the insert id of the counting statement (F1).
 
-    A sequence has one of two forms, that is, ways to count. Form ``update`` counts in the sequence's
-    row of the catalog table, on InnoDB. Form ``replace``, which Flickr published, counts in a
-    separate table for each sequence. A REPLACE takes its number before it locks the row. So, on
-    InnoDB, two REPLACEs deadlock, and a REPLACE that overlaps with a batch would move the row back.
-    Engines that lock whole tables have neither problem: MyISAM, which Flickr used, or, on MariaDB,
-    Aria, which also survives a crash.
+    A sequence has one of two forms, that is, ways to count:
+
+    - Form ``update`` counts in the sequence's row of the catalog table, on InnoDB.
+    - Form ``replace``, which Flickr published, counts in a separate table for each sequence. The table
+      needs an engine that locks whole tables: MyISAM, which Flickr used, or, on MariaDB, Aria, which
+      also survives a crash. On InnoDB, a REPLACE takes its number before it locks the row. Two
+      REPLACEs would deadlock, and a REPLACE that overlaps with a batch would move the counter back.
     """
 
     forms = ("update", "replace")
@@ -39,7 +40,8 @@ class MySQLSession(TicketSession):
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # The poll in _send() has a finer limit. The driver's limits end an answer that stops half way.
+        # _send() limits the wait for the beginning of an answer, more finely than the driver can. The
+        # driver's limits are for an answer that stops half way.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
         # utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
@@ -49,7 +51,7 @@ class MySQLSession(TicketSession):
         self._answers = select.poll()
         self._socket = self.connection.fileno()
         self._answers.register(self._socket, select.POLLIN)
-        # Only the driver's own time limits apply to these two statements.
+        # These two statements have no deadline; they are only limited by the time limits of the driver.
         cursor = self.connection.cursor()
         expected = (self.slot.step, self.slot.position)
         cursor.execute(
@@ -60,8 +62,8 @@ class MySQLSession(TicketSession):
         actual = tuple(cursor.fetchone())
         cursor.close()
         if actual != expected:
-            # Two known causes: Galera sets these variables itself, and a proxy may send each
-            # statement to another server session.
+            # The variables do not keep the values that were set. Two causes are known: Galera sets these
+            # variables itself, and a proxy may send each statement to another server session.
             raise TicketServerMisconfigured(
                 f"Ticket server {self.alias!r} did not take auto_increment_increment and _offset:"
                 f" they are {actual!r} instead of {expected!r}. Connect to one server directly,"
@@ -70,8 +72,8 @@ class MySQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # Otherwise mysql_close() would send COM_QUIT, which ends the parent's connection. Use the
-            # socket's number from before the fork and not the driver's connection object, because
+            # Redirect the socket, or mysql_close() would send COM_QUIT, which ends the parent's connection.
+            # Use the socket's number from before the fork and do not ask the driver's connection object:
             # another thread of the parent may have been inside that object at the fork.
             send_nowhere(self._socket)
 
@@ -92,14 +94,15 @@ class MySQLSession(TicketSession):
         return range(last - increase + self.slot.step, last + 1, self.slot.step)
 
     def _statement(self, row: SequenceRow, kind: str) -> bytes:
-        """Return the statement of this ``kind``, with ``%d`` for each number.
+        """Return the counting statement of this ``kind`` for ``row``, with ``%d`` for each number.
 
-        For speed, the statement is built once per row and session.
+        For speed, the session builds each statement only once per row.
         """
         statement = self._statements.get((row, kind))
         if statement is None:
             counter = _verbatim(self._counter(row.name))
-            # With this condition, the statement gives an id only if the catalog's row is unchanged.
+            # A condition for the WHERE clause, with which the statement gives an id only if the row in the
+            # catalog table is still the one that was checked.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
                 f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
@@ -116,9 +119,9 @@ class MySQLSession(TicketSession):
         return statement
 
     def _insert_id_of(self, statement: bytes, deadline: float) -> int | None:
-        """Run one statement and return its insert id; return None if the statement matched no row."""
+        """Run ``statement`` and return its insert id; None if the statement matched no row."""
         self._send_checked(statement, deadline)
-        # affected_rows() counts the rows that match, changed or not, because Django connects with
+        # affected_rows() is the number of matching rows, changed or not, because Django connects with
         # CLIENT.FOUND_ROWS.
         return int(self.connection.insert_id()) if self.connection.affected_rows() else None
 
@@ -175,12 +178,12 @@ class MySQLSession(TicketSession):
     def position(self, row: SequenceRow, deadline: float) -> int:
         if row.form != "replace":
             return row.value
-        # Read the counter by a write that changes nothing. The engine locks whole tables, so a SELECT
-        # would wait for as long as other writers do not pause (measured: 10 seconds).
+        # Read the counter by a write that changes nothing. The engine locks whole tables and prefers
+        # writers, so a SELECT would wait until the other writers pause (measured: 10 seconds).
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
-        # The insert id is 0 if the row of the counter table is gone. Then only the catalog's value is
-        # known.
+        # The insert id is 0 if the counter table has lost its row. Then return the value in the catalog
+        # table, because nothing else is known.
         return int(self.connection.insert_id()) or row.value
 
     def create_catalog(self, deadline: float) -> None:
@@ -209,8 +212,8 @@ class MySQLSession(TicketSession):
             (),
             deadline,
         )
-        # Make sure that the counter table has a row, because a batch updates it. Another process, or
-        # one that was interrupted, may have made the row before, with a number that is too low.
+        # Make sure that the counter table has its row, which a batch updates. Raise the number in an
+        # existing row, too: another process, or an interrupted one, may have made it with a lower number.
         self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:
@@ -231,8 +234,8 @@ class MySQLSession(TicketSession):
         (row,) = self.execute(
             "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog", (), deadline
         )
-        # With a binary log, recovery after a crash rolls back the transactions that are missing in
-        # that log, so the log must be on disk, too.
+        # If the server writes a binary log, each commit must bring that log to disk, too: recovery after a
+        # crash rolls back the transactions that are missing in the binary log.
         if int(row[1]) and int(row[2]) != 1:
             return (
                 f"the binary log is on and sync_binlog is {row[2]}: ids that were handed out before"

@@ -17,7 +17,8 @@ from sharded_orm.ids.tickets.session import SequenceSlot, TicketSession, seconds
 
 #: Exceptions that mean that a ticket server is down, unreachable or broken.
 FAILURES = (Error, OSError)
-# Errors that another session of the same server would raise as well, so a retry is pointless.
+# Errors that any other session with the same server would raise, too, so that a retry with a new session
+# is pointless.
 _SAME_FROM_ANY = (TicketServerBehind, SequenceNotChecked)
 _MAX_IDLE = 64
 
@@ -27,8 +28,8 @@ T = TypeVar("T")
 class TicketSessionPool:
     """A pool of sessions with one ticket server, for one process and one database. Thread-safe.
 
-    :param slot: the numbers that this server gives.
-    :param patience: the driver's own time limits, in seconds.
+    :param slot: the numbers that this server may hand out.
+    :param patience: seconds for the driver's own time limits.
     """
 
     def __init__(self, alias: str, slot: SequenceSlot, patience: float) -> None:
@@ -36,7 +37,8 @@ class TicketSessionPool:
         self._slot = slot
         self._patience = patience
         self._keep = True
-        # Guards _idle. Invariant: an open session is either in _idle or lent to exactly one caller.
+        # Lock to be held while _idle is used. An open session is always either in _idle or lent to
+        # exactly one caller.
         self._lock = threading.Lock()
         self._idle: list[TicketSession] = []
 
@@ -47,7 +49,8 @@ class TicketSessionPool:
     def close(self, *, for_good: bool = False) -> None:
         """Close the idle sessions.
 
-        :param for_good: whether to close, from now on, each session that is given back, too.
+        :param for_good: if true, the pool keeps no session from now on: it also closes each lent session
+            when the session is given back.
         """
         with self._lock:
             self._keep = self._keep and not for_good
@@ -61,7 +64,10 @@ class TicketSessionPool:
             return self._idle.pop() if self._idle else None
 
     def give_back(self, session: TicketSession) -> None:
-        """Take back a session with no answer outstanding: keep it for the next caller, or close it."""
+        """Keep ``session`` for the next caller; close it if the pool is full or was closed for good.
+
+        The session must have received the answers to all its requests.
+        """
         with self._lock:
             if self._keep and len(self._idle) < _MAX_IDLE:
                 self._idle.append(session)
@@ -71,8 +77,8 @@ class TicketSessionPool:
     def open(self, deadline: float) -> TicketSession:
         """Connect to the server and return the new session.
 
-        :raises OperationalError: the session is not open by ``deadline``. The driver may still be
-            connecting then; if it succeeds later, the session becomes idle.
+        :raises OperationalError: the session was not open by ``deadline``. If the driver still connects
+            later, the pool keeps the new session for the next caller.
         """
         session_type = session_class(connections[self.alias].vendor)
         settings = connections.settings[self.alias]
@@ -84,8 +90,8 @@ class TicketSessionPool:
             except BaseException as exc:  # future.result() raises it in the caller's thread.
                 future.set_exception(exc)
 
-        # Connect in another thread, because the driver's time limits are whole seconds, and it
-        # resolves host names without a limit.
+        # Connect in another thread, so that this one can stop waiting at the deadline. The driver's own
+        # time limits are whole seconds, and it resolves host names without a time limit.
         thread = threading.Thread(target=connect, name=f"connect to {self.alias}", daemon=True)
         try:
             thread.start()
@@ -113,7 +119,7 @@ _pool_class: Callable[[str], type[TicketSessionPool]] = _ordinary_pool
 
 
 def provide_pool_class(pool_class: Callable[[str], type[TicketSessionPool]]) -> None:
-    """Register the function that chooses the pool's class; it is called with a database alias."""
+    """Set the function that chooses the class of a new pool. It is called with the database's alias."""
     global _pool_class
     _pool_class = pool_class
 
@@ -126,13 +132,14 @@ def make_pool(alias: str, slot: SequenceSlot, patience: float) -> TicketSessionP
 class Lent:
     """A context manager that lends a session to one caller.
 
-    At the end the session returns to the pool, or is closed if a request failed in the middle.
+    At the end of the ``with`` block, the session goes back to the pool. If a request failed, so that an
+    answer may still be on its way, the session is closed instead.
     """
 
     def __init__(self, pool: TicketSessionPool, deadline: float) -> None:
         self._pool = pool
-        #: The time by which the server must have answered. If the caller spends time waiting for
-        #: another server, it moves the deadline on by that time.
+        #: The time (``time.monotonic()``) by which the server must have answered. A caller that had to
+        #: wait for another server meanwhile adds that waiting time.
         self.deadline = deadline
         self._session: TicketSession | None = None
 
@@ -142,8 +149,8 @@ class Lent:
     def ask(self, work: Callable[[TicketSession], T]) -> T:
         """Call ``work`` with a session and return the result of ``work``.
 
-        ``work`` may run twice: if an idle session fails, its connection may just have been dead, so
-        ``work`` runs again with a new session.
+        ``work`` may run twice: if a session that was idle in the pool fails, perhaps only its connection
+        was dead, so ``work`` is called again with a new session.
         """
         self._session = self._pool.pop()
         if self._session is not None:
@@ -164,9 +171,9 @@ class Lent:
     def __exit__(self, kind: Any, exc: Any, traceback: Any) -> None:
         if self._session is None:
             return
-        # Keep the session only if its last request was answered. After any other error, such as one
-        # that a signal handler raised, an answer may still be on its way, and would be taken for
-        # the answer to the next request.
+        # Give the session back only if its last request was answered: after success, or a TicketError.
+        # After any other error, such as one that a signal handler raised, an answer may still be on its
+        # way, and would be taken for the answer to the next request.
         if exc is None or isinstance(exc, TicketError):
             self._pool.give_back(self._session)
         else:

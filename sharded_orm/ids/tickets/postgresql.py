@@ -33,20 +33,20 @@ except ImportError as exc:
 _MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
 _BINARY = pq.Format.BINARY
 _INTEGERS = {20, 21, 23, 26}  # The oids of the types int8, int2, int4 and oid.
-#: Key of the advisory lock around CREATE … IF NOT EXISTS, which may fail if two processes run it at
-#: the same moment. If another application uses the same key, the only effect is that we wait.
+#: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, because that statement may fail if
+#: two processes run it at once. Another application that uses the same key only makes us wait.
 _CREATING = 0x5348_4F52_4D53_4551
 _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT
 
 
 class PostgreSQLSession(TicketSession):
-    """A session on PostgreSQL. While a sequence is in use, only ``nextval`` moves it.
+    """A session on PostgreSQL, which takes ids by calling ``nextval``.
 
-    ``nextval`` cannot reserve n numbers at once. ``setval(… nextval(…) + n)`` is not safe: between the
-    two calls, another session's ``nextval`` could return a number of the batch. So one statement
-    calls ``nextval`` n times on the server. Numbers that other sessions take meanwhile are missing
-    in the batch.
+    To take n ids, one statement calls ``nextval`` n times on the server, because ``nextval`` cannot
+    reserve n numbers at once. ``setval(… nextval(…) + n)`` would not be safe: between the two calls,
+    another session's ``nextval`` could return one of the n numbers. If other sessions take numbers
+    meanwhile, the n numbers have gaps.
     """
 
     forms = ("sequence",)
@@ -54,7 +54,7 @@ class PostgreSQLSession(TicketSession):
     prevents_drop = True
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # Without Django's connection pool, which would take the connection back.
+        # Switch Django's connection pool off, because it would take the connection back.
         return {"connect_timeout": seconds, "pool": False}
 
     def _prepare(self) -> None:
@@ -63,9 +63,9 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # Only the driver's own time limit applies to this statement.
+        # This statement has no deadline; it is only limited by the time limit of the driver.
         self.connection.execute(
-            # Let the server end a statement that waits for a lock after its client has gone away.
+            # Make the server end a statement that waits for a lock if its client has gone away.
             "SET client_connection_check_interval = '1s';"
             # At a stricter level, one of two sessions that store the predecessor's mark at the same
             # time would fail.
@@ -85,8 +85,8 @@ class PostgreSQLSession(TicketSession):
                 deadline,
             )
         except OperationalError as exc:
-            # Return no ids if another session has used up or dropped the sequence since the last
-            # check.
+            # Return no ids: since the last check, another session has used up the sequence or has
+            # dropped it.
             if self._is(exc, errors.SequenceGeneratorLimitExceeded, errors.UndefinedTable):
                 return ()
             raise
@@ -114,12 +114,13 @@ class PostgreSQLSession(TicketSession):
             self._prepared[(name, single)] = statement
         return statement
 
-    # SQL that makes the commit wait until the taken numbers are safe. nextval writes 32 numbers to the
-    # write-ahead log in advance. The session whose call wrote them waits for the disk when it commits;
-    # sessions that get the next numbers in the meantime do not wait. If the server dies before the
-    # log is on disk, it hands out those numbers again. So, if a part of the log is not on disk yet
-    # and this transaction has not written to the log (it has no transaction id), the SQL writes a
-    # message to the log, and the commit waits for the disk.
+    # SQL that makes the commit wait until the taken numbers are safe on disk.
+    # Without it, a server that dies could hand out numbers again: nextval writes 32 numbers to the
+    # write-ahead log in advance. Only the session whose call wrote them waits, in its commit, until the
+    # log is on disk; other sessions that get the next numbers meanwhile do not wait.
+    # So this SQL writes a message to the log, and the commit waits for the disk. It does so only if a
+    # part of the log is not on disk yet and this transaction has written nothing to the log (it has no
+    # transaction id).
     _ON_DISK = (
         "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
         " AND pg_current_xact_id_if_assigned() IS NULL"
@@ -127,8 +128,8 @@ class PostgreSQLSession(TicketSession):
     )
 
     def _single(self, name: str) -> str:
-        # OFFSET 0 prevents the planner from merging the subquery into the outer query. So the outer
-        # query checks the write-ahead log only after nextval.
+        # OFFSET 0 prevents the planner from merging the subquery into the outer query. So nextval, in the
+        # subquery, runs before the outer query checks the write-ahead log.
         return (
             f"SELECT number, {self._ON_DISK} FROM"
             f" (SELECT nextval({self._regclass(name)}) AS number {self._from_valid(name, '1')}"
@@ -143,10 +144,10 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _from_valid(self, name: str, count: str) -> str:
-        """Return a FROM clause that yields one row if the sequence may be used, and otherwise none.
+        """Return a FROM clause that yields one row if the sequence may be used, and otherwise no row.
 
-        It may be used if neither its row in the catalog nor the ``SEQUENCE`` was altered, and at least
-        ``count`` numbers are left.
+        The sequence may be used if its row in the catalog table and its ``SEQUENCE`` are both
+        unaltered, and if at least ``count`` numbers are left.
         """
         slot = self.slot
         return (
@@ -160,11 +161,12 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _last(self, of: str = "") -> str:
-        """Return SQL for the last number that was taken from a ``SEQUENCE``.
+        """Return an SQL expression for the last number that was taken from a ``SEQUENCE``.
 
-        ``last_value`` of a new ``SEQUENCE`` is the first number to be taken, so one step is subtracted.
+        In a new ``SEQUENCE``, ``last_value`` is the first number that will be taken; there the
+        expression subtracts one step.
 
-        :param of: a prefix for the column names, such as ``"counter."``.
+        :param of: a prefix for the column names, such as ``"counter."``; by default none.
         """
         return f"({of}last_value - CASE WHEN {of}is_called THEN 0 ELSE {self.slot.step:d} END)"
 
@@ -175,8 +177,8 @@ class PostgreSQLSession(TicketSession):
 
         :raises OperationalError: the server reports an error, or has not answered by ``deadline``.
         """
-        # Fix one deadline for the whole answer, which may come in many pieces: seconds_left() would
-        # grant at least 10 ms to each of them.
+        # Compute one deadline for the whole answer. The answer may come in many pieces, and
+        # seconds_left() grants at least 10 ms each time it is called.
         deadline = time.monotonic() + seconds_left(deadline)
         try:
             send()
@@ -244,7 +246,9 @@ class PostgreSQLSession(TicketSession):
         return self._is(exc, errors.UndefinedTable)
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """Return the catalog's row of one sequence; None if the row or the ``SEQUENCE`` is missing.
+        """Return the row of sequence ``name`` in the catalog table.
+
+        Return None if the row or the ``SEQUENCE`` is missing.
 
         Costs two round trips.
 
@@ -306,8 +310,8 @@ class PostgreSQLSession(TicketSession):
                     " again above all ids in use."
                 )
             return
-        # The SEQUENCE may exist: another process, or one that was interrupted, may have made it. Keep
-        # it, but move it forward, because it may stand too low.
+        # The SEQUENCE may exist already, made by another process or by an interrupted one. Keep it, but
+        # move it forward to ``value``, because it may stand lower.
         self._create(
             f"CREATE SEQUENCE IF NOT EXISTS {self._counter(name)} AS bigint"
             f" INCREMENT BY {self.slot.step:d} START WITH {self.slot.position:d}"
@@ -322,9 +326,9 @@ class PostgreSQLSession(TicketSession):
         self.execute(self._forward(row.name, value), (), deadline)
 
     def _forward(self, name: str, value: int) -> str:
-        # ALTER SEQUENCE changes nothing here, but its lock makes nextval in other sessions wait until
-        # both statements are done. Otherwise a nextval between the comparison and setval could pass
-        # ``value``, and setval would move the SEQUENCE back.
+        # This ALTER SEQUENCE changes nothing, but its lock makes nextval in other sessions wait until the
+        # second statement is done, too. Otherwise a nextval between the comparison and setval could
+        # go beyond ``value``, and setval would move the SEQUENCE back.
         return (
             f"ALTER SEQUENCE {self._counter(name)} OWNED BY NONE;"
             f" SELECT setval({self._regclass(name)}, {value:d}) FROM {self._counter(name)}"
@@ -348,8 +352,8 @@ class PostgreSQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # psycopg does not close another process's connection by itself. Should somebody call close()
-            # on it, the message to the server goes nowhere, and the parent's connection stays open.
+            # psycopg does not close the parent's connection by itself. If somebody in this child calls
+            # close() on it, the message to the server must go nowhere, so that the connection stays open.
             send_nowhere(self._pgconn.socket)
 
     # ##### Names #####
@@ -359,7 +363,7 @@ class PostgreSQLSession(TicketSession):
         return self._escaping.escape_identifier(_counter_name(name).encode()).decode()
 
     def _regclass(self, name: str) -> str:
-        """Return SQL that passes the ``SEQUENCE`` to functions such as ``nextval``."""
+        """Return the SQL argument that names the ``SEQUENCE`` in calls of functions such as ``nextval``."""
         return f"{self._literal(self._counter(name))}::regclass"
 
     def _literal(self, text: str) -> str:

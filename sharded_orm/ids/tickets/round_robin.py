@@ -26,11 +26,11 @@ class Turns:
     """A round robin over ``count`` servers, per sequence. Thread-safe and fork-safe, without a lock.
 
     Each sequence has its own counter. With a common counter, a site that saves rows of two models
-    alternately would get all ids of a model from the same server.
+    alternately would get all ids of one model from the same server.
 
-    :param first: called with ``count``; returns the number of the server with which this process
-        begins in a sequence. The default is random for two reasons: if each process takes only a few
-        ids, the servers still share the load; and a forked child does not repeat its parent's turns.
+    :param first: called with ``count``; returns the number of the server that this process asks first
+        for a sequence. The default draws a random number. So the servers share the load even if each
+        process takes only a few ids, and a forked child does not repeat its parent's turns.
     """
 
     def __init__(self, count: int, first: Callable[[int], int] = _random.randrange) -> None:
@@ -45,7 +45,7 @@ class Turns:
             counters = self._counters = _Counters()
         turn = counters.by_sequence.get(sequence)
         if turn is None:
-            # If two threads come here at once, setdefault makes both use the same counter.
+            # Two threads may come here at once; setdefault() then makes both use the same counter.
             counter = itertools.count(self._first(self._count))
             turn = counters.by_sequence.setdefault(sequence, counter)
         return next(turn) % self._count

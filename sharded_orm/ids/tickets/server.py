@@ -1,4 +1,4 @@
-"""A client for one ticket server: the ids it gives, its health, and its highest known ids."""
+"""A client for one ticket server: takes ids from it, and knows its failures and its highest known ids."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from sharded_orm.ids.tickets.session import (
 
 logger = logging.getLogger("sharded_orm.tickets")
 
-#: Errors that concern one sequence only: the server answered, and its other sequences may work.
+#: Errors that concern a single sequence: the server has answered, and its other sequences may work.
 OF_ONE_SEQUENCE = (UnknownSequence, SequenceExhausted, TicketServerBehind)
-# Seconds for which a check of a sequence's row is valid. The check is repeated, because the row may be
-# restored from a backup while the connection is open.
+# Seconds after which a sequence's row is checked again. One check per connection is not enough: the row
+# may be restored from a backup while the connection is open.
 _SECONDS_CHECKED = 10.0
 _SECONDS_BETWEEN_MARKS = 1.0
 
@@ -46,9 +46,9 @@ _of_parents: list[TicketSessionPool] = []
 
 @dataclass
 class _State:
-    """What one process knows of a ticket server, for one database.
+    """What one process knows of a ticket server.
 
-    After a fork, or if the alias names another database, the whole state is replaced.
+    A new state replaces it after a fork, and when the server's alias names another database.
     """
 
     database: Any
@@ -57,17 +57,20 @@ class _State:
     process: tuple[int, int] = field(default_factory=identity)
     #: The highest id that the server is known to have handed out, keyed by sequence.
     high_water_marks: dict[str, int] = field(default_factory=dict)
-    #: Guards the high-water marks and the refusals, which never decrease.
+    #: Lock to be held while a high-water mark or a number of refusals is raised. These numbers never
+    #: decrease.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Held by the one caller that asks the server although it failed lately. Other callers wait for
-    #: that caller's result.
+    #: Lock that is held by the one caller that asks the server although the server failed lately. Other
+    #: callers wait for that caller's result.
     probing: threading.Lock = field(default_factory=threading.Lock)
-    #: When the predecessor's mark was last written on this server (``time.monotonic()``), keyed by
-    #: sequence.
+    #: When the high-water mark of the predecessor (the server before this one in ``TICKETS``) was last
+    #: written on this server (``time.monotonic()``), keyed by sequence.
     predecessor_mark_written: dict[str, float] = field(default_factory=dict)
-    #: Sequences whose high-water mark could not be read from the partner; a warning was logged for each.
+    #: Sequences whose high-water mark could not be read from the partner (the next server in
+    #: ``TICKETS``); a warning was logged for each.
     unchecked: set[str] = field(default_factory=set)
-    #: How often the server was found to stand below its high-water mark, keyed by sequence.
+    #: How often the server was found to have forgotten ids (its position in the sequence was below its
+    #: high-water mark), keyed by sequence.
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -75,10 +78,10 @@ class TicketServer:
     """A client that takes ids from one ticket server. Thread-safe and fork-safe.
 
     :param slot: the numbers that this server may hand out.
-    :param patience: seconds that the server has to answer.
+    :param patience: the longest time, in seconds, to wait for an answer of the server.
     :param backoff: seconds for which the server, or one of its sequences, is not asked after a failure.
-    :param needs_partner: whether a new session hands out ids only after it could read this server's
-        high-water mark from the partner (``PARTNER_DOWN`` is ``"refuse"``).
+    :param needs_partner: True if ``PARTNER_DOWN`` is ``"refuse"``: a new session then hands out no id
+        until it has read this server's high-water mark from the partner.
 
     The high-water mark of a server is the highest id that it is known to have handed out, per
     sequence. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server
@@ -112,9 +115,9 @@ class TicketServer:
     def take(self, name: str, count: int) -> Sequence[int]:
         """Take and return ``count`` new ids of sequence ``name``, ascending.
 
-        Costs one round trip. The first call for a sequence on a connection, and then one call in every
-        ten seconds, costs two more: one reads the high-water mark from the partner, one reads the
-        sequence's position.
+        Costs one round trip. The first call for a sequence on a connection costs two more, and so does
+        one call in every ten seconds after that: one reads the high-water mark from the partner, the
+        other reads the sequence's position.
         """
         state = self._current()
         deadline = time.monotonic() + self.patience
@@ -134,10 +137,10 @@ class TicketServer:
         return ids
 
     def probe(self, name: str, count: int, started: float) -> Sequence[int]:
-        """Do the same as :meth:`take`, although this server failed lately, because no other server works.
+        """Take ids like :meth:`take`, but although this server failed lately: no other server works.
 
-        One caller at a time asks the server; the others wait for that caller. If it fails, a waiting
-        caller gets the same error, provided that the error is younger than its own request.
+        One caller at a time asks the server; the other callers wait. If the asking caller fails, its
+        error is also raised in each waiting caller whose request had started before the failure.
 
         :param started: when the caller's request started (``time.monotonic()``).
         """
@@ -154,9 +157,9 @@ class TicketServer:
         return self.take(name, count)
 
     def _has_recovered(self, state: _State, name: str, started: float) -> bool:
-        """Whether neither the server nor its sequence ``name`` is marked as failed any more.
+        """Whether the server and its sequence ``name`` are both no longer marked as failed.
 
-        :raises Exception: a copy of the error that another caller has got since ``started``, if any.
+        :raises Exception: another caller has got an error since ``started``; a copy of it is raised.
         """
         for key in (None, name):
             if (cause := state.breaker.cause(key, since=started)) is not None:
@@ -175,8 +178,8 @@ class TicketServer:
             refusals = state.refusals.get(name, 0)
             started = time.monotonic()
             learned = self._learn_high_water_mark(state, name, new_connection=checked is None)
-            # Extend the deadline by the time spent waiting for the partner, so that this server still
-            # has its full time to answer.
+            # Extend the deadline by the time spent waiting for the partner, so that this
+            # server still has its full time to answer.
             lent.deadline += time.monotonic() - started
             row = self._verify(state, session, name, lent.deadline)
             seconds = _SECONDS_CHECKED if learned else self._backoff
@@ -215,9 +218,9 @@ class TicketServer:
         position = session.position(row, deadline)
         # A mark of 0 means that no mark is known. A new sequence may stand below 0.
         if high_water_mark and position < high_water_mark:
-            # This is found out without taking ids, because each id taken would bring the position
-            # nearer to the mark. Once past the mark, the server might repeat ids above it that other
-            # processes got and this one does not know of.
+            # The position was read without taking an id, because each id taken would bring the position
+            # nearer to the mark. Above the mark, the server might repeat ids that other processes got
+            # and that this process does not know of.
             raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
@@ -250,7 +253,7 @@ class TicketServer:
     def _nothing_left(
         self, session: TicketSession, name: str, count: int, deadline: float
     ) -> Exception:
-        """Return the error to raise for a sequence that gave no id: its counter is gone, or used up.
+        """Return the error to raise for a sequence that gave no id, as its counter is gone or used up.
 
         :raises UnknownSequence: the sequence has no row in the catalog.
         :raises TicketServerMisconfigured: the row was made for another server's slot.
@@ -270,9 +273,9 @@ class TicketServer:
     # ##### Marks #####
 
     def high_water_mark(self, name: str) -> int:
-        """Return the highest id of ``name`` that this server is known to have given; 0 if unknown.
+        """Return the highest id of sequence ``name`` that this server is known to have handed out.
 
-        Returns what this process knows, without a round trip.
+        Return 0 if none is known. Costs no round trip: the answer is what this process remembers.
         """
         return self._state.high_water_marks.get(name, 0)
 
@@ -282,7 +285,7 @@ class TicketServer:
                 state.high_water_marks[name] = high_water_mark
 
     def _learn_high_water_mark(self, state: _State, name: str, *, new_connection: bool) -> bool:
-        """Read this server's high-water mark from the partner; other processes may have raised it.
+        """Read this server's high-water mark from the partner, as other processes may have raised it.
 
         :param new_connection: whether no id of ``name`` was taken on this connection yet.
         :returns: True if the mark was read or there is no partner; False if it could not be read.
@@ -292,8 +295,8 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # If both servers failed lately, a caller that tries one of them again needs the other's
-            # answer first. So each of them may be asked for a mark although it failed lately.
+            # If this server and its partner both failed lately, a caller that tries this server again needs
+            # the partner's answer first. So the partner is asked for the mark although it failed lately.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -319,9 +322,11 @@ class TicketServer:
         return True
 
     def predecessor_mark(self, name: str, *, even_if_left_alone: bool = False) -> int:
-        """Read the high-water mark of :attr:`predecessor`, which this server stores. One round trip.
+        """Read the high-water mark of :attr:`predecessor` from this server, which stores it.
 
-        :param even_if_left_alone: whether to ask this server although it failed within the last
+        Costs one round trip.
+
+        :param even_if_left_alone: whether to ask this server even if it failed within the last
             ``backoff`` seconds.
         :raises OperationalError: this server failed lately and is not asked, or does not answer.
         :raises UnknownSequence: this server does not have the sequence.
@@ -336,7 +341,7 @@ class TicketServer:
         except FAILURES as exc:
             self._failed(state, None, exc)
             raise
-        # Let the next caller try this server, but do not count it as recovered: it has answered a
+        # Let the next caller try this server, but do not mark it as recovered: it has answered a
         # read, and might not be able to write.
         state.breaker.half_open(None)
         return row.predecessor_mark
@@ -349,8 +354,8 @@ class TicketServer:
         predecessor_mark: int,
         deadline: float,
     ) -> None:
-        # Storing the predecessor's mark costs an extra statement here, so do it at most once a second,
-        # not for every id.
+        # Store the predecessor's mark at most once a second and not for every id, because it costs an extra
+        # statement.
         now = time.monotonic()
         written = state.predecessor_mark_written.get(name, -_SECONDS_BETWEEN_MARKS)
         if now - written >= _SECONDS_BETWEEN_MARKS:
@@ -360,9 +365,12 @@ class TicketServer:
     # ##### Health #####
 
     def claim(self, name: str) -> bool:
-        """Whether this caller may ask for ids of ``name`` now. See :meth:`CircuitBreaker.claim`."""
-        # Right after a fork, _state is still the parent's. is_closed takes no lock, so a lock that was
-        # held at the fork does no harm.
+        """Whether this caller may ask the server for ids of sequence ``name`` now.
+
+        False for a while after a failure. See :meth:`CircuitBreaker.claim`.
+        """
+        # Read self._state although it is still the parent's right after a fork: is_closed takes no lock, so
+        # it cannot block on a lock that a thread of the parent held at the fork.
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
@@ -385,7 +393,10 @@ class TicketServer:
     # ##### Sessions #####
 
     def session(self, deadline: float) -> Lent:
-        """Return a context manager that lends a session until ``deadline``, for administration."""
+        """Return a context manager that lends a session with the server until ``deadline``.
+
+        For administration. ``deadline`` is a time of ``time.monotonic()``.
+        """
         return self._current().pool.lend(deadline)
 
     def close(self) -> None:
@@ -421,7 +432,7 @@ class TicketServer:
 
 
 def _again(cause: Exception) -> Exception:
-    """Return a copy of ``cause`` to raise in another caller, so that it gets a separate traceback."""
+    """Return a copy of ``cause``, so that each caller that raises the error has a separate traceback."""
     if isinstance(cause, TicketError):
         return type(cause)(*cause.args)
     return OperationalError(*cause.args)

@@ -18,24 +18,24 @@ from django.utils.module_loading import import_string
 
 from sharded_orm.exceptions import InvalidSequence
 
-#: Name of the table, called the catalog, in which each ticket server has one row per sequence.
+#: Name of the table in which a ticket server has one row per sequence of ids; it is called the catalog.
 CATALOG = "sharded_orm_sequence"
 #: The largest id: ids are the positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
 MAX_NAME = 100
 _A_MOMENT = 0.01  # seconds
 
-# The columns of the catalog. "partner_mark" stores SequenceRow.predecessor_mark; the column has an
-# older name.
+# The columns of the catalog table. The column "partner_mark" stores SequenceRow.predecessor_mark: only the
+# attribute was renamed.
 _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 
 @dataclass(frozen=True)
 class SequenceSlot:
-    """The set of numbers that one server may hand out: ``position``, ``position + step``, … (F2).
+    """The numbers that one ticket server may hand out: ``position``, ``position + step``, … (F2).
 
-    ``step`` is the number of servers, and ``position`` is the server's position in the list of servers.
-    Positions count from 1, as MySQL's ``auto_increment_offset`` does.
+    ``step`` is the number of ticket servers. ``position`` is the server's position in the list of
+    them, counted from 1 as MySQL's ``auto_increment_offset`` is.
     """
 
     position: int
@@ -45,7 +45,7 @@ class SequenceSlot:
         return (number - self.position) % self.step == 0
 
     def at_or_below(self, number: int) -> int:
-        """Return the largest number of this slot that is not above ``number``."""
+        """Return the largest number that belongs to this slot and is at most ``number``."""
         return number - (number - self.position) % self.step
 
 
@@ -53,15 +53,16 @@ class SequenceSlot:
 class SequenceRow:
     """A row of the catalog table: the state of one sequence on one ticket server.
 
-    ``form`` is the way in which the sequence counts; ``position`` and ``step`` are its slot.
+    ``form`` is the way in which the sequence counts, such as ``"update"``. ``position`` and ``step`` say
+    which numbers the server may hand out, see :class:`SequenceSlot`.
     """
 
     name: str
     form: str
     step: int
     position: int
-    #: The last id that was handed out, if the sequence's form counts in this row; otherwise the value
-    #: with which the sequence began.
+    #: If the sequence counts in this row, the last id that was handed out. If it counts in a table or
+    #: ``SEQUENCE`` elsewhere, the value with which the sequence began.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.
@@ -74,15 +75,15 @@ class SequenceRow:
 
 @dataclass(frozen=True)
 class CheckedSequence:
-    """A row of the catalog that was found to be right.
+    """A row of the catalog table whose values were checked and are right.
 
     ``until`` is the time (``time.monotonic()``) after which the row must be checked again.
     """
 
     row: SequenceRow
     until: float
-    #: How often this server had been found behind in the sequence when the row was checked. If that
-    #: number has grown since, the row must be checked again, in every session.
+    #: How often this server had been found to be behind in the sequence (about to repeat ids), counted
+    #: when the row was checked. If the count has grown since, the row must be checked again.
     refusals: int
 
 
@@ -90,19 +91,20 @@ class TicketSession(ABC):
     """A connection to a ticket server, in autocommit mode, that only the id generator uses.
 
     Only one thread may use a session at a time. Deadlines are times of ``time.monotonic()``. A request
-    that is not answered by its deadline raises :exc:`OperationalError`, as every error of the driver
-    does; then the session must be closed. Repeating a request is always safe: if an answer is lost,
-    its ids are never used.
+    that is not answered by its deadline raises :exc:`OperationalError`, and so does every error of the
+    driver; after such an error, the session must be closed. A failed request may always be repeated:
+    ids in a lost answer are never handed out again.
     """
 
-    #: The forms (ways to count) that this kind of database supports; the first is the default.
+    #: The names of the forms (ways to count) that this kind of database supports, the default first.
     forms: ClassVar[tuple[str, ...]]
-    #: The forms whose :meth:`take` stores the predecessor's mark in the same statement, at no cost.
+    #: The forms for which :meth:`take` also stores the predecessor's mark, in the same statement and so at
+    #: no cost. The mark is the highest known id of the server before this one.
     carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
-    #: Dotted path of Django's backend. It connects with the alias's parameters; the alias's ENGINE is
-    #: ignored.
+    #: Dotted path of the Django backend that connects. It uses the settings of the database alias, except
+    #: for ENGINE.
     wrapper_path: ClassVar[str]
-    #: Whether a database cannot be dropped while a session is open.
+    #: Whether an open session prevents other connections from dropping its database.
     prevents_drop: ClassVar[bool] = False
 
     def __init__(
@@ -110,17 +112,18 @@ class TicketSession(ABC):
     ):
         """Connect to the server.
 
-        The driver may block for any time, so call this in a thread that nobody waits for.
+        The driver may block for any time, so do not connect in a thread for which a caller must wait.
 
         :param alias: the alias of the server's database.
         :param settings: the database settings of the alias.
         :param slot: the numbers that this server gives.
-        :param patience: the driver's own time limits, in seconds, rounded up to whole seconds.
+        :param patience: seconds for the driver's own time limits, which are whole seconds: rounded up.
         """
         self.alias = alias
         self.slot = slot
         self._wrapper: Any = self._make_wrapper(settings, max(1, math.ceil(patience)))
-        # Connect by Django's method, so that Django sends its signals and test cases can forbid it.
+        # Connect by Django's method, so that Django sends its signals, and so that Django's test cases can
+        # forbid the connection.
         self._wrapper.ensure_connection()
         self.connection: Any = self._wrapper.connection
         self._wrapper.set_autocommit(True)
@@ -143,7 +146,7 @@ class TicketSession(ABC):
         """Return the ``OPTIONS`` that make the driver wait for at most ``seconds``."""
 
     def _prepare(self) -> None:
-        """Set, and verify, the variables of the database session; called right after connecting."""
+        """Set and verify the variables of the database session. Called right after connecting."""
         return
 
     # ##### Handing out #####
@@ -154,9 +157,10 @@ class TicketSession(ABC):
     ) -> Sequence[int]:
         """Take and return ``count`` new ids of a sequence, ascending. Costs one round trip.
 
-        :param row: the sequence's row, as returned by :meth:`read`. If the sequence no longer matches
-            the row (dropped, moved to another slot or form), or has fewer than ``count`` numbers left,
-            the answer is empty and nothing is changed.
+        Return no id and change nothing if the sequence has fewer than ``count`` numbers left, or no
+        longer matches ``row``: it was dropped, or moved to another slot or form.
+
+        :param row: the sequence's row in the catalog table, as returned by :meth:`read`.
         :param predecessor_mark: the highest id that the predecessor is known to have handed out. It is
             stored if the row's form is in :attr:`carries_predecessor_mark`, and otherwise ignored.
         """
@@ -172,7 +176,10 @@ class TicketSession(ABC):
         """Whether ``exc`` means that a table does not exist."""
 
     def read(self, name: str, deadline: float) -> SequenceRow | None:
-        """Return the catalog's row of sequence ``name``; None if there is no row. One round trip."""
+        """Return the row of sequence ``name`` in the catalog table; None if there is no such row.
+
+        Costs one round trip.
+        """
         rows = self._read(" WHERE name = %s", [name], deadline)
         return rows[0] if rows else None
 
@@ -197,9 +204,9 @@ class TicketSession(ABC):
         ]
 
     def keep_predecessor_mark(self, name: str, predecessor_mark: int, deadline: float) -> None:
-        """Store the predecessor's mark for sequence ``name`` in the catalog. One round trip.
+        """Store the predecessor's mark for sequence ``name`` in the catalog table. One round trip.
 
-        A stored mark that is higher stays.
+        If a higher mark is stored already, it stays.
         """
         quoted = self._wrapper.ops.quote_name("partner_mark")
         self.execute(
@@ -219,10 +226,10 @@ class TicketSession(ABC):
         """Create the catalog table if it is missing."""
 
     def create(self, name: str, form: str, value: int, deadline: float) -> SequenceRow:
-        """Create a sequence whose first id is above ``value``, and return its row in the catalog.
+        """Create a sequence whose first id is above ``value``, and return its row in the catalog table.
 
-        If the sequence exists, return its row. Safe to run in many processes at the same time, and
-        to repeat after an interruption.
+        If the sequence exists already, only return its row. Many processes may do this at the same
+        time, and it may be repeated after an interruption.
         """
         value = self.slot.at_or_below(value)
         self._create_counter(name, form, value, deadline)
@@ -241,13 +248,13 @@ class TicketSession(ABC):
         return row
 
     def _create_counter(self, name: str, form: str, value: int, deadline: float) -> None:
-        """Create the table or ``SEQUENCE`` that counts, if the form does not count in the catalog."""
+        """Create the table or ``SEQUENCE`` in which ``form`` counts; nothing if it counts in the catalog."""
         return
 
     def advance(self, row: SequenceRow, value: int, deadline: float) -> int:
         """Move the sequence forward to ``value`` or above, and return its position afterwards.
 
-        A sequence that stands higher stays there.
+        A sequence whose position is higher already is not moved.
 
         :raises InvalidSequence: ``value`` is too near to 2**63, where ids end.
         """
@@ -270,7 +277,7 @@ class TicketSession(ABC):
 
     @abstractmethod
     def durability(self, deadline: float) -> str | None:
-        """Return a sentence that says why this server may forget ids after a crash; None if it cannot.
+        """Return a sentence that says why a crash may make this server forget the last ids; None if not.
 
         A server that forgets ids hands them out again.
         """
@@ -278,13 +285,13 @@ class TicketSession(ABC):
     def abandon(self) -> None:
         """Prevent this process, a forked child, from closing its parent's connection.
 
-        When a process ends, Python closes the connection objects that it inherited, and drivers then
-        send the server a message that ends the connection.
+        Without this, Python would close the inherited connection object when the child ends, and the
+        driver would send the server a message that ends the connection of the parent, too.
         """
         return
 
     def close(self) -> None:
-        """Close the connection, in any state. Never raises an error and never waits long."""
+        """Close the connection, whatever its state. Never raises an error and never waits long."""
         connection, self.connection = self.connection, None
         try:
             if connection is not None:
@@ -298,8 +305,8 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        # If abandon() fails (too many open files, say), the parent's connection ends when the child
-        # closes its copy.
+        # Ignore a failure of abandon(), such as too many open files. The parent's connection then ends when
+        # the child closes its copy.
         with suppress(Exception):
             session.abandon()
     _open.clear()
@@ -309,10 +316,10 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds until ``deadline``, and at least 0.01.
+    """Return the seconds until ``deadline``, but at least 0.01.
 
-    If the deadline has passed already, this process was slow, not the server. A healthy server
-    answers within 10 ms, so it gets that chance.
+    If the deadline has passed already, this process was slow and not the server. So the server still
+    gets 10 ms, within which a healthy server answers.
     """
     return max(deadline - time.monotonic(), _A_MOMENT)
 

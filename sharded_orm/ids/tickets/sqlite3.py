@@ -1,4 +1,4 @@
-"""Sessions with a ticket server in an SQLite file: no server process, for one machine only."""
+"""Sessions with a ticket server that is only an SQLite file, for a site on a single machine."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession,
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
-# Held while a database file is opened or closed, so that this process does not fork meanwhile.
+# Lock that is held while a database file is opened or closed. A fork of this process waits for the lock.
 _opening = threading.Lock()
-# The locks that let threads write one after another, keyed by file name. SQLite allows one writer
-# per file. If threads share an in-memory database, SQLite refuses the second writer at once and
-# does not let it wait.
+# Locks, keyed by file name, with which the threads of this process write one after another: SQLite allows
+# one writer per file. If threads share an in-memory database, SQLite would refuse the second writer at
+# once, without letting it wait.
 _turns: dict[str, threading.Lock] = {}
 
 
 class SQLiteSession(TicketSession):
     """A session on SQLite, which counts by ``UPDATE … RETURNING`` (SQLite 3.35 or newer).
 
-    SQLite locks whole files, so a ticket server needs a separate file: if the file had other tables,
-    the session would wait for transactions on them.
+    A ticket server needs a separate file. SQLite locks whole files, so if the file had other tables, the
+    session would wait for transactions on those tables.
     """
 
     forms = ("update",)
@@ -43,7 +43,7 @@ class SQLiteSession(TicketSession):
             super().__init__(*args)
 
     def _prepare(self) -> None:
-        # No waiting in SQLite: execute() waits for the lock itself.
+        # Switch off SQLite's waiting for a locked file, because execute() does the waiting.
         self.connection.execute("PRAGMA busy_timeout = 0")
         name = str(self._wrapper.settings_dict["NAME"])
         self._turn = _turns.setdefault(name, threading.Lock())
@@ -86,15 +86,15 @@ class SQLiteSession(TicketSession):
     def _execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
         while True:
             try:
-                # Call the driver's method: Django's cursor refuses every thread but the one that
-                # connected.
+                # Call the driver's method and not Django's cursor, which only the thread that has
+                # connected may use.
                 return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # connection is Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:
                     raise OperationalError(*exc.args) from exc
-            # Wait here, because SQLite's own waiting (busy_timeout) retries at growing intervals, up
-            # to 100 ms: of four processes that never paused, one got no turn for over 5 seconds.
+            # Wait here and not in SQLite, whose waiting (busy_timeout) retries at growing intervals, up to
+            # 100 ms. With it, one of four processes that never paused got no turn for over 5 seconds.
             time.sleep(min(left, random.uniform(*_SECONDS_BETWEEN_ATTEMPTS)))
 
     def is_missing_table(self, exc: Exception) -> bool:
@@ -128,11 +128,11 @@ def _is_busy(exc: Exception) -> bool:
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-# The locks that _hold_turns() holds during a fork. A forked child inherits SQLite's records of the
-# file locks that its parent holds, and the mutexes of the SQLite library. If another thread of the
-# parent were running a statement or opening a file at the fork, the child would find the file or
-# the library locked for ever. So a fork first waits for these locks. The wait ends after a second
-# per lock, because a signal handler that forks during a statement would wait for itself.
+# The locks that _hold_turns() holds during a fork, so that no other thread of the parent runs a statement
+# or opens a file at that moment. Otherwise the child would find the file or the SQLite library locked for
+# ever: it inherits SQLite's records of the parent's file locks, and the mutexes of the library.
+# A fork waits at most a second for each lock: a signal handler that forks during a statement would
+# otherwise wait for itself.
 _held: list[threading.Lock] = []
 
 

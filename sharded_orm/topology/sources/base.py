@@ -28,15 +28,15 @@ BUILT_IN = {
     "zookeeper": "sharded_orm.topology.sources.zookeeper.ZooKeeperSource",
 }
 
-#: Type of the callback that gets each document that arrives from a source, or the error if a document
-#: cannot be read. A source may call it from any thread. The callback must return quickly and never
-#: raise.
+#: Type of the function to which a source passes each document that arrives, or an error if the document
+#: cannot be read. A source may call the function in any thread. The function must return quickly and must
+#: not raise an exception.
 OnChange = Callable[[Document | TopologyError], None]
 
 
 @dataclass(frozen=True)
 class Revision:
-    """An entry of a source's history: a version that was published, when, by whom, and why."""
+    """An entry of a source's history: which version was published, when, by whom, and why."""
 
     version: int
     published_at: datetime | None
@@ -46,7 +46,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that is connected to the source, and the version of the topology that it uses."""
+    """A process that is connected to the topology source, with the topology version that it uses."""
 
     host: str
     pid: int
@@ -57,9 +57,10 @@ class Process:
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
-    """Call ``read`` and return its result, or the error that it raised, for :data:`OnChange`.
+    """Call ``read`` and return its result; if it raises an exception, return a :exc:`TopologyError`.
 
-    Raises no exception, so that the thread that watches the source survives anything it reads.
+    The result is to be passed to an :data:`OnChange` function. This function raises no exception, so
+    that the thread that watches the source survives whatever it reads.
     """
     try:
         return read()
@@ -72,8 +73,9 @@ def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | N
 class TopologySource(ABC):
     """Base class of the sources: a client for the place that holds the topology document.
 
-    An instance serves one process. A source only delivers documents; the caller decides whether to use
-    them. So a source refuses only content that is not a document at all.
+    An instance serves one process. A source delivers documents, and its caller decides whether to use
+    them. So a source raises an error for content that is not a document at all, but delivers a document
+    even if it describes an invalid topology.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
     :param setting: the whole of ``SHARDED_ORM``.
@@ -84,7 +86,8 @@ class TopologySource(ABC):
     writable: ClassVar[bool] = False
     #: Whether the document can change while the process runs.
     live: ClassVar[bool] = True
-    #: Names of the options that this class of source accepts in addition to :data:`COMMON`.
+    #: Names of the options that this class accepts in addition to :data:`COMMON`, which every source
+    #: accepts.
     option_names: ClassVar[frozenset[str]] = frozenset()
     #: Those of :attr:`option_names` that must be set.
     required: ClassVar[frozenset[str]] = frozenset()
@@ -110,9 +113,10 @@ class TopologySource(ABC):
 
     @property
     def last_good(self) -> str | None:
-        """Path of the file for the last valid document; None if the option LAST_GOOD is not set.
+        """Path of the file in which to save the last valid document (the option LAST_GOOD).
 
-        A process can start with that file if the source does not answer.
+        A process can start with that file if the source does not answer. None if the option is not
+        set: no file is saved.
         """
         path = self.options.get("LAST_GOOD")
         return str(path) if path else None
@@ -124,7 +128,7 @@ class TopologySource(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return the source's location for messages: an address or a path, without credentials."""
+        """Return where the source is, for messages: an address or a path, without credentials."""
 
     @abstractmethod
     def load(self) -> Document | None:
@@ -137,15 +141,15 @@ class TopologySource(ABC):
         """
 
     def start(self, on_change: OnChange) -> None:  # noqa: B027  # a source that never changes need not
-        """Begin to call ``on_change`` with the current document and each later one. Does not wait.
+        """Begin to call ``on_change`` with the current document and with each later document.
 
-        If the connection to the source is lost, the instance tries to reconnect in the background until
-        :meth:`stop` is called. This method must be called only once per instance. A forked child must
-        make a new instance.
+        Returns at once. If the connection to the source is lost, the instance tries to reconnect in the
+        background until :meth:`stop` is called. Do not call this method twice on an instance. A forked
+        child must make a new instance.
         """
 
     def stop(self) -> None:  # noqa: B027  # as start()
-        """End the background work that :meth:`start` began, and close all connections. May be repeated."""
+        """End the background work of :meth:`start` and close all connections. May be called twice."""
 
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
         """Replace the source's document, which must have version ``expected``, in one atomic step.
@@ -153,8 +157,8 @@ class TopologySource(ABC):
         This method does not check whether processes may use ``document``; the caller does, see
         ``operations/topology.py``.
 
-        :param expected: the version that the source should hold; 0 if it should hold no document.
-        :param comment: a text for the history.
+        :param expected: the version of the document to be replaced; 0 if there should be none yet.
+        :param comment: a text that is stored in the source's history; by default empty.
         :raises TopologyConflict: the source holds another version.
         :raises TopologyReadOnly: the source cannot be written.
         :raises TopologyUnavailable: the source does not answer; the document may or may not have
@@ -174,7 +178,7 @@ class TopologySource(ABC):
         raise LookupError(f"{self.describe()} keeps no version {version!r}.")
 
     def using(self, version: int) -> None:  # noqa: B027  # most sources do not record it
-        """Tell the source that this process now uses ``version``. Does not wait."""
+        """Tell the source that this process now uses ``version``. Returns at once."""
 
     def processes(self) -> list[Process] | None:
         """Return the processes that are connected to the source; None if it does not know them."""
@@ -191,8 +195,8 @@ def make_source(
     """Return a new source of the class that ``path`` names, without connecting to anything.
 
     :param path: a key of :data:`BUILT_IN`, or the dotted path of a :class:`TopologySource`.
-    :raises InvalidConfiguration: there is no such class, or an option is wrong; the message lists the
-        choices.
+    :raises InvalidConfiguration: there is no such class, or an option is wrong. The message lists the
+        permitted values.
     """
     try:
         cls = import_string(BUILT_IN.get(path, path))

@@ -1,4 +1,7 @@
-"""The topology source for a file, which configuration management or a volume brings to each machine."""
+"""The topology source that reads a file on each machine.
+
+Configuration management, or a mounted volume, brings the file to the machines.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ class FileSource(TopologySource):
     """A topology source that reads a file: TOML if its name ends in ``.toml``, and otherwise JSON.
 
     Every ``INTERVAL`` seconds (default 1), the file is read again if its change time, size or inode has
-    changed. Write the file by ``rename``; then it is never read half written. Each change must raise
-    the version in the file.
+    changed. To change the file, write a new one with a higher version in it and ``rename`` it to the
+    file's path, so that no process reads a half-written file.
     """
 
     option_names = frozenset({"PATH", "INTERVAL"})
@@ -68,7 +71,7 @@ class FileSource(TopologySource):
             stamp = self._stamp()
             if stamp != seen:
                 document = arrived(self.load)
-                # If the file is missing, report nothing: it is probably about to be replaced.
+                # Report nothing if the file is missing, because it is probably about to be replaced.
                 if document is not None:
                     on_change(document)
                 seen = stamp
@@ -80,6 +83,6 @@ class FileSource(TopologySource):
             stat = os.stat(self._path)
         except OSError as exc:
             return exc.errno
-        # Use st_ctime and not st_mtime: a copy may keep the old st_mtime, and a chmod, which may make
-        # the file readable, does not change st_mtime.
+        # Use st_ctime and not st_mtime, which would miss two changes: a new file copied with its old
+        # st_mtime, and a chmod that makes the file readable.
         return stat.st_ctime_ns, stat.st_size, stat.st_ino

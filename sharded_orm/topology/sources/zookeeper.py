@@ -1,6 +1,6 @@
 """The topology source for ZooKeeper, which notifies every process of a change (Pinterest, P2).
 
-The znodes below ``PATH`` (a znode is an entry in ZooKeeper's tree)::
+The source stores these znodes (entries in ZooKeeper's tree) below the path of the option ``PATH``::
 
     current               the document; replaced by compare-and-set on the version of the znode
     history/0000000007    each version of the document, with its author, time and comment
@@ -57,25 +57,27 @@ logger = logging.getLogger("sharded_orm.topology")
 # and the request that publishes a document contains it twice.
 MAX_BYTES = 450_000
 _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
-# Seconds without a connection after which the kazoo client is replaced by a new one. A client that was
-# refused for good (authentication, a server restored from an older backup) does not try again.
+# Seconds without a connection after which the kazoo client is replaced by a new one. Without this, a
+# client that ZooKeeper has refused for good (authentication, a server restored from an older backup)
+# would never connect again.
 _RENEW_AFTER = 60.0
 # Seconds until a read that failed on an open connection is repeated.
 _REPEAT_AFTER = 1.0
-# Seconds until a read is repeated after an unexpected error, which may well occur again.
+# Seconds until a read is repeated after an unexpected error. They are more than _REPEAT_AFTER, because
+# the error may well occur again.
 _RECOVER_AFTER = 5.0
-# Seconds for which stop() waits for the watching thread; after that, the process ends without it.
+# Seconds for which stop() waits for the end of the watching thread; after that, stop() returns anyway.
 _END_WITHIN = 3.0
-# How kazoo repeats attempts to connect: for ever, with at most 2 seconds between two of them. kazoo's
-# default for that maximum is an hour.
+# How kazoo repeats attempts to connect: for ever, with at most 2 seconds between two attempts. By
+# default, kazoo would let that pause grow to an hour.
 _RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0}
 
 
 class ZooKeeperSource(TopologySource):
     """A topology source that keeps the document in ZooKeeper. The module's docstring lists the znodes.
 
-    A background thread reads the document and reports changes, so users of the topology never wait for
-    the network.
+    A background thread reads the document and reports changes, so code that uses the topology never
+    waits for the network.
     """
 
     writable: ClassVar[bool] = True
@@ -123,12 +125,13 @@ class ZooKeeperSource(TopologySource):
         self._wake = threading.Event()
         self._lost = False
         self._last_connected = time.monotonic()
-        #: The ZooKeeper transaction (mzxid) that wrote the document which was reported last.
+        #: The id (mzxid) of the ZooKeeper transaction that wrote the last reported document; None before
+        #: the first report.
         self._reported: int | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: The ZooKeeper session in which this process's znode below ``processes`` was written, and the
-        #: version in that znode; None if there is no such znode.
+        #: The id of the ZooKeeper session in which this process's znode below ``processes`` was written,
+        #: and the topology version in that znode; None if there is no such znode.
         self._announced: tuple[int, int] | None = None
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
@@ -167,8 +170,8 @@ class ZooKeeperSource(TopologySource):
                 )
             entry = f"{self._path}/history/{document.version:010d}"
             change = client.transaction()
-            # The history may already have an entry for this version, if somebody has written an older
-            # version into 'current' by hand. Then replace the entry.
+            # If somebody has written an older version into 'current' by hand, the history may already have
+            # an entry for the version that is published now. Replace that entry.
             if self._ask(client.exists_async(entry)) is None:
                 change.create(entry, json.dumps(record).encode(), acl=self._acl)
             else:
@@ -191,7 +194,7 @@ class ZooKeeperSource(TopologySource):
         with self._connected() as client:
             records = []
             for name in self._entries(client)[:limit]:
-                # Skip an entry that another process deletes at this moment, as too old.
+                # Skip an entry that is missing: another process has just deleted it, because it is old.
                 with suppress(NoNodeError):
                     data, _ = self._ask(client.get_async(f"{self._path}/history/{name}"))
                     records.append((int(name), json.loads(data)))
@@ -248,8 +251,8 @@ class ZooKeeperSource(TopologySource):
             try:
                 data, stat = self._ask(client.get_async(path, watch=watch))
             except NoNodeError:
-                # A read of a missing znode sets no watch. exists() does; it reports when the first
-                # document is published.
+                # A read of a missing znode sets no watch, so nobody would report the first document.
+                # exists() sets a watch on a missing znode, too.
                 if self._ask(client.exists_async(path, watch=watch)) is None:
                     return None
                 continue
@@ -262,7 +265,7 @@ class ZooKeeperSource(TopologySource):
         Errors of the client inside the block become :exc:`TopologyUnavailable`.
         """
         client = self._started()
-        # The event _live is set while kazoo is connected.
+        # Wait for a connection: kazoo's event _live is set while kazoo is connected.
         if not client._live.wait(self._wait):
             raise TopologyUnavailable(f"{self.describe()} does not answer within {self._wait:g} s.")
         try:
@@ -309,7 +312,7 @@ class ZooKeeperSource(TopologySource):
         self._wake.set()
         self._drop_client()
         if self._thread is not None and self._thread is not threading.current_thread():
-            # Limit the wait, because the thread may be waiting for an answer that never comes.
+            # Wait for a limited time only, because the thread may be waiting for an answer that never comes.
             self._thread.join(_END_WITHIN)
             self._drop_client()  # The thread may have made a new client in the meantime.
 
@@ -322,7 +325,7 @@ class ZooKeeperSource(TopologySource):
                 client.stop()
                 client.close()
             except Exception:
-                # Ignore errors, because kazoo raises some if it is stopped while it connects.
+                # Ignore all errors: kazoo may raise one if it is stopped while it connects.
                 logger.debug("stopping the client of %s", self.describe(), exc_info=True)
 
     def _follow(self) -> None:
@@ -340,9 +343,10 @@ class ZooKeeperSource(TopologySource):
             self._wake.wait(pause)
 
     def _step(self) -> float:
-        """Read the document if the client is connected; replace a client that is disconnected for long.
+        """Read the document if the client is connected. Replace a client that is disconnected for long.
 
-        Return the seconds until the next call, unless the thread is woken up earlier.
+        Return the seconds that the watching thread should sleep before the next call. A change in
+        ZooKeeper may wake it up earlier.
         """
         client = self._started()
         if client.connected:
@@ -354,7 +358,10 @@ class ZooKeeperSource(TopologySource):
         return _RENEW_AFTER
 
     def _look(self, client: KazooClient) -> None:
-        """Read the document, report it if it is new, and record the version in use in ZooKeeper."""
+        """Read the document from ZooKeeper and report it if it is new.
+
+        Then write to ZooKeeper which version of the document this process uses.
+        """
         assert self._on_change is not None
         current = self._read(client, self._changed)
         if current is not None and current[1].mzxid != self._reported:
@@ -368,7 +375,7 @@ class ZooKeeperSource(TopologySource):
         self._wake.set()
 
     def _state_changed(self, state: str) -> None:
-        # kazoo calls this method in its connection thread.
+        # kazoo calls this method in kazoo's connection thread.
         if state == KazooState.CONNECTED:
             if self._lost:
                 logger.info("%s answers again.", self.describe())
@@ -398,13 +405,13 @@ class ZooKeeperSource(TopologySource):
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # Delete the znode of an earlier session: ZooKeeper deletes it when that session ends,
-                # which may be later.
+                # Delete this process's znode of an earlier session. ZooKeeper would delete that znode only
+                # when the session ends, which may be after the new znode is written.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
         except NoNodeError:
-            # Somebody has deleted the znode. The next call creates it again.
+            # Somebody has deleted this process's znode. The next call of this method creates it again.
             self._announced = None
             return
         except NoAuthError:
@@ -421,9 +428,10 @@ def _positive(name: str, value: Any, problems: list[str]) -> float:
 
 
 def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
-    """Return kazoo's ACL for entries ``(scheme, id, permissions)``, such as ``("world", "anyone", "r")``.
+    """Return the ZooKeeper access rights (ACL) that ``entries`` describe, as kazoo's objects.
 
-    Return None if there are no valid entries. Problems are appended to ``problems``.
+    Each entry is ``(scheme, id, permissions)``, such as ``("world", "anyone", "r")``. Return None if no
+    entry is valid. A sentence for each invalid entry is appended to ``problems``.
     """
     acl = []
     for entry in entries:
@@ -433,7 +441,7 @@ def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
                     make_acl(scheme, who, **{_PERMISSIONS[letter]: True for letter in letters})
                 )
             case _:
-                # The message does not show the entry, which may contain the digest of a password.
+                # Do not show the entry in the message: the entry may contain the digest of a password.
                 problems.append(
                     "TOPOLOGY: each of ACL must be (scheme, id, permissions), the last of letters"
                     f" {''.join(_PERMISSIONS)!r}"
@@ -448,7 +456,7 @@ def _parse(data: bytes) -> Document:
 def _version_of(data: bytes) -> int | None:
     """Return the version of the document in ``data``; None if ``data`` is not a document.
 
-    Content that is not a document has no version to protect, so any push may replace it.
+    If it is not a document, any push may replace it, whatever version the push expects.
     """
     try:
         return _parse(data).version
