@@ -233,7 +233,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.run_on_commit = []
         if committed:
             # Other sessions see the rows of the shards that have committed. So the on_commit functions
-            # that depend only on these shards must run. set_autocommit runs them.
+            # that were registered on these shards must run: set_autocommit calls them.
             transactions = {(alias, None) for alias in committed}
             self._orphaned_hooks = [hook for hook in hooks if hook[0] & transactions]
             if isinstance(cause, Exception):
@@ -249,7 +249,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.participants.clear()
         self._broken.clear()
         if self.levels:
-            # Autocommit was switched off by hand, so the next transaction begins at once.
+            # Autocommit is still off, so the next transaction begins at once.
             self._begin()
 
     def abandon_levels(self) -> None:

@@ -261,8 +261,8 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # This happens if a column has the name of a view. Keep the order, and let the server report an
-        # error.
+        # This happens if a column has the name of a view. Keep the order, and let the server decide whether
+        # it works.
         return list(views.values())
 
 
