@@ -50,8 +50,8 @@ class GroupQueryLog(deque[Any]):
 class ShardExecuteWrappers(list[Any]):
     """The ``execute_wrappers`` of a shard's connection object.
 
-    The list itself has the wrappers that were installed on the shard. Iterating over it also gives
-    those of the group, which Django then applies around the shard's.
+    The list itself has the wrappers that were installed on the shard. ``reversed()``, which Django
+    calls, also gives the group's wrappers, so that these run around the shard's.
 
     :param group_wrappers: function that returns the ``execute_wrappers`` of the shard's group.
     """
