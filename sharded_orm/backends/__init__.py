@@ -1,1 +1,1 @@
-"""Database backends of the shards. Server connections belong to nodes (servers), not to shards."""
+"""Database backends of the shards. A session (server connection) belongs to a node, not to one shard."""

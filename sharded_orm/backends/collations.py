@@ -1,4 +1,4 @@
-"""Which texts a kind of database takes for equal, judged by the names of collations only."""
+"""Tell which texts a database treats as equal. Only the name of the collation is judged; no query is sent."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 
 class TextEquality(NamedTuple):
-    """Which texts a collation takes for equal.
+    """Which texts a collation treats as equal.
 
-    :param is_exact: whether texts are equal only if they have the same characters. If ``pads``, that
-        holds apart from spaces at the end.
-    :param pads: whether spaces at the end are ignored.
+    :param is_exact: whether two texts are equal only if they have the same characters. Spaces at the
+        end do not count if ``pads`` is true.
+    :param pads: whether spaces at the end of a text are ignored.
     """
 
     is_exact: bool
@@ -18,36 +18,38 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """The collations of a kind of database. This base class is for kinds that we do not know."""
+    """The collations of one kind of database. This base class is for a kind that is not known."""
 
-    #: The collation to declare for a key by which a cached model is looked up. It may ignore spaces at
-    #: the end: the cache takes that into account.
+    #: The collation to declare for a field by which a cached model is looked up. It may ignore spaces at
+    #: the end, because the cache allows for that.
     exact_for_cache = "C"
-    #: The collation to declare for a shard key. It must not ignore spaces at the end, as the router does
-    #: not.
+    #: The collation to declare for a shard key. It must not ignore spaces at the end, because the router
+    #: does not ignore them.
     exact_for_shard_key = "C"
-    #: The end of a sentence that says how to declare a shard key: the ways other than
+    #: End of a sentence that says how to declare a shard key: it names the alternatives to
     #: ``ExactCharField``.
     remedy = ""
 
     def equality(self, collation: str | None) -> TextEquality:
-        """Return which texts ``collation`` takes for equal. None means the database's default."""
+        """Return which texts ``collation`` treats as equal. None stands for the database's default
+        collation.
+        """
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether a shard key declared with ``collation`` is certainly not compared exactly.
+        """Whether the database certainly does not compare a shard key with this ``collation`` exactly.
 
-        False if that is uncertain.
+        False if it does, or if that is uncertain.
 
-        :param is_colocated_with_target: whether migrations of the field that declares the collation
-            also run on the shards that have the key's column.
+        :param is_colocated_with_target: whether the field that declares the collation is migrated on
+            the same shards as the key's column.
         """
         return False
 
     def exact_collation(self, connection: Any) -> str | None:
         """Return the collation that compares every character, including spaces at the end.
 
-        None if the database's default collation does so. May ask the server for its version.
+        Return None if the database's default collation does so. May ask the server for its version.
         """
         return None
 
@@ -71,15 +73,16 @@ class MySQLCollations(Collations):
     remedy = ", or with db_collation='utf8mb4_nopad_bin' (MariaDB) or 'utf8mb4_0900_bin' (MySQL)"
 
     def equality(self, collation: str | None) -> TextEquality:
-        # Without a name, the table's default applies. It is not known here, and is seldom exact.
+        # If the name is empty, the table's default applies, which is not known here and is seldom
+        # exact.
         name = (collation or "").lower()
         if name == "binary":
             return TextEquality(True)
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # If migrations of the declaring field do not run on the shards, another migration may have given
-        # the column an exact collation there.
+        # If the declaring field is not migrated on the shards, another migration may have given the
+        # column an exact collation there.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:
@@ -90,7 +93,7 @@ class MySQLCollations(Collations):
 class PostgreSQLCollations(Collations):
     """The collations of PostgreSQL.
 
-    The default collation of a database is always exact, as it cannot be a nondeterministic one.
+    The default collation of a database is always exact, because it cannot be nondeterministic.
     """
 
     def equality(self, collation: str | None) -> TextEquality:

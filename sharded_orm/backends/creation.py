@@ -1,7 +1,7 @@
-"""Creation of test databases whose rows have separate keys in the cache, for ordinary aliases.
+"""Creation of test databases for ordinary aliases, whose rows get separate keys in the cache.
 
-``sharded_orm.testing`` changes the keys, and must be imported only when tests run. So this module does
-not import it: the app provides a function instead (:func:`provide_isolation`).
+``sharded_orm.testing`` changes the cache keys, and must be imported only when tests run. So this module
+does not import it. Instead, the app passes a function to :func:`provide_isolation`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from django.db.backends.base.creation import BaseDatabaseCreation
 
 
 class CacheIsolation(Protocol):
-    """Gives each process of a test run cache keys that no other process and no other run uses."""
+    """Gives each process of a test run its own cache keys, which no other process or run uses."""
 
     def isolate(self, alias: str) -> None:
-        """Use separate cache keys, as the test database of ``alias`` is about to be created."""
+        """Switch to separate cache keys. Called before the test database of ``alias`` is created."""
 
     def isolate_worker(self, alias: str) -> None:
-        """Use separate cache keys in this process, one of several that run tests in parallel.
+        """Switch to separate cache keys in this process, one of several that run tests in parallel.
 
         :param alias: an alias that has a test database.
         """
@@ -27,11 +27,11 @@ class CacheIsolation(Protocol):
     def release(self, alias: str) -> None:
         """Note that the test database of ``alias`` was dropped.
 
-        After the last one, the usual cache keys are used again.
+        After the last test database was dropped, the usual cache keys are used again.
         """
 
 
-# The function that returns the CacheIsolation. None if the app is not installed: nothing is cached then.
+# Function that returns the CacheIsolation. None if the app is not installed: nothing is cached then.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 
@@ -44,7 +44,7 @@ def provide_isolation(isolation: Callable[[], CacheIsolation]) -> None:
 class IsolatedCacheCreation(BaseDatabaseCreation):
     """First base class of each backend's ``DatabaseCreation``.
 
-    It makes sure that rows of a test database are never cached under the keys of other rows.
+    Rows of a test database are never cached under the same keys as other rows.
     """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
@@ -54,7 +54,7 @@ class IsolatedCacheCreation(BaseDatabaseCreation):
         return super().create_test_db(*args, **kwargs)
 
     def setup_worker_connection(self, _worker_id: int) -> None:
-        # Rows in the databases of parallel processes would have the same cache keys otherwise.
+        # Without this, rows in the databases of parallel processes would have the same cache keys.
         if _isolation is not None:
             _isolation().isolate_worker(self.connection.alias)
         super().setup_worker_connection(_worker_id)

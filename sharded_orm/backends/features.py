@@ -1,7 +1,7 @@
-"""Flags about kinds of databases that this package needs in addition to Django's features.
+"""Flags about kinds of databases, which this package needs in addition to Django's features.
 
-The ``DatabaseFeatures`` of each backend in this package has the flags of :class:`ShardFeatures`. An
-alias may also use a backend of Django or of a third party: :func:`features_of` returns the flags for
+The ``DatabaseFeatures`` of each backend in this package inherits the flags of :class:`ShardFeatures`.
+Aliases may also use a backend of Django or of a third party. :func:`features_of` returns the flags for
 any backend.
 """
 
@@ -18,32 +18,33 @@ from sharded_orm.backends.collations import (
 
 
 class ShardFeatures:
-    """The flags of one kind of database, as class attributes. The values here are the defaults."""
+    """Flags of one kind of database, as class attributes. The values here are defaults for unknown kinds."""
 
-    #: Whether a shard is a file in the folder of its node, without a server.
+    #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
-    #: The most idle connection objects of a group's shards that a thread keeps, even if the setting
-    #: ``MAX_IDLE_ALIASES`` allows more; None if only the setting counts.
+    #: The most idle connection objects of a group's shards that a thread keeps. A higher value of the
+    #: setting ``MAX_IDLE_ALIASES`` is lowered to this number. None if the setting alone decides.
     max_idle_aliases: ClassVar[int | None] = None
-    #: How text from several shards is sorted and compared in Python: by its bytes, or by the
-    #: ``WEIGHT_STRING`` that the server sends along. None if it cannot be compared.
+    #: How texts from several shards are compared in Python: by their bytes, or by the ``WEIGHT_STRING``
+    #: that the server adds to each row. None if such texts cannot be compared.
     text_compared_by: ClassVar[Literal["bytes", "weights"] | None] = None
-    #: Whether the collation of a column can be read from the server. If not, the models declare it.
+    #: Whether a column's collation can be read from the server. If not, the models' declarations are
+    #: used.
     can_introspect_collations: ClassVar[bool] = False
-    #: Which texts each collation takes for equal.
+    #: Tells which texts each collation treats as equal.
     collations: ClassVar[Collations] = Collations()
     #: Whether ``AVG`` of integers is a decimal number rather than a float.
     averages_integers_exactly: ClassVar[bool] = False
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The isolation level of a session by default, in SQL's words and lower case. None if ``OPTIONS``
-    #: does not take an ``isolation_level`` in SQL's words.
+    #: The default isolation level of a session, in SQL's words and lower case. None if ``OPTIONS`` does
+    #: not accept such words as ``isolation_level``.
     default_isolation_level: ClassVar[str | None] = None
-    #: Whether a column default in the database can generate the ids of a ``TimestampedIDField``.
+    #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
-    #: Whether the replica of a node can be promoted to primary.
+    #: Whether a replica of a node can be promoted to primary.
     supports_promotion: ClassVar[bool] = False
 
 
@@ -62,7 +63,7 @@ class MySQLFeatures(ShardFeatures):
 
 class SQLiteFeatures(ShardFeatures):
     shards_are_files = True
-    # Each idle connection keeps a file open.
+    # Each idle connection keeps a file open, so keep only a few.
     max_idle_aliases = 128
     text_compared_by = "bytes"
     collations = SQLiteCollations()
@@ -81,10 +82,10 @@ _BY_VENDOR: dict[str, type[ShardFeatures]] = {
 
 
 def features_of(connection: Any) -> type[ShardFeatures]:
-    """Return the flags for a connection object, or for a connection object's class. Asks no server.
+    """Return the flags for a connection object, or for the class of one. No server is asked.
 
-    For a backend outside this package, return the flags of its vendor. If the vendor is not known,
-    return the defaults.
+    For a backend outside this package, return the flags for its ``vendor``, or the defaults if the
+    vendor is not known.
     """
     features: type = connection.features_class
     if issubclass(features, ShardFeatures):

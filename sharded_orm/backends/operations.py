@@ -1,6 +1,6 @@
-"""The first base class of each backend's ``DatabaseOperations``.
+"""First base class of each backend's ``DatabaseOperations``.
 
-It adds methods that this package needs, and reports flushes of tables to the cache.
+It adds methods that this package needs, and tells the cache when Django's flush empties tables.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class OperationsMixin(BaseDatabaseOperations):
 
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
-        """Raise each table's counter (AUTO_INCREMENT or the like) to the table's first id, if lower.
+        """Raise each table's counter (AUTO_INCREMENT or the like) to the table's first id.
 
-        A higher counter stays: lowering it would hand out ids of deleted rows again. At most two
-        queries per table.
+        A higher counter stays as it is: a lower one would hand out ids of deleted rows again. At most
+        two queries per table.
 
-        :param cursor: a cursor in the schema of the tables. The tables must exist.
-        :param firsts: table -> the first id that the counter may hand out.
+        :param cursor: a cursor in the schema of the tables, which must exist.
+        :param firsts: table -> the lowest id that the counter may hand out.
         """
         raise NotImplementedError
 
     def execute_sql_flush(self, sql_list: Any) -> None:
-        # Report the flush here, as no compiler does: sql_list has DELETE or TRUNCATE statements that are
-        # not made by the ORM.
+        # Tell the cache about the flush here, because no compiler does: the DELETE or TRUNCATE
+        # statements in sql_list are not made by the ORM.
         with observer.table_flush(self.connection):
             super().execute_sql_flush(sql_list)

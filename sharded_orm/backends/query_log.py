@@ -1,4 +1,4 @@
-"""Query logs of shards, whose entries are collected in the query log of the shard group."""
+"""Query logs of shards. Their entries are also collected in the query log of the shard group."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 
 class ShardQueryLog(deque[Any]):
-    """The ``queries_log`` of a shard's connection object. Each entry is added to the group's log as well.
+    """The ``queries_log`` of a shard's connection object. Each entry is also added to the group's log.
 
-    So ``assertNumQueries(n, using="photos")``, for the group, counts the statements of all shards.
+    So ``assertNumQueries(n, using="photos")``, where ``photos`` is the group, counts the statements of
+    all its shards.
 
     :param group_log: function that returns the query log of the shard's group.
     """
@@ -28,10 +29,11 @@ class ShardQueryLog(deque[Any]):
 
 
 class GroupQueryLog(deque[Any]):
-    """The ``queries_log`` of a group's connection object. Clearing it clears the shards' logs as well.
+    """The ``queries_log`` of a group's connection object. If it is cleared, the shards' logs are
+    cleared too.
 
-    Django clears only the logs of the aliases that it iterates over: a group's, but not its shards'.
-    Only the logs of shards that have entries are visited.
+    Django clears only the logs of the aliases that it iterates over, which do not include shards. Of
+    the shards' logs, only those with entries are visited.
     """
 
     def __init__(self, maxlen: int | None) -> None:
@@ -48,8 +50,8 @@ class GroupQueryLog(deque[Any]):
 class ShardExecuteWrappers(list[Any]):
     """The ``execute_wrappers`` of a shard's connection object.
 
-    The list has the shard's own wrappers. When Django applies them, those of the group follow, around
-    the shard's.
+    The list itself has the wrappers that were installed on the shard. ``reversed()``, which Django
+    calls, also gives the group's wrappers, so that these run around the shard's.
 
     :param group_wrappers: function that returns the ``execute_wrappers`` of the shard's group.
     """
@@ -59,7 +61,7 @@ class ShardExecuteWrappers(list[Any]):
         self._group_wrappers = group_wrappers
 
     def __reversed__(self) -> Iterator[Any]:
-        # CursorWrapper._execute_with_wrappers iterates in this order: the innermost wrapper comes first.
+        # Django iterates with reversed() and wraps from the innermost wrapper to the outermost one.
         wrappers = self._group_wrappers()
         own = super().__reversed__()
         return chain(own, reversed(wrappers)) if wrappers else own

@@ -1,4 +1,4 @@
-"""A mixin for schema editors: the connection object counts how many editors are open."""
+"""A mixin for schema editors, by which the connection object counts how many editors are open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 class EditorMixin(BaseDatabaseSchemaEditor):
     """First base class of a backend's ``DatabaseSchemaEditor``.
 
-    It counts open editors in ``connection.open_editors``. While that is not 0, a migration is running.
+    ``connection.open_editors`` counts the open editors. A migration is running if it is not 0.
     """
 
     connection: Any

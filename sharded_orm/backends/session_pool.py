@@ -17,8 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sharded_orm.exceptions import PoolTimeout
 
-# Seconds for which the end of a request spares an expired session that another thread used last:
-# the other thread may be between two statements of its own request.
+# Seconds for which an expired session stays open after its last use, if another thread used it last: at
+# the end of this thread's request, the other thread may be between two statements of a request.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 
@@ -27,19 +27,22 @@ class PooledSession(Protocol):
     """What a pool needs of a physical session (a server connection)."""
 
     close_at: float | None
-    #: Whether the session must be pinged before its next use, as it is idle since an earlier request.
+    #: Whether to ping the session before its next use, because it has been idle since an earlier
+    #: request.
     suspect: bool
-    #: Whether the session must be closed when it is released: because the pool was disposed of, or
-    #: because the session belongs to the parent process.
+    #: Whether to close the session when it is released. True if the pool was disposed of, or if the
+    #: session belongs to the parent process.
     retired: bool
     #: Identifier of the thread that used the session last.
     user: int
 
     @property
     def poll(self) -> Callable[[int], Any]:
-        """A function that polls the socket, given the milliseconds to wait.
+        """A function that polls the session's socket. Its argument is the time to wait, in
+        milliseconds.
 
-        The result is truthy if the socket has data or an error. An idle session is then dead.
+        The function's result is truthy if the socket has data or an error. For an idle session, either
+        means that the session is dead.
         """
 
     def ping(self) -> bool: ...
@@ -68,12 +71,12 @@ class PoolStats:
 
 
 class SessionPool(Generic[S]):
-    """The pool of one node's sessions. Thread-safe. The session released last is leased first.
+    """The pool of one node's sessions. Thread-safe. The session that was released last is leased first.
 
     :param name: name of the node, for errors and logs.
-    :param open_session: function that opens a session. It is called outside any lock.
+    :param open_session: function that opens a session. It is called while no lock is held.
     :param max_age: seconds until a session expires, as Django's ``CONN_MAX_AGE``; None for never.
-        :meth:`close_expired` closes expired idle sessions.
+        :meth:`close_expired` closes idle sessions that have expired.
     """
 
     def __init__(
@@ -86,9 +89,9 @@ class SessionPool(Generic[S]):
         # The idle sessions. Invariant: a session is either in this list or leased. list.append, pop
         # and remove are atomic, so leasing needs no lock.
         self._idle: list[S] = []
-        # Every session that may be open, by id(): a forked child has to abandon all of them. The code
-        # uses atomic operations of dict and no lock, as garbage collection may remove a session at
-        # any moment, also in the thread that would hold the lock.
+        # Every session that may be open, by id(): a forked child has to abandon all of them. There is
+        # no lock, only atomic operations of dict: garbage collection may remove a session at any
+        # moment, and so might need the lock in the very thread that holds it.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
@@ -106,9 +109,9 @@ class SessionPool(Generic[S]):
         return len(self._sessions)
 
     def lease(self) -> S:
-        """Return a live session, which is the caller's alone until :meth:`release` or :meth:`discard`.
+        """Return a live session. Only the caller may use it until :meth:`release` or :meth:`discard`.
 
-        The socket of an idle session is polled first (0.3 µs). If the server has closed the session,
+        The socket of an idle session is polled first (0.3 µs). If the server has closed that session,
         the caller gets another one and notices nothing.
         """
         pop = self._idle.pop
@@ -125,11 +128,11 @@ class SessionPool(Generic[S]):
         return self._open()
 
     def lease_new(self) -> S:
-        """Open a new session, even if one is idle, and lease it."""
+        """Lease a new session: open one even if the pool has idle sessions."""
         return self._open()
 
     def take(self, session: S) -> bool:
-        """Lease ``session`` itself. Return False if ``session`` is in use or dead."""
+        """Lease ``session`` itself rather than any session. Return False if ``session`` is in use or dead."""
         try:
             self._idle.remove(session)
         except ValueError:
@@ -141,7 +144,7 @@ class SessionPool(Generic[S]):
         return True
 
     def release(self, session: S) -> None:
-        """Return a leased session to the pool. The session must be clean: without state or results."""
+        """Return a leased session to the pool. The session must have no state and no unread results."""
         if session.retired:
             self._close(session)
             return
@@ -149,7 +152,7 @@ class SessionPool(Generic[S]):
         self._idle.append(session)
 
     def discard(self, session: S) -> None:
-        """Close a leased session that is broken or no longer clean."""
+        """Close a leased session that is broken, or that has state or unread results."""
         self._close(session)
 
     def prepare(self) -> None:
@@ -165,8 +168,8 @@ class SessionPool(Generic[S]):
     def close_expired(self, *, revalidate: bool = False) -> None:
         """Close idle sessions that are older than ``max_age``. Called at the end of a request.
 
-        :param revalidate: whether each remaining idle session must be pinged before its next use
-            (``CONN_HEALTH_CHECKS``).
+        :param revalidate: whether each remaining idle session must be pinged before its next use, as
+            with Django's ``CONN_HEALTH_CHECKS``.
         """
         if self.max_age is not None:
             now = time.monotonic()
@@ -177,7 +180,7 @@ class SessionPool(Generic[S]):
                     continue
                 if session.user != me and now < close_at + GRACE:
                     continue
-                # ValueError: another thread has leased the session since.
+                # Skip the session on ValueError: another thread has leased it in the meantime.
                 try:
                     self._idle.remove(session)
                 except ValueError:
@@ -188,7 +191,7 @@ class SessionPool(Generic[S]):
                 session.suspect = True
 
     def dispose(self) -> None:
-        """Close the idle sessions now, and each leased session when it is released."""
+        """Close idle sessions now, and each leased session as soon as it is released."""
         for session in self._open_sessions():
             session.retired = True
         while self._idle:
@@ -202,7 +205,8 @@ class SessionPool(Generic[S]):
         """Note that a connection object that used this pool has moved to another node.
 
         The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection
-        objects that stay open new sessions. If none stays, the old node has no sessions left.
+        objects that still use this pool then open new sessions. If there are none, the old node ends up
+        without sessions.
 
         :param occasion: number of the move, the same for all connection objects that move together.
         """
@@ -229,7 +233,7 @@ class SessionPool(Generic[S]):
         session.close()
 
     def _after_fork(self) -> None:
-        # Runs in the forked child, which has no other thread. Every socket belongs to the parent.
+        # This runs in the forked child, which has only this thread. Every socket belongs to the parent.
         for session in self._open_sessions():
             session.retired = True
             session.abandon()
@@ -241,10 +245,10 @@ class SessionPool(Generic[S]):
 
 
 class BoundedPool(SessionPool[S]):
-    """A pool with at most ``maximum`` sessions in use at once.
+    """A pool that leases at most ``maximum`` sessions at the same time.
 
-    :param maximum: the most sessions that may be leased at once.
-    :param timeout: seconds for which a lease waits until another session is released. After that,
+    :param maximum: the largest number of sessions that may be leased at the same time.
+    :param timeout: seconds for which a lease waits until another session is released. After that time,
         :exc:`PoolTimeout` is raised.
     """
 
@@ -260,8 +264,8 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # Invariant: each leased session that is not retired has one permit. A new session is opened
-        # only if no session is idle, so there are never more open sessions than permits.
+        # Invariant: each leased session holds one permit, unless the session is retired. A new session
+        # is opened only if no session is idle, so there are never more open sessions than permits.
         self._permits = threading.Semaphore(maximum)
 
     def lease(self) -> S:
@@ -270,7 +274,7 @@ class BoundedPool(SessionPool[S]):
 
     def lease_new(self) -> S:
         with self._permit():
-            # Close an idle session first, so that the new one does not exceed the maximum.
+            # Close an idle session first, so that the new session does not exceed the maximum.
             try:
                 idle = self._idle.pop(0)
             except IndexError:
@@ -345,7 +349,7 @@ def pools() -> list[SessionPool[Any]]:
 
 
 def dispose_all() -> None:
-    """Close all idle sessions of this process now, and each leased session when it is released."""
+    """Close all idle sessions of this process now, and each leased session as soon as it is released."""
     for pool in pools():
         pool.dispose()
 

@@ -1,7 +1,7 @@
 """The methods by which management commands ask about the schemas of a shard or of its node.
 
-Each backend's ``DatabaseWrapper`` implements these methods. They tell which schemas exist, how the
-schemas are defined and how large they are.
+Each backend's ``DatabaseWrapper`` implements these methods. They tell which schemas exist, how each
+schema is defined, and how large it is.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ if TYPE_CHECKING:
 
 
 class ShardDatabaseMixin:
-    """The methods that a backend must have so that its aliases can be shards.
+    """The methods that a backend's connection object must have so that its aliases can be shards.
 
-    As with any Django connection object, only the thread that owns the object may call them.
+    As with any Django connection object, only the thread that owns the object may call these methods.
     """
 
     def is_idle(self) -> bool:
         """Whether closing this connection object would lose nothing.
 
-        True if it has no unread results, no session state and no leased session.
+        True if the object has no unread results, no session state and no leased session.
         """
         return True
 
     def create_shard_database(self) -> None:
-        """Create the empty schema (SQLite: file) of this shard. Does nothing if it exists."""
+        """Create this shard's empty schema (SQLite: file). Does nothing if the schema exists."""
         raise NotImplementedError
 
     def schema_snapshot(self) -> SchemaSnapshot:
-        """Return the definitions of all tables, views, triggers, … of this alias's schema.
+        """Return the definitions of all tables, views, triggers, … in this alias's schema.
 
-        The query is not part of an open transaction of this alias. Two round trips.
+        They are read outside of any open transaction of this alias. Two round trips.
 
         :raises django.db.OperationalError: the schema does not exist.
         """
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return a copy of ``known`` in which the definitions of ``tables`` are up to date.
+        """Return a copy of ``known`` with the current definitions of ``tables``.
 
-        New tables are added, perhaps with "" as their definition, and dropped tables are left out.
-        Everything else is copied from ``known``: triggers, routines, and the definitions and
-        AUTO_INCREMENT counters of other tables. One round trip, where :meth:`schema_snapshot` has two.
+        New tables are added; a new table that is not in ``tables`` may get "" as its definition.
+        Dropped tables are left out. Everything else is copied from ``known``: triggers, routines, and
+        the definitions and AUTO_INCREMENT counters of other tables. One round trip;
+        :meth:`schema_snapshot` takes two.
 
         :raises django.db.Error: one of ``tables`` does not exist.
         """
         return self.schema_snapshot()
 
     def build_schema(self, definitions: SchemaSnapshot) -> None:
-        """Create the tables, views, … of ``definitions`` that this alias's schema does not have.
+        """Create those tables, views, … of ``definitions`` that this alias's schema does not have.
 
-        The schema must exist. An existing table stays as it is, so the call can be repeated. Must not
-        be called in a transaction.
+        The schema must exist. Existing tables are not changed, so the call can be repeated. Must not be
+        called in a transaction.
         """
         raise NotImplementedError
 
@@ -103,32 +104,36 @@ class ShardDatabaseMixin:
         """Return the types of ``columns`` in ``tables`` of ``shards``. One query per 500 shards.
 
         In the result, names of tables and columns are in lower case, and columns that do not exist are
-        left out. The queries are not in the query log. May be called only if
+        left out. The queries are not added to the query log. May be called only if
         ``features.can_introspect_collations`` is true.
 
-        :param shards: shards on the node of this alias. If this alias's own shard is the only one,
-            the query is part of its open transaction. Otherwise no shard's connection object is used.
+        :param shards: shards on the node of this alias. If this alias's shard is the only one, the
+            query is part of the alias's open transaction. Otherwise, no shard's connection object is
+            used.
         """
         raise NotImplementedError
 
     def open_sessions(self) -> OpenSessions | None:
-        """Return how many sessions this alias's node has, or None if there is no server (SQLite).
+        """Return how many sessions the server of this alias's node has; None if there is no server
+        (SQLite).
 
         One query.
         """
         return None
 
     def effect_of(self, sql: str) -> Effect:
-        """Return what ``sql`` changes: nothing, rows or the schema. Looks at the text only."""
+        """Return what the statement ``sql`` changes: nothing, rows or the schema. Only its text is
+        examined.
+        """
         raise NotImplementedError
 
     def lock_schema(self, seconds: float) -> bool:
-        """Take the lock that keeps other sessions from migrating this schema.
+        """Take the lock that prevents other sessions from migrating this schema.
 
-        Return False if the lock was not free within ``seconds``. :meth:`unlock_schema` releases the
-        lock; so does :meth:`close`, which also ends the session. If the client dies, the server keeps
-        the lock until it has finished the client's statement. Without a server (SQLite), this method
-        does nothing and returns True.
+        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema` releases
+        the lock. So does :meth:`close`, which ends the session. If the client process dies, the server
+        keeps the lock until the client's last statement is done. Without a server (SQLite), this method
+        only returns True.
 
         :param seconds: seconds to wait for the lock.
         """
@@ -140,19 +145,20 @@ class ShardDatabaseMixin:
     def structural_copy(
         self, definitions: SchemaSnapshot, schema: str
     ) -> AbstractContextManager[Self]:
-        """Return a context manager that builds a temporary schema without rows and connects to it.
+        """Return a context manager that builds a temporary schema without rows, and connects to that
+        schema.
 
         The schema has the given definitions, is on the same server, and is dropped at the end of the
-        block. The value of the ``with`` block is a connection object that has this alias but belongs
-        to no shard group.
+        block. The value of the ``with`` block is a connection object that has this alias but belongs to
+        no shard group.
 
-        :param schema: name of the temporary schema, if the database has names for schemas. An existing
-            schema of that name is dropped first.
+        :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
+            schema of that name exists, it is dropped first.
         :raises RehearsalFailed: the existing schema of that name has rows (MySQL).
         """
         raise NotImplementedError
 
     @classmethod
     def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return settings for a connection to the same node that opens no shard's database."""
+        """Return settings for a connection to the same node, but to no shard's database."""
         return {**settings_dict, "NAME": ""}

@@ -8,11 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """The size of one shard, as far as the server knows it without counting rows."""
+    """The size of one shard, as the server knows it without counting rows."""
 
-    #: Total bytes of tables and indexes (SQLite: of the file).
+    #: Total bytes of the shard's tables and indexes (SQLite: of its file).
     bytes: int
-    #: Estimated number of rows in all tables; None if the server has no estimate.
+    #: Estimated number of rows in all tables of the shard; None if the server has no estimate.
     rows: int | None
 
 
@@ -22,7 +22,7 @@ class TableSize:
 
     name: str
     rows: int
-    #: What kind of number ``rows`` is. "at least": SQLite has stopped counting at that number.
+    #: How to read ``rows``. "at least": SQLite has stopped counting at that number.
     rows_are: Literal["exact", "estimated", "at least"]
     #: Bytes of the table and its indexes; None if the server does not know.
     bytes: int | None

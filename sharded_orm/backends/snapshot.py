@@ -1,7 +1,7 @@
-"""The definitions of a schema as a value that can be compared and fingerprinted.
+"""The definitions of a schema, as a value that can be compared and fingerprinted.
 
-The functions here send no queries. A backend reads a snapshot from a schema (``schema_snapshot``), and
-creates a schema from it (``build_schema``).
+This module sends no queries. A backend's ``schema_snapshot`` reads the value from a schema, and its
+``build_schema`` creates a schema from such a value.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-#: App and prefix of the name of marker rows in ``django_migrations``. While a migration runs on a shard,
-#: there is a marker for each of its operations. Django ignores these rows, like those of any migration
-#: that does not exist.
+#: ``app``, and beginning of ``name``, of the marker rows in the table ``django_migrations``. While a
+#: migration runs on a shard, there is a marker for each of its operations. Django ignores these rows,
+#: like those of any migration that does not exist.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
@@ -31,11 +31,13 @@ _KEY = re.compile(
 class SchemaSnapshot:
     """The definitions of all tables, views, … of one schema, without rows.
 
-    :param definitions: name of a table, view, … -> the statement that creates it, as the server shows
-        it, but without AUTO_INCREMENT. On MySQL, triggers and routines may have the name of a table, so
-        their names begin with the kind (``trigger x``).
-    :param defaults: character set and collation of new tables; "" if schemas have no such defaults.
-    :param counters: name of a table -> its next AUTO_INCREMENT, for tables of which the server shows it.
+    :param definitions: name of each table, view, … -> the statement that creates it, as the server
+        shows it, but without AUTO_INCREMENT. On MySQL, a trigger or routine may have the same name as a
+        table, so its name here begins with its kind (``trigger x``).
+    :param defaults: SQL for the character set and collation of new tables; "" if the database has no
+        such defaults for a schema.
+    :param counters: name of each table -> its next AUTO_INCREMENT value. Tables for which the server
+        shows no value are left out.
     """
 
     definitions: Mapping[str, str] = field(repr=False)
@@ -44,7 +46,7 @@ class SchemaSnapshot:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the definitions in hex, whatever the order of tables, columns and keys."""
+        """SHA-256 of the definitions in hex. It does not depend on the order of tables, columns and keys."""
         digest = hashlib.sha256(self.defaults.encode())
         for name in sorted(self.definitions):
             head, elements, tail = _in_any_order(self.definitions[name])
@@ -53,12 +55,12 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether both snapshots have the same fingerprint. Faster than to compute the fingerprints."""
+        """Whether both snapshots have the same fingerprint. Faster than comparing the two fingerprints."""
         return self.changed_tables(other) == []
 
     @cached_property
     def is_transactional(self) -> bool:
-        """Whether a rollback restores the rows of all tables."""
+        """Whether a rollback restores the rows of every table in the schema."""
         tails = (_split(definition)[2] for definition in self.definitions.values())
         return all("ENGINE=" not in tail or "ENGINE=InnoDB" in tail for tail in tails)
 
@@ -67,9 +69,9 @@ class SchemaSnapshot:
         return not self.definitions
 
     def changed_tables(self, other: SchemaSnapshot) -> list[str] | None:
-        """Return the names of the tables whose definitions differ from ``other``.
+        """Return the names of the tables whose definitions differ from those in ``other``.
 
-        None if anything apart from the definitions of existing tables differs.
+        Return None if there is any other difference, such as a dropped table or a changed view.
         """
         theirs = other.definitions
         if self.definitions.keys() != theirs.keys() or self.defaults != other.defaults:
@@ -78,9 +80,9 @@ class SchemaSnapshot:
         return changed if all(_IS_TABLE.match(theirs[name]) for name in changed) else None
 
     def differences(self, other: SchemaSnapshot) -> list[str]:
-        """Return sentences about how this schema differs from ``other``, the expected one.
+        """Return sentences that say how this schema differs from ``other``, the expected schema.
 
-        The list is empty if the fingerprints are equal.
+        The list is empty if both have the same fingerprint.
         """
         if self.looks_like(other):
             return []
@@ -101,7 +103,7 @@ class SchemaSnapshot:
 
 
 def kind_of(definition: str) -> str:
-    """Return the kind of thing that a ``CREATE`` statement creates: ``table``, ``view``, ``index``, …"""
+    """Return what a ``CREATE`` statement creates, in lower case: ``table``, ``view``, ``index``, …"""
     match = _KIND.match(definition)
     return match[1].lower() if match else "object"
 
@@ -109,11 +111,11 @@ def kind_of(definition: str) -> str:
 def applied_digest(applied: Iterable[tuple[str, str]]) -> str:
     """Return a digest of a set of applied migrations. Their order does not matter.
 
-    It is made of the number of migrations, and the XOR of one half of each migration's MD5. On MySQL,
-    ``applied_digests`` lets the server compute the same digest. With both halves, that would take the
-    server twice as long.
+    The digest consists of the number of migrations, and of the XOR of one half of each migration's MD5.
+    On MySQL, ``applied_digests`` lets the server compute the same digest. The server would take twice
+    as long to compute it with both halves.
 
-    :param applied: app and name of each migration. Marker rows are ignored.
+    :param applied: app and name of each migration. Marker rows of running migrations are ignored.
     """
     count = digest = 0
     for app, name in applied:
@@ -166,27 +168,28 @@ def _element_name(element: str) -> str:
 
 
 def _split(definition: str) -> tuple[str, list[str], str]:
-    """Split ``CREATE TABLE`` into its head, the list of its columns and keys, and its tail.
+    """Split a ``CREATE TABLE`` statement into its head, a list of its columns and keys, and its tail.
 
-    For any other statement, the head is the whole text.
+    For any other statement, the head is the whole text, and the list and the tail are empty.
     """
     if not _IS_TABLE.match(definition):
         return definition, [], ""
-    # MySQL and MariaDB show one column or key per line. Line ends inside names or values are escaped.
+    # MySQL and MariaDB show one column or key on each line. Line ends inside names or values are
+    # escaped.
     head, lines, remainder = definition.partition("(\n  ")
     if lines:
         body, _, tail = remainder.partition("\n)")
         return head.strip(), body.split(",\n  "), tail.strip()
-    # SQLite shows the statement as it was sent, with any white space.
+    # SQLite shows the statement as it was sent, with its original white space.
     head, _, remainder = definition.partition("(")
     elements, tail = _by_commas(remainder)
     return head.strip(), elements, tail.strip()
 
 
 def _by_commas(text: str) -> tuple[list[str], str]:
-    """Split a list at its commas, up to its closing parenthesis.
+    """Split the text of a list at its commas, as far as the parenthesis that closes the list.
 
-    Return the elements, and the text after the parenthesis.
+    Return the elements, and the text after that parenthesis.
     """
     elements, depth, start, quote = [], 0, 0, ""
     for position, character in enumerate(text):

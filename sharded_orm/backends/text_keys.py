@@ -1,9 +1,9 @@
 """The hook that checks, before each statement, how the database compares shard keys that are text.
 
-A database's collation may take two texts for equal that the router sends to different shards. Only
-the models know which columns are shard keys, and this layer knows no models. So the app provides a
-:class:`KeyGuard`. It is called by the compilers (:mod:`sharded_orm.backends.write_hooks.compilers`)
-and by ``sharded_orm.scatter``, which reads many shards at once.
+A database's collation may treat two texts as equal that the router sends to different shards. Only the
+models know which columns are shard keys, and this layer knows no models. So the app provides a
+:class:`KeyGuard`. Its callers are the compilers (:mod:`sharded_orm.backends.write_hooks.compilers`) and
+``sharded_orm.scatter``, which reads many shards at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sharded_orm.backends.collations import is_exact_collation
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-#: The most schemas that one query reads.
+#: The most schemas that one query for the types of columns reads.
 BATCH = 500
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
@@ -40,10 +40,11 @@ class ColumnType:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the database takes two texts in this column for equal only if they are the same.
+        """Whether the database treats two texts in this column as equal only if they are the same.
 
-        True if the column has no collation. False for most binary collations, which pad: 'Ada' = 'Ada '.
-        False for the type ``CHAR``, which drops spaces at the end.
+        Also True for a column without a collation. False for most binary collations, because they
+        ignore spaces at the end: 'Ada' = 'Ada '. False for the type ``CHAR``, which drops spaces at the
+        end.
         """
         if self.collation is None:
             return True
@@ -52,7 +53,7 @@ class ColumnType:
     def holds(self, text: str) -> bool:
         """Whether ``text`` fits into the column with all its characters.
 
-        The server drops spaces at the end that do not fit, whatever its SQL mode.
+        If a text is too long, the server drops spaces at its end without an error, in any SQL mode.
         """
         if self.length is None or self.collation is None:
             return True
@@ -60,7 +61,7 @@ class ColumnType:
         return size <= self.length
 
 
-#: Types of columns: alias of a shard -> table -> column -> type.
+#: Types of columns, as alias of a shard -> table -> column -> type.
 ColumnTypes = dict[str, dict[str, dict[str, ColumnType]]]
 
 
@@ -68,19 +69,20 @@ class KeyGuard(Protocol):
     """Checks shard keys that are text. Implemented by a layer that knows the models."""
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """Raise an error if a shard key of ``tables`` is compared otherwise than by the router.
+        """Raise an error if the database compares a shard key of ``tables`` differently from the
+        router.
 
-        Called before each statement. Cheap, except for the first statement on a table.
+        Called before each statement. Cheap, except before the first statement on a table.
 
         :param shards: the shards that the statement uses, all on one node.
-        :param connection: a connection object of that node. If there is only one shard, it is the
-            shard's own.
+        :param connection: a connection object of that node. If there is only one shard, it is that
+            shard's connection object.
         """
 
     def check_rows(self, shard: Shard, query: Any) -> None:
-        """Raise an error if the shard key of a row that ``query`` inserts would be truncated.
+        """Raise an error if ``query`` inserts a row whose shard key would be truncated.
 
-        Called after :meth:`check` for the same table.
+        Called after :meth:`check` for the table of ``query``.
         """
 
 
@@ -94,12 +96,12 @@ def provide_guard(guard: KeyGuard) -> None:
 
 
 def check(connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-    """Call :meth:`KeyGuard.check` of the guard. Does nothing if there is none."""
+    """Call the :meth:`KeyGuard.check` of the app's guard. Does nothing if the app has not provided one."""
     if _guard is not None:
         _guard.check(connection, shards, tables)
 
 
 def check_rows(shard: Shard, query: Any) -> None:
-    """Call :meth:`KeyGuard.check_rows` of the guard. Does nothing if there is none."""
+    """Call the :meth:`KeyGuard.check_rows` of the app's guard. Does nothing if there is no guard."""
     if _guard is not None:
         _guard.check_rows(shard, query)

@@ -1,6 +1,6 @@
-"""Separate cache keys while tests run: each run and each process has another prefix.
+"""Separate cache keys while tests run: each run and each process uses a different prefix.
 
-So a test finds no cache entry of another run, of a parallel process, or of the real site.
+So a test never finds a cache entry of another run, of a parallel process, or of the real site.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import secrets
 
 from sharded_orm import runtime
 
-# The aliases that have a test database in this process.
+# Aliases that have a test database in this process.
 _isolated: set[str] = set()
 
 
 def isolate(alias: str) -> None:
-    """Use separate cache keys, as the test database of ``alias`` is about to be created."""
+    """Switch to separate cache keys. Called before the test database of ``alias`` is created."""
     if not _isolated:
         renew()
     _isolated.add(alias)
 
 
 def isolate_worker(alias: str) -> None:
-    """Use separate cache keys in this process, one of several that run tests in parallel.
+    """Switch to separate cache keys in this process, one of several that run tests in parallel.
 
     :param alias: an alias that has a test database.
     """
@@ -32,7 +32,7 @@ def isolate_worker(alias: str) -> None:
 def release(alias: str) -> None:
     """Note that the test database of ``alias`` was dropped.
 
-    After the last one, use the configured cache keys again.
+    After the last test database was dropped, use the configured cache keys again.
     """
     if alias in _isolated:
         _isolated.remove(alias)
@@ -41,5 +41,7 @@ def release(alias: str) -> None:
 
 
 def renew() -> None:
-    """Forget all cached entries by using a new prefix, as rows were replaced without the ORM."""
+    """Forget all cached entries by switching to a new prefix. Called when rows were replaced without
+    the ORM.
+    """
     runtime.swap_cache_prefix(f"test_{secrets.token_hex(8)}")

@@ -18,7 +18,7 @@ from sharded_orm.topology.model import Shard
 
 
 class Cloner(ABC):
-    """Creates test shards with the tables and rows of a template, the schema that was migrated.
+    """Creates test shards with the tables and rows of a template: the schema that was migrated.
 
     Not thread-safe: the caller must hold a lock.
     """
@@ -36,10 +36,11 @@ class Cloner(ABC):
 
     @abstractmethod
     def clone(self, shard: Shard, *, keep: bool) -> None:
-        """Create the database of ``shard`` as a clone of the template. Replaces an existing database.
+        """Create the database of ``shard`` as a clone of the template. An existing database is
+        replaced.
 
-        :param keep: whether an existing database with the same tables may be used. Its rows are then
-            replaced by the template's.
+        :param keep: whether an existing database that has the template's tables may be kept. Only its
+            rows are then replaced by the template's.
         """
 
     @abstractmethod
@@ -47,16 +48,18 @@ class Cloner(ABC):
         """Replace the rows of ``shard``, a clone, by the rows of the template."""
 
     def reset_sequences(self, shards: Iterable[Shard]) -> None:
-        """Reset the counters (AUTO_INCREMENT) of all tables, if :meth:`restore` does not do so."""
+        """Reset the counters (AUTO_INCREMENT) of all tables. Does nothing if :meth:`restore` already
+        does so.
+        """
         return
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a context manager. The calls inside its block may share connections."""
+        """Return a context manager: calls of this object's methods in its block may share connections."""
         return nullcontext()
 
     @abstractmethod
     def drop(self, shards: Iterable[Shard]) -> None:
-        """Drop the databases of ``shards``. Ignores those that do not exist."""
+        """Drop the databases of ``shards``. A database that does not exist is ignored."""
 
 
 class SQLiteCloner(Cloner):
@@ -83,7 +86,8 @@ class SQLiteCloner(Cloner):
             self.restore(shard)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Copy to another name and rename at the end: no thread may open an incomplete file.
+        # Copy to a temporary name and rename the file at the end, so that no thread opens an incomplete
+        # file.
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         shutil.copyfile(self._template, unfinished)
         connection = sqlite3.connect(unfinished)
@@ -120,7 +124,7 @@ class SQLiteCloner(Cloner):
 
 
 def _begin_counters(connection: sqlite3.Connection, shard: Shard) -> None:
-    """Set the counters of tables with packed ids to the first id of ``shard``.
+    """Set the counters of those tables that have packed ids to the first id of ``shard``.
 
     A packed id contains the number of its shard.
     """

@@ -1,6 +1,6 @@
 """Creation of test shards on MySQL and MariaDB.
 
-The definitions and rows of the template are read once, and created on each test shard.
+The definitions and rows of the template schema are read once. Each test shard is created from them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# Matches the counter in a table's definition, which is removed: each shard has another.
+# Matches the counter in a table's definition. It is removed, as each shard has a different counter.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 
 @dataclass
 class _Template:
-    """The tables and rows of the template, from which test shards are cloned."""
+    """The tables and rows of the template schema, from which test shards are cloned."""
 
     #: The end of CREATE DATABASE: character set and collation.
     suffix: str = ""
-    #: Name of a table or view -> the statement that creates it.
+    #: Name of each table or view -> the statement that creates it.
     definitions: dict[str, str] = field(default_factory=dict)
-    #: Name of a table -> (statement that inserts a row, list of rows), for each table with rows.
+    #: Name of each table that has rows -> (statement that inserts a row, list of rows).
     rows: dict[str, tuple[str, list[Any]]] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
     #: Names of the tables with AUTO_INCREMENT.
@@ -41,11 +41,11 @@ class _Template:
 
 
 class MySQLCloner(Cloner):
-    """Creates each test shard as a schema on the shard's node. The template may be on another node."""
+    """Creates each test shard as a schema on the shard's node, from a template on any node."""
 
     def __init__(self) -> None:
         self._template = _Template()
-        # Name of a node -> open cursor, until the batch ends.
+        # Open cursors, by name of the node. They are closed when the batch ends.
         self._cursors: dict[str, Any] = {}
         self._in_batch = False
 
@@ -96,7 +96,7 @@ class MySQLCloner(Cloner):
             self._begin_counters(cursor, shard)
 
     def _begin_counters(self, cursor: Any, shard: Shard) -> None:
-        """Set the counters of tables with packed ids to the first id of ``shard``.
+        """Set the counters of those tables that have packed ids to the first id of ``shard``.
 
         A packed id contains the number of its shard.
         """
@@ -168,9 +168,11 @@ class MySQLCloner(Cloner):
 
     @contextmanager
     def _cursor(self, shard: Shard) -> Iterator[Any]:
-        """Return a context manager that gives a cursor on the shard's node, without foreign key checks.
+        """Return a context manager that gives a cursor on the shard's node, with foreign key checks
+        off.
 
-        The cursor has a separate session, and is in no schema unless an earlier user has entered one.
+        The cursor has a separate session. It has no current schema, unless an earlier user in the same
+        batch has selected one.
         """
         with self.batch():
             if shard.node not in self._cursors:
@@ -178,7 +180,7 @@ class MySQLCloner(Cloner):
                 engine = load_backend(settings["ENGINE"])
                 cursor: Any = engine.DatabaseWrapper(settings, NO_DB_ALIAS).cursor()
                 self._cursors[shard.node] = cursor
-                # Tables may refer to tables that are created later.
+                # Foreign key checks are off because a table may refer to a table that is created later.
                 cursor.execute("SET foreign_key_checks = 0")
             yield self._cursors[shard.node]
 
@@ -201,7 +203,7 @@ def _definitions(cursor: Any, schema: str) -> dict[str, str]:
 def _writable_columns(cursor: Any, schema: str, table: str) -> list[tuple[str, bool]]:
     """Return (name, whether it has AUTO_INCREMENT) for each column that an INSERT can set.
 
-    Generated columns are left out. The list is empty for a view.
+    Generated columns are left out. For a view, the list is empty.
     """
     cursor.execute(
         "SELECT c.column_name, c.extra LIKE %s FROM information_schema.columns c"

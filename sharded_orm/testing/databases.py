@@ -1,8 +1,8 @@
-"""The test databases of a shard group: a template schema, and shards that are clones of it.
+"""The test databases of a shard group: a template schema, and test shards that are clones of it.
 
-The shards are created on demand. Django's test runners call this module through the ``creation`` of
-the group's alias. While the test databases exist, this process's topology has the test schemas
-instead of the configured ones, so that no look-up of a shard leads to real data.
+A test shard is created at its first use. Django's test runners call this module through the
+``creation`` of the group's alias. While the test databases exist, the topology in this process has the
+test schemas instead of the configured ones, so that no look-up of a shard leads to real data.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sharded_orm.testing.clones import Cloner, SQLiteCloner
 from sharded_orm.testing.names import TestNames, with_test_group, without_test_group
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The key in the settings of the group's alias for the names of the test schemas. A spawned worker
-# process reads the names there.
+# Key in the settings of the group's alias, under which the names of the test schemas are stored. A
+# spawned worker process reads the names there.
 _SETTING = "TEST_SHARDS"
 
 
@@ -51,13 +51,13 @@ class GroupTestDatabases:
         self.configured = configured
         self.names = TestNames(configured.name)
         self.keep = False
-        # Aliases of shards that tests may have written to since the last restore. The shards' connection
-        # objects add to this set object, so it must not be replaced by another.
+        # Aliases of shards that tests may have written to since the last restore. The shards'
+        # connection objects refer to this set, so it must not be replaced by another one.
         self.touched: set[str] = set()
         self._cloner = cloner
         self._loaded = False
-        # Aliases of shards that exist and that had the template's tables when the alias was added
-        # (invariant). Changed only while the lock is held.
+        # Aliases of the test shards that exist. Invariant: each had the template's tables when its
+        # alias was added. The set is changed only while the lock is held.
         self._ready: set[str] = set()
         self._lock = threading.RLock()
 
@@ -76,10 +76,10 @@ class GroupTestDatabases:
     # ##### Set-up and tear-down, in the thread of the test runner #####
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Create the template and use test schemas from now on. Return the name of its schema.
+        """Create the template and switch to test schemas. Return the name of the template's schema.
 
         :param connection: the connection object of the group's alias.
-        :param keep: whether to use an existing template and shards (``--keepdb``).
+        :param keep: whether to use an existing template and existing test shards (``--keepdb``).
         """
         self.keep = keep
         cache_isolation.isolate(self.configured.name)
@@ -119,10 +119,11 @@ class GroupTestDatabases:
         """Use separate test shards in this process, which is one worker of a parallel test run.
 
         :param connection: the connection object of the group's alias.
-        :param worker: number of the worker.
+        :param worker: number of the worker, which becomes part of the shards' names.
         """
         cache_isolation.isolate_worker(self.configured.name)
-        # A spawned worker has a copy of its parent's settings, which have the names.
+        # A spawned worker has a copy of its parent's settings, and the parent has stored the names
+        # there.
         setting = connection.settings_dict[_SETTING]
         self.names, self.keep = TestNames(**setting["names"]).for_worker(worker), setting["keep"]
         self._switch(connection)
@@ -158,10 +159,12 @@ class GroupTestDatabases:
             self.touched.clear()
         runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
         test_databases[self.configured.name] = self
-        # This receiver runs after the app's receiver, which drops the topology with test schemas.
+        # This receiver runs after the app's own receiver, which drops the topology with the test
+        # schemas.
         setting_changed.connect(self._settings_changed)
-        # Lift the limit of idle connection objects, as Django uses this thread's connection object of the
-        # group for the whole run. Those that other threads create from now on have no limit.
+        # Lift the limit of idle connection objects here: this thread's connection object of the group
+        # was created before the test run, and is used for the whole run. Objects created from now on
+        # have no limit.
         connection.shards.limit = None
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
@@ -176,7 +179,7 @@ class GroupTestDatabases:
                 runtime.swap(with_test_group(runtime.topology(), configured, self.names))
 
     def _close_wrappers(self, connection: Any) -> None:
-        """Close and drop the shards' connection objects in this thread.
+        """Close and drop this thread's connection objects of the group's shards.
 
         Their settings name schemas that will not be used any more.
         """
@@ -190,9 +193,9 @@ class GroupTestDatabases:
     # ##### While tests run, in any thread #####
 
     def ensure(self, shards: Iterable[Shard]) -> None:
-        """Create those databases of ``shards`` that do not exist, as clones of the template.
+        """Create the missing databases of ``shards``, as clones of the template.
 
-        :raises ShardDatabaseMissing: a shard is from a topology with other schemas.
+        :raises ShardDatabaseMissing: a shard comes from a topology without the test schemas.
         """
         group = runtime.group(self.configured.name)
         missing = []
@@ -218,8 +221,8 @@ class GroupTestDatabases:
         """Replace the rows of each shard in :attr:`touched` by the rows of the template.
 
         Django's flush calls this after each ``TransactionTestCase``. So the rows that migrations wrote
-        are there again, even without ``serialized_rollback``. If a shard has an open transaction, its
-        rows are only deleted, and it stays in :attr:`touched`.
+        are restored, even without ``serialized_rollback``. If a shard has an open transaction, its rows
+        are only deleted, and the shard stays in :attr:`touched`.
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
@@ -238,7 +241,7 @@ class GroupTestDatabases:
                     _flush(wrapper)
 
     def reset_sequences(self) -> None:
-        """Reset the counters of all tables, for ``reset_sequences`` of ``TransactionTestCase``."""
+        """Reset the counters of all tables. Called for the attribute ``reset_sequences`` of a test case."""
         group = runtime.group(self.configured.name)
         with self._lock, self._cloner.batch():
             numbers = (int(alias.rpartition("_")[2]) for alias in sorted(self._ready))
@@ -273,7 +276,8 @@ def _temporary_folder() -> str:
     owner = os.getpid()
 
     def remove() -> None:
-        # Remove the folder of a run that was interrupted, but not in a forked worker: it is its parent's.
+        # Remove the folder of an interrupted run. Do not remove it in a forked worker: it is the
+        # parent's folder.
         if os.getpid() == owner:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -283,9 +287,9 @@ def _temporary_folder() -> str:
 
 @contextmanager
 def _migrations_disabled(disabled: bool) -> Iterator[None]:
-    """Return a context manager that disables migrations, as Django's ``TEST = {"MIGRATE": False}``.
+    """Return a context manager that disables migrations, like Django's ``TEST = {"MIGRATE": False}``.
 
-    :param disabled: whether to disable migrations; otherwise nothing is done.
+    :param disabled: whether to disable migrations; if false, the context manager does nothing.
     """
     if not disabled:
         yield

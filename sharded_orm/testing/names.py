@@ -11,8 +11,8 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from sharded_orm.runtime import TEMPLATE_SUFFIX
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
-# Number of the template, the schema that is migrated. It is not the number of any shard, so no key can
-# be placed on the template.
+# Number of the template, the schema that is migrated. No shard has this number, so no row is placed
+# there by its key.
 TEMPLATE_NUMBER = -1
 
 
@@ -47,7 +47,8 @@ class TestNames:
         return f"{self.folder}/{name}" if self.folder else name
 
     def database_name(self, configured: ShardGroup) -> str:
-        """Return the pattern of the test schemas' names, in the format of ``DATABASE_NAME``.
+        """Return the pattern for the names of the test schemas, in the format of the setting
+        ``DATABASE_NAME``.
 
         :param configured: the group as in the settings of the project.
         """
@@ -61,9 +62,9 @@ class TestNames:
         return f"{folder}{name}{worker}"
 
     def renamed(self, configured: ShardGroup) -> ShardGroup:
-        """Return a copy of the group that has test schemas and no replicas.
+        """Return a copy of the group with test schemas and without replicas.
 
-        Test schemas are not replicated, so replicas would have no rows.
+        Test schemas are not replicated, so their replicas would have no rows.
 
         :param configured: the group as in the settings of the project.
         """
@@ -74,7 +75,7 @@ class TestNames:
         )
 
     def template(self, configured: ShardGroup) -> Shard:
-        """Return the template, in the form of a shard.
+        """Return the template as a ``Shard`` object.
 
         The template is the only schema that is migrated. All worker processes clone their test shards
         from it.
@@ -89,11 +90,12 @@ class TestNames:
 
 @dataclass(frozen=True)
 class TestTopology(Topology):
-    """A topology in which some groups have test schemas, and their templates have aliases.
+    """A topology in which some groups have test schemas, and in which each of their templates has an
+    alias.
 
-    A template is the schema that is migrated, and from which a group's test shards are cloned.
+    A template is the schema that is migrated, and from which its group's test shards are cloned.
 
-    :param templates: alias of a template -> the template.
+    :param templates: alias of each template -> the template.
     """
 
     __test__ = False
@@ -107,7 +109,7 @@ class TestTopology(Topology):
 
 
 def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames) -> TestTopology:
-    """Return a copy of ``topology`` in which one more group has its test schemas.
+    """Return a copy of ``topology`` in which one more group, ``configured``, has its test schemas.
 
     :param configured: the group as in the settings of the project.
     """
@@ -119,9 +121,9 @@ def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames
 
 
 def without_test_group(topology: Topology, configured: ShardGroup) -> TestTopology | None:
-    """Return a copy of ``topology`` in which the group has its configured schemas again.
+    """Return a copy of ``topology`` in which the group ``configured`` has its configured schemas again.
 
-    None if no group has test schemas any more.
+    Return None if no other group has test schemas.
 
     :param configured: the group as in the settings of the project.
     """

@@ -1,7 +1,7 @@
-"""Sessions of ticket servers, the databases that give out ids, while tests run.
+"""Sessions of ticket servers (the databases that give out ids) while tests run.
 
-This package uses separate connections to get ids. Django's test cases do not know these connections,
-so the class here applies the rules of the test cases to them.
+This package gets ids over separate connections, which Django's test cases do not know. The class here
+applies the rules of the test cases to these connections.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ class TestSessionPool(TicketSessionPool):
 
         :raises DatabaseOperationForbidden: the test case's ``databases`` do not name the alias.
         """
-        # On an alias that a test case may not use, SimpleTestCase replaces connect() by a function that
-        # raises. That refuses new sessions only. Sessions that an earlier test case opened are refused here.
+        # If a test case must not use the alias, SimpleTestCase replaces connect() by a function that
+        # raises. That blocks new sessions only. So sessions that an earlier test case has opened are
+        # refused here.
         connect: Any = connections[self.alias].__dict__.get("connect")
         if hasattr(connect, "wrapped"):
             connect()
         return super().lend(deadline)
 
     def give_back(self, session: TicketSession) -> None:
-        """Keep the session for the next test. Close it if it would keep the database from being dropped."""
+        """Keep the session for the next test. Close it instead if it would prevent dropping the database."""
         if session.prevents_drop:
             session.close()
         else:

@@ -1,9 +1,9 @@
 """The connection object of an alias that stands for a whole shard group, such as ``photos``.
 
-When Django iterates over all aliases, it gets those of groups but not those of shards. So a group
-passes on to its shards what Django does to each connection: closing it, clearing its query log,
-``ATOMIC_REQUESTS``, the transactions of test cases, blocking it in test cases, and creating test
-databases. The cost does not depend on the number of shards.
+When Django iterates over all aliases, it gets the alias of each group, but not those of shards. So a
+group's connection object passes on to its shards what Django does to each connection: closing it,
+clearing its query log, ``ATOMIC_REQUESTS``, the transactions of test cases, blocking connections in
+test cases, and creating test databases. The cost does not depend on the number of shards.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ _DEFAULT_IDLE_ALIASES = 1024
 
 
 class GroupAliasMixin(GroupTransactions):
-    """First base class of a group's connection object. The second one is the nodes' backend class.
+    """First base class of a group's connection object. The second one is the backend class of its
+    nodes.
 
     The object itself never runs SQL. Its ``vendor``, ``features``, ``ops`` and system checks come from
-    that backend. If any of these needs a server, one node of the group is asked.
+    the backend class. If one of these has to query a server, one node of the group is asked.
     """
 
-    # Whether ensure_connection() is running; connect() calls it otherwise. Django's test cases replace
-    # ``connect`` to forbid an alias, see ShardConnectionMixin._cursor().
+    # Whether ensure_connection() is running. If not, connect() calls it first. Django's test cases
+    # replace ``connect`` to forbid an alias, see ShardConnectionMixin._cursor().
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -50,7 +51,7 @@ class GroupAliasMixin(GroupTransactions):
         if bound is not None and limit is not None:
             limit = min(limit, bound)
         # While tests run, there is no limit: tests patch connection objects and capture their queries,
-        # so no object may be evicted.
+        # so no connection object may be dropped.
         self.shards = ShardRegistry(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
@@ -69,14 +70,14 @@ class GroupAliasMixin(GroupTransactions):
     def server(self) -> BaseDatabaseWrapper:
         """A connection object of one node of the group, for questions about the server.
 
-        It is in no shard's database, and connects at its first query.
+        It has no shard's database as its current database. It connects at its first query.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()
         return self._server
 
     def _refresh_server(self) -> None:
-        """Replace the connection to the server if the new topology has another node for it."""
+        """Replace the object that ``server`` returns, if the new topology has another node for it."""
         generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)
         if settings is not None and not relocation.same_place(self.settings_dict, settings):
@@ -95,20 +96,21 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # The connection was closed inside a transaction, and the outermost block has just ended.
+            # The group's connection was closed inside a transaction, whose outermost block has just
+            # ended.
             self.abandon_levels()
 
     def connect(self) -> None:
-        """Set the state of a connected object. No session is opened: a group has none.
+        """Set the attributes as after connecting. No session is opened: only shards have sessions.
 
-        Cheap, as every statement of every shard calls this method.
+        Every statement of every shard calls this method, so it is cheap.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()
         if self._connection is not None:
             return
         if not self._connecting:
-            # Go through ensure_connection(), which test cases patch to forbid connections in other
+            # Call ensure_connection(), because test cases patch it to forbid connections in other
             # threads.
             self.ensure_connection()
             return
@@ -121,7 +123,8 @@ class GroupAliasMixin(GroupTransactions):
         self.closed_in_transaction = False
         self.errors_occurred = False
         self.connection = GroupConnection(self.alias)
-        # A group is always in autocommit at first. AUTOCOMMIT of the settings is about its shards.
+        # A new group connection is always in autocommit. AUTOCOMMIT in the settings applies to the
+        # shards.
         self.set_autocommit(True)
         self.run_on_commit = []
 
@@ -136,27 +139,27 @@ class GroupAliasMixin(GroupTransactions):
         return True
 
     def close(self) -> None:
-        """Close the connections of all shards in this thread.
+        """Close the connections of all shards of the group in this thread.
 
-        If a transaction is open, it is lost, as with Django's close().
+        An open transaction is lost, as with Django's close().
         """
         self.validate_thread_sharing()
         for wrapper in self.shards:
             wrapper.close()
-        # Skip the close() of Django's engine: for SQLite, it keeps databases in memory open.
+        # Skip the close() of Django's backend: for SQLite, it does not close databases in memory.
         BaseDatabaseWrapper.close(self._server)
         BaseDatabaseWrapper.close(self)
 
     def close_if_unusable_or_obsolete(self) -> None:
         if self.connection is not None and not self.autocommit:
-            # A transaction that was left open is lost, as with Django.
+            # If a transaction was left open, it is lost, as with Django.
             self.close()
             return
         self.shards.close_obsolete()
 
     def is_in_memory_db(self) -> bool:
-        # False, as LiveServerTestCase shares connections to databases in memory between threads. In
-        # tests, shards are files, and each thread opens its own connection.
+        # LiveServerTestCase asks this, to share connections to databases in memory between threads. In
+        # tests, shards are files, and each thread opens a separate connection.
         return False
 
     # ##### SQL: refused #####
@@ -196,7 +199,7 @@ class GroupAliasMixin(GroupTransactions):
 
     @property
     def tests(self) -> Any:
-        """The test databases of the group while tests run; None at other times."""
+        """The test databases of the group while tests run; None outside of test runs."""
         return test_databases.get(self.settings_dict["GROUP"])
 
 

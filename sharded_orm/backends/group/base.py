@@ -21,7 +21,8 @@ _classes: dict[type, type[GroupAliasMixin]] = {}
 
 
 def group_wrapper_class(engine: type[ShardConnectionMixin]) -> type[GroupAliasMixin]:
-    """Return the class of a group's connection object, if the group's nodes use ``engine``.
+    """Return the class of a group's connection object, for a group whose nodes use the backend
+    ``engine``.
 
     Thread-safe.
     """

@@ -1,7 +1,7 @@
-"""Protocols: what the connection objects of a shard group and of its shards use of each other.
+"""Protocols for what the connection objects of a shard group and of its shards use of each other.
 
-In each thread, a group has one connection object for itself, that of the group's alias, and one for
-each shard that is in use. The latter are called the group's members.
+In each thread, a group's alias has one connection object, and so has each shard in use. The connection
+objects of the shards are called the group's members.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class GroupMember(Protocol):
     shard: Shard | None
     #: The alias by which the current connection settings are looked up in the topology.
     topology_alias: str
-    #: Whether this object was used since the group last closed obsolete connections.
+    #: Whether this object was used since the group last looked for obsolete connections to close.
     is_active: bool
 
-    # State that only sharded_orm.backends.group may use.
+    # Private attributes that only sharded_orm.backends.group may use.
     _generation: int | None
     _in_atomic_block: bool
     _mirrored: list[Atomic]
@@ -46,14 +46,15 @@ class GroupMember(Protocol):
         """Whether this shard commits when the group's outermost atomic block ends."""
 
     def announce_commit(self) -> None:
-        """Announce the transaction's writes to the cache. COMMIT follows."""
+        """Announce the transaction's writes to the cache. Called immediately before COMMIT."""
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the levels of the group's transaction from index ``depth`` on, innermost first.
+        """End this shard's blocks for the levels of its group from index ``depth`` on, innermost first.
 
-        A level is an open atomic block of the group: the outermost one, or a savepoint.
+        A level is an open atomic block of the group: the outermost block, or a savepoint.
 
-        :param commit: whether to commit or release the levels; otherwise they are rolled back.
+        :param commit: whether to commit the transaction or release the savepoints; otherwise they are
+            rolled back.
         """
 
     def is_idle(self) -> bool:
@@ -63,20 +64,25 @@ class GroupMember(Protocol):
         """
 
     def is_evictable(self) -> bool:
-        """Whether this object can be closed and dropped without any effect on its users."""
+        """Whether this object can be closed and dropped unnoticed: it has no transaction, session or
+        other use.
+        """
 
     def holds_session(self) -> bool:
-        """Whether closing would lose a transaction or session state. Unread results do not count."""
+        """Whether closing this object would lose a transaction or session state. Unread results do not
+        count.
+        """
 
     def forget_server(self) -> None:
-        """Forget cached facts about the server, as the next connection may be to another server."""
+        """Forget all cached facts about the server, because the next connection may be to another server."""
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
-        """Use these settings for connections from now on.
+        """Use ``settings_dict`` for connections from now on.
 
-        Called only if there is no open connection, or if the new settings do not affect it.
+        Called only if there is no open connection, or if the new settings do not affect the open
+        connection.
 
-        :param generation: number of the topology that the settings are from.
+        :param generation: number of the topology that the settings come from.
         """
 
     def check_constraints(self, table_names: Any = None) -> None: ...
@@ -93,14 +99,16 @@ class Members(Protocol):
         """Make ``wrapper`` the connection object of its alias in this thread."""
 
     def record_connect(self, wrapper: Any) -> None:
-        """Note that ``wrapper`` has connected, so that it can be closed when its ``close_at`` is over."""
+        """Note that ``wrapper`` has connected, so that its connection is closed after the time
+        ``close_at``.
+        """
 
     def record_use(self, wrapper: Any) -> None:
-        """Note the first use of ``wrapper`` since obsolete connections were closed."""
+        """Note that ``wrapper`` is used for the first time since obsolete connections were last closed."""
 
 
 class GroupAlias(Protocol):
-    """The connection object of a whole group, as those of its shards see it."""
+    """The connection object of a whole group, as used by the connection objects of its shards."""
 
     alias: str
     levels: list[Any]
@@ -131,7 +139,9 @@ class GroupAlias(Protocol):
         """Note whether the transaction of the shard ``alias`` needs a rollback."""
 
     def record_transaction(self, alias: str, is_open: bool) -> None:
-        """Note whether the shard ``alias`` is in a transaction, of the group or of the shard alone."""
+        """Note whether the shard ``alias`` is in a transaction, be it the group's or one of that shard
+        only.
+        """
 
     def add_hook(self, wrapper: Any, hook: Any) -> None:
         """Take over a function that was registered with ``on_commit`` on a shard.
@@ -141,7 +151,8 @@ class GroupAlias(Protocol):
         """
 
     def forget_hooks(self, sid: object) -> None:
-        """Drop the ``on_commit`` functions inside a savepoint to which a shard has rolled back.
+        """Drop the ``on_commit`` functions that were registered inside a savepoint which a shard has
+        rolled back.
 
-        :param sid: alias of the shard and id of the savepoint.
+        :param sid: pair of the shard's alias and the savepoint's id.
         """

@@ -1,12 +1,11 @@
-"""The connection object of a shard, and its ties to the connection object of the shard group.
+"""The connection object (wrapper) of a shard, and its ties to the wrapper of the shard's group.
 
-:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. If an
-alias has ``SHARD`` in its settings, its connection object (wrapper) belongs to the group's wrapper in
-the same thread. It takes part in the group's transactions and writes to the group's query log, and
-the group keeps and closes it. Any other alias behaves as with Django's backend.
+:class:`ShardConnectionMixin` is the first base class of each backend's ``DatabaseWrapper``. If an alias
+has ``SHARD`` in its settings, its wrapper belongs to the group's wrapper of the same thread: it takes
+part in the group's transactions and adds its queries to the group's query log, and the group's wrapper
+keeps and closes it. Any other alias behaves as with Django's backend.
 
-For what happens when a transaction that wrote ends, see
-:mod:`sharded_orm.backends.write_hooks.commit`.
+:mod:`sharded_orm.backends.write_hooks.commit` handles the end of a transaction that wrote.
 """
 
 from __future__ import annotations
@@ -30,30 +29,34 @@ if TYPE_CHECKING:
 
 
 class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
-    """A connection object that can belong to a shard group; see the module's docstring.
+    """Mixin for a backend's wrapper (connection object), so that it can belong to a shard group.
 
-    As with any Django connection object, only the thread that owns it may use it. A backend overrides
-    the methods of :class:`~sharded_orm.backends.shard_database.ShardDatabaseMixin`.
+    As with any Django wrapper, only the thread that owns it may use it. A backend overrides the methods
+    of :class:`~sharded_orm.backends.shard_database.ShardDatabaseMixin`.
     """
 
     shard: Shard | None = None
     group_wrapper: GroupAlias | None = None
-    # Number of the topology that settings_dict is from; None if it is not from a topology.
+    # Number of the topology (a version of the settings) that settings_dict comes from; None for an
+    # alias whose settings come from DATABASES only.
     _generation: int | None = None
-    # Whether statements stay out of the query log now, as a TestCase's transaction is being opened on
-    # this shard. Without shards, Django opens it before the test, so assertNumQueries must not count it.
+    # Whether queries are kept out of the query log now, because the transaction of a TestCase is being
+    # opened on this shard. Without shards, Django opens it before the test starts, so assertNumQueries
+    # must not count its queries.
     _unlogged = False
-    # Whether this object was used since the group last closed obsolete connections.
+    # Whether this object was used since the group last looked for obsolete connections to close.
     is_active = False
-    #: Number of open schema editors. If it is not 0, a migration is running.
+    #: Number of open schema editors. A migration is running if the number is not 0.
     open_editors = 0
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
-        # The atomic blocks that this shard has opened for the group's open blocks, outermost first:
-        # item i is for group_wrapper.levels[i]. Inner blocks of the group may be missing still.
+        # The atomic blocks that this shard has opened for the open blocks of its group, outermost
+        # first: item i belongs to group_wrapper.levels[i]. The shard may not have opened the group's
+        # inner blocks yet.
         self._mirrored: list[Atomic] = []
-        # Whether a block of _mirrored is being entered or left. Django's Atomic then reads attributes such as
-        # in_atomic_block, which must not join the group's transaction once more.
+        # Whether a block of _mirrored is being entered or left. Meanwhile, Django's Atomic reads
+        # attributes such as in_atomic_block, and these reads must not make this shard join the group's
+        # transaction again.
         self._syncing = False
         self._touched: set[str] | None = None
         self._in_atomic_block = False
@@ -63,8 +66,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         #: The alias by which the current connection settings are looked up in the topology.
         self.topology_alias = alias
         shard = cast("Shard | None", settings_dict.get("SHARD"))
-        # Django makes further connection objects with a copy of these settings (_nodb_cursor). They
-        # have another alias and do not belong to the group.
+        # Django makes further connection objects from a copy of these settings (_nodb_cursor). Those
+        # have another alias, and do not belong to the group.
         if shard is not None and alias == shard.alias:
             self._become_member(shard)
 
@@ -80,7 +83,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         group.shards.add(self)
 
     def is_evictable(self) -> bool:
-        """Whether this object can be closed and dropped without any effect on its users."""
+        """Whether this object can be closed and dropped unnoticed: it has no transaction, session or
+        other use.
+        """
         return not (
             self._in_atomic_block
             or self._mirrored
@@ -100,8 +105,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             relocation.follow(self)
         group = self.group_wrapper
         if group is not None:
-            # Usually does nothing. But a test case that does not allow the group's alias replaces this
-            # method by one that raises: that forbids all shards of the group.
+            # This does nothing if the group is connected. But a test case that does not allow the
+            # group's alias replaces connect() by a method that raises, which thus forbids all shards of
+            # the group.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
@@ -138,12 +144,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             group.connect()
             prepare_shards(self.shard.group, (self.shard,))
             if self._mirrored:
-                # connect() below resets the state of transactions, so this shard leaves the group's
-                # transaction, which was open on the earlier connection.
+                # connect() below resets the state of transactions. So forget this shard's part of the
+                # group's transaction, which was open on the earlier connection.
                 self._mirrored.clear()
                 group.remove_participant(self)
-        # connect() reads attributes such as in_atomic_block, which must not join the group's transaction
-        # now. The next statement joins it.
+        # connect() reads attributes such as in_atomic_block. These reads must not make this shard join
+        # the group's transaction now: the next statement does that.
         syncing, self._syncing = self._syncing, True
         try:
             super().connect()
@@ -153,19 +159,22 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             group.shards.record_connect(self)
 
     def holds_session(self) -> bool:
-        """Whether closing would lose a transaction or session state. Unread results do not count."""
+        """Whether closing this object would lose a transaction or session state. Unread results do not
+        count.
+        """
         return False
 
     def forget_server(self) -> None:
-        """Forget cached facts about the server, as the next connection may be to another server."""
+        """Forget all cached facts about the server, because the next connection may be to another server."""
         relocation.forget_cached(self)
 
     def take_settings(self, settings_dict: dict[str, Any], generation: int) -> None:
-        """Use these settings for connections from now on.
+        """Use ``settings_dict`` for connections from now on.
 
-        Called only if there is no open connection, or if the new settings do not affect it.
+        Called only if there is no open connection, or if the new settings do not affect the open
+        connection.
 
-        :param generation: number of the topology that the settings are from.
+        :param generation: number of the topology that the settings come from.
         """
         self.settings_dict, self._generation = settings_dict, generation
         if self.shard is not None:
@@ -177,7 +186,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         super().close_if_unusable_or_obsolete()
 
     def close(self) -> None:
-        # close() reads attributes such as in_atomic_block, which must not join the group's transaction.
+        # close() reads attributes such as in_atomic_block. These reads must not make this shard join
+        # the group's transaction.
         syncing, self._syncing = self._syncing, True
         try:
             super().close()
@@ -186,9 +196,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
 
     # ##### Transactions #####
     #
-    # Django's Atomic, on_commit and durability checks read in_atomic_block and the like. Each of these
-    # properties joins the group's transaction before it returns a value. So if a user opens an atomic
-    # block on a shard inside one on the group, the shard's block is nested in the group's.
+    # Django's Atomic, on_commit and durability checks read in_atomic_block and similar attributes. Here,
+    # each is a property that makes the shard join its group's transaction before it returns a value. So
+    # if a user opens an atomic block on a shard inside an atomic block on the group, the shard's block
+    # is nested in the group's block.
 
     @property
     def _is_behind(self) -> bool:
@@ -233,10 +244,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             self.group_wrapper.record_broken(self.alias, value)
 
     def get_autocommit(self) -> bool:
-        # Move to the shard's current node first: a transaction must not begin on the old one.
+        # Move to the shard's current node first, so that no transaction begins on the former node.
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
-        # select_for_update calls this method before it opens a cursor.
+        # Join here too, because select_for_update calls this method before it opens a cursor.
         if self._is_behind:
             self.join_group_transaction()
         return bool(super().get_autocommit())
@@ -252,12 +263,13 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 group.shards.record_use(self)
 
     def join_group_transaction(self) -> None:
-        """Open an atomic block on this shard for each block of the group that it has not joined yet.
+        """Open an atomic block on this shard for each open block of its group that has none on this
+        shard yet.
 
         An open atomic block of the group is called a level. Invariant: ``_mirrored`` has the shard's
-        blocks for the first levels, and the stack ``atomic_blocks`` has these blocks in the same
-        order. As ``with`` blocks nest, a user's own block on the shard is at the right depth between
-        them.
+        blocks for the outermost levels, and Django's stack ``atomic_blocks`` has them in the same
+        order. As ``with`` blocks nest, a block that the user opened on the shard itself is at the right
+        depth in that stack.
         """
         group = self.group_wrapper
         assert group is not None
@@ -281,13 +293,14 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             self._syncing = self._unlogged = False
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the levels of the group's transaction from index ``depth`` on, innermost first.
+        """End this shard's blocks for the levels of its group from index ``depth`` on, innermost first.
 
-        A level is an open atomic block of the group: the outermost one, or a savepoint.
+        A level is an open atomic block of the group: the outermost block, or a savepoint.
 
-        :param commit: whether to commit or release the levels; otherwise they are rolled back.
-        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level
-            is then rolled back, as by Django's atomic().
+        :param commit: whether to commit the transaction or release the savepoints; otherwise they are
+            rolled back.
+        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level is
+            then rolled back, as by Django's atomic().
         """
         group = self.group_wrapper
         assert group is not None
@@ -314,17 +327,19 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 group.remove_participant(self)
 
     def _drop_levels(self, depth: int) -> None:
-        """End the levels from index ``depth`` on while a user's block inside them is still open.
+        """End the group's levels from index ``depth`` on while a user's block inside them is open on
+        this shard.
 
-        Closes the connection and forgets the levels. Leaving them would end the user's block instead,
-        and might commit. The user's block ends later.
+        The connection is closed and the levels are forgotten. Leaving the levels in the usual way would
+        end the user's inner block instead, and might commit it. The user's block ends later, by itself.
         """
         self.close()
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # savepoint_ids has no entry for the outermost block, so that of another block is one index
-            # lower. If the outermost block is dropped, the next block becomes the outermost.
+            # savepoint_ids has no entry for the outermost block, so an inner block's entry is at its
+            # index minus one. If the outermost block is dropped, the next block becomes the outermost
+            # and loses its entry.
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:
@@ -335,9 +350,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def on_commit(self, func: Callable[[], object], robust: bool = False) -> None:
         before = len(self.run_on_commit)
         super().on_commit(func, robust)
-        # If the shard's transaction ends with the group's, hand the function over to the group. It runs
-        # after the last shard has committed; functions of all shards run in the order in which they were
-        # registered.
+        # If the shard's transaction ends with the group's, hand the function over to the group. The
+        # group runs it after the last shard has committed. Functions of all shards run in the order of
+        # their registration.
         if self._is_outermost_mirrored and len(self.run_on_commit) > before:
             assert self.group_wrapper is not None
             self.group_wrapper.add_hook(self, self.run_on_commit[-1])
@@ -358,7 +373,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         super().run_and_clear_commit_hooks()
 
     def copy(self, alias: str | None = None) -> Any:
-        """Return another connection object for the same database, which belongs to no group."""
+        """Return another connection object for the same database. The copy belongs to no shard group."""
         settings_dict = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
         copy = type(self)(deepcopy(settings_dict), self.alias if alias is None else alias)
         copy.topology_alias, copy._generation = self.topology_alias, self._generation

@@ -25,7 +25,8 @@ def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
 
 
 class GroupConnection:
-    """What a group's connection object has as ``connection`` while it counts as connected.
+    """The ``connection`` attribute of a group's connection object while that object counts as
+    connected.
 
     The methods ``close``, ``commit`` and ``rollback`` do nothing. Reading any other attribute raises
     :exc:`GroupAliasError`.
@@ -50,7 +51,7 @@ class GroupConnection:
 
 
 class GroupIntrospection(BaseDatabaseIntrospection):
-    """Introspection of a group's alias. It finds no tables, as a group has none itself."""
+    """Introspection of a group's alias. It finds no tables, because only shards have tables."""
 
     def table_names(self, cursor: Any = None, include_views: bool = False) -> list[str]:
         return []
@@ -82,7 +83,7 @@ class GroupOperations(BaseDatabaseOperations):
         return []
 
     def execute_sql_flush(self, sql_list: Iterable[str]) -> None:
-        # sql_list is empty, see sql_flush. Django's flush calls this method nevertheless.
+        # Django's flush calls this method although sql_list is empty (see sql_flush).
         connection: Any = self.connection
         if connection.tests is None:
             raise group_alias_error(connection.alias, "be flushed")

@@ -1,8 +1,8 @@
-"""The connection objects (wrappers) of one group's shards in one thread: kept, limited and closed.
+"""Keep, limit and close the connection objects (wrappers) of one group's shards in one thread.
 
-Django never drops a thread's connection objects from ``django.db.connections``, and closes only those
-of the aliases that it iterates over. There may be thousands of shards, and Django does not iterate
-over them. So the group keeps a limited number of their connection objects, and closes them.
+Django never drops connection objects from ``django.db.connections``, and closes only those of the
+aliases that it iterates over. Shards are not among these aliases, and there may be thousands. So the
+group keeps a limited number of the shards' wrappers, and closes their connections.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.backends.group.contract import GroupMember
 
-# How many wrappers are checked for eviction when a new one exceeds the limit. In a transaction over
-# thousands of shards none can be evicted, and checking all for each new one would be quadratic.
+# How many wrappers are checked for eviction when a new wrapper exceeds the limit. In a transaction over
+# thousands of shards no wrapper can be evicted: checking all of them each time would be quadratic.
 _EVICTION_CHECKS = 8
-# Minimum seconds between two searches for idle connections that are older than CONN_MAX_AGE.
+# Minimum seconds between two searches for idle connections older than CONN_MAX_AGE.
 _EXPIRY_INTERVAL = 1.0
 
 
@@ -35,8 +35,8 @@ class ShardRegistry:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.wrappers: OrderedDict[str, GroupMember] = OrderedDict()
-        # The wrappers used since the last close_obsolete(), by id(). Only these can have had errors,
-        # have a changed autocommit, or need another health check.
+        # Wrappers used since the last close_obsolete(), by id(). Only they can have had errors, have a
+        # changed autocommit, or need another health check.
         self.active: dict[int, GroupMember] = {}
         self._next_expiry = float("inf")
         self._last_walk = 0.0
@@ -45,11 +45,12 @@ class ShardRegistry:
         return iter(list(self.wrappers.values()))
 
     def add(self, wrapper: GroupMember) -> None:
-        """Make ``wrapper`` the thread's connection object of its alias. Evict others above the limit.
+        """Make ``wrapper`` the thread's connection object of its alias. Above the limit, evict other
+        wrappers.
 
-        A wrapper that was evicted while a caller still referred to it is added again at its next use.
-        If its alias has got another wrapper by then, nothing is done: the evicted one stays a separate
-        connection, like ``connection.copy()``.
+        A caller may still refer to a wrapper that was evicted. It is added again at its next use,
+        unless its alias has got another wrapper: then the evicted one stays separate, like
+        ``connection.copy()``.
         """
         alias = wrapper.alias
         current = _thread_wrapper(alias)
@@ -61,12 +62,14 @@ class ShardRegistry:
             self._evict(self.limit, keep=wrapper)
 
     def record_connect(self, wrapper: GroupMember) -> None:
-        """Note that ``wrapper`` has connected, so that it can be closed when its ``close_at`` is over."""
+        """Note that ``wrapper`` has connected, so that its connection is closed after the time
+        ``close_at``.
+        """
         if wrapper.close_at is not None and wrapper.close_at < self._next_expiry:
             self._next_expiry = wrapper.close_at
 
     def record_use(self, wrapper: GroupMember) -> None:
-        """Note the first use of ``wrapper`` since the last :meth:`close_obsolete`."""
+        """Note that ``wrapper`` is used for the first time since the last :meth:`close_obsolete`."""
         wrapper.is_active = True
         self.active[id(wrapper)] = wrapper
 
@@ -82,7 +85,7 @@ class ShardRegistry:
             wrapper.close()
 
     def forget(self, wrapper: GroupMember) -> None:
-        """Drop ``wrapper`` from the thread's connections. A caller that refers to it may still use it."""
+        """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
         alias = wrapper.alias
         wrapper.is_active = False
         self.active.pop(id(wrapper), None)
@@ -118,5 +121,7 @@ class ShardRegistry:
 
 
 def _thread_wrapper(alias: str) -> Any:
-    """Return this thread's connection object of ``alias``; None if there is none. Creates nothing."""
+    """Return this thread's connection object of ``alias``, or None. Unlike Django's look-up, creates
+    nothing.
+    """
     return getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # private: the public look-up would make one

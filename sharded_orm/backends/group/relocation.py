@@ -1,9 +1,9 @@
-"""Move connection objects to another node when a new topology has their shard there.
+"""Move connection objects to another node if a new topology has their shard there.
 
-A connection object (wrapper) is created with settings from one topology and outlives that topology.
-It remembers the topology's number, its generation. So one comparison per statement shows whether the
-settings must be looked up again. A transaction, unread results and session state end on the old node.
-Everything else continues on the new node.
+A connection object (wrapper) gets its settings from one topology and outlives it. The wrapper remembers
+that topology's number, the generation. So one comparison per statement shows whether its settings must
+be looked up again. A transaction, unread results and session state end on the old node. Everything else
+continues on the new node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Number of the topology in use: how many topologies this process has used. Only ``runtime`` changes it.
+# Number of the topology in use. Each new topology in this process adds 1. Only ``runtime`` causes that.
 generation = 0
 
 # Settings that do not affect where or how a wrapper connects.
@@ -30,23 +30,24 @@ _UNRELATED = ("SHARD", "GENERATION")
 
 
 def topology_changed() -> None:
-    """Count a new topology. Must be called after look-ups have begun to use it."""
+    """Count a new topology. Must be called only after the new topology is in use for look-ups."""
     global generation
     generation += 1
 
 
 def follow(wrapper: GroupMember) -> None:
-    """Give ``wrapper`` the settings of the topology in use. Disconnect it if its shard has moved.
+    """Give ``wrapper`` the settings of the topology in use. If its shard has moved, disconnect it.
 
-    Does nothing while a transaction or session state must end on the old node, nor in a thread that
-    does not own the wrapper. Called before each statement and transaction. Costs one look-up per
-    topology, and no query.
+    Does nothing if a transaction or session state must first end on the old node, or if another thread
+    owns the wrapper. Called before each statement and transaction. Costs one look-up per new topology,
+    and no query.
     """
     if is_current(wrapper):
         return
     if wrapper._thread_ident != threading.get_ident():
         return
-    # Read first: if the topology changes during the look-up, the next statement looks up again.
+    # Read the number before the look-up: if the topology changes in between, the next statement looks
+    # up again.
     current = generation
     settings = current_settings(wrapper)
     if settings is None:
@@ -62,8 +63,8 @@ def follow(wrapper: GroupMember) -> None:
 def close_relocated(wrapper: GroupMember) -> None:
     """Close ``wrapper`` if its shard has moved to another node and no atomic block is open.
 
-    Called when Django closes unusable connections, so that session state on the old node ends with
-    the request.
+    Called when Django closes unusable connections: session state on the old node thus ends with the
+    request.
     """
     settings = current_settings(wrapper)
     if (
@@ -75,14 +76,14 @@ def close_relocated(wrapper: GroupMember) -> None:
 
 
 def is_current(wrapper: GroupMember) -> bool:
-    """Whether ``wrapper`` has the settings of the topology in use, or settings of no topology."""
+    """Whether ``wrapper`` has the settings of the topology in use. Also True if no topology applies to it."""
     return wrapper._generation in (None, generation)
 
 
 def separate_copy(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
-    """Return a new connection object of the same alias, which is not added to the thread's connections.
+    """Return a new connection object of the same alias. It is not added to the thread's connections.
 
-    :param settings: the settings by which the new object connects.
+    :param settings: the settings with which the new object connects.
     """
     kind: Any = type(wrapper)
     copy: Wrapper = kind({k: v for k, v in settings.items() if k != "SHARD"}, wrapper.alias)
@@ -90,9 +91,9 @@ def separate_copy(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
 
 
 def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
-    """Return the settings that the topology in use has for ``wrapper``.
+    """Return the settings that the topology in use has for ``wrapper``. Usable from any thread.
 
-    None if the topology has no such shard. Usable from any thread.
+    Return None if that topology does not have the wrapper's shard.
     """
     try:
         settings: dict[str, Any] = connections.settings[wrapper.topology_alias]
@@ -104,7 +105,7 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
 
 
 def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both settings lead to the same database, with the same options for the connection."""
+    """Whether both settings lead to the same database, with the same connection options."""
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED
     }
@@ -113,7 +114,7 @@ def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
 def must_stay(wrapper: GroupMember) -> bool:
     """Whether ``wrapper`` has something that must end on its present node.
 
-    That may be a transaction, ``on_commit`` functions that wait for a transaction's end, or session
+    That is a transaction, ``on_commit`` functions that wait for the end of a transaction, or session
     state.
     """
     return bool(
@@ -131,11 +132,12 @@ def must_stay(wrapper: GroupMember) -> bool:
 
 
 def disconnect(wrapper: GroupMember) -> None:
-    """Close the connection of ``wrapper``, or only forget it if it has unread results.
+    """Close the connection of ``wrapper``. If it has unread results, only forget the connection.
 
     A forgotten connection stays open until its cursors are done.
     """
-    # _syncing keeps is_idle() from joining a transaction of the group on the old node.
+    # While _syncing is set, is_idle() does not make the shard join its group's transaction on the old
+    # node.
     syncing, wrapper._syncing = wrapper._syncing, True
     try:
         if wrapper.connection is None or wrapper.is_idle():

@@ -1,7 +1,7 @@
-"""The ``creation`` of a group's alias. Django's test runners call its methods.
+"""The ``creation`` of a group's alias, whose methods Django's test runners call.
 
-The work is done in ``sharded_orm.testing``, which must be imported only when tests run. So this module
-does not import it: the app provides a function instead (:func:`provide_test_databases`).
+``sharded_orm.testing`` does the work, and must be imported only when tests run. So this module does not
+import it. Instead, the app passes a function to :func:`provide_test_databases`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sharded_orm.topology.model import Shard
 class TestDatabases(Protocol):
     """The test databases of one group in this process."""
 
-    #: The aliases of shards that tests may have written to since the last restore.
+    #: Aliases of the shards that tests may have written to since their rows were last restored.
     touched: set[str]
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Create the template and use test schemas from now on. Return the name of its schema.
+        """Create the template and switch to test schemas. Return the name of the template's schema.
 
-        The template is the only schema that is migrated; test shards are clones of it.
+        The template is the only schema that is migrated. Test shards are clones of it.
 
         :param connection: the connection object of the group's alias.
-        :param keep: whether to use an existing template and shards (``--keepdb``).
+        :param keep: whether to use an existing template and existing test shards (``--keepdb``).
         """
 
     def enter_worker(self, connection: Any, worker: str) -> None:
@@ -50,35 +50,35 @@ class TestDatabases(Protocol):
         """
 
     def ensure(self, shards: Iterable[Shard]) -> None:
-        """Create those databases of ``shards`` that do not exist, as clones of the template.
+        """Create the missing databases of ``shards``, as clones of the template. Thread-safe.
 
-        The template is the schema that was migrated. Thread-safe.
+        The template is the schema that was migrated.
         """
 
     def restore_touched(self) -> None:
         """Replace the rows of each shard in :attr:`touched` by the rows of the template."""
 
     def reset_sequences(self) -> None:
-        """Reset the counters of all tables with AUTO_INCREMENT or the like."""
+        """Reset the counters (AUTO_INCREMENT or the like) of all tables."""
 
 
-#: The test databases of each group, by the group's name. Empty unless tests run.
+#: The test databases of each group, by the group's name. Empty outside of test runs.
 test_databases: dict[str, TestDatabases] = {}
 
 
 def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
-    """Create those test databases of ``shards`` that do not exist. Does nothing outside of test runs.
+    """Create the missing test databases of ``shards``. Does nothing outside of test runs.
 
-    Must be called before SQL that names the shards' schemas but does not use the shards' connection
-    objects, which call this function themselves.
+    Call this before SQL that names the shards' schemas but bypasses the shards' connection objects.
+    Those objects call it themselves.
     """
     tests = test_databases.get(group)
     if tests is not None:
         tests.ensure(shards)
 
 
-# The function that returns the test databases of a group, given the connection object of the group's
-# alias. None without the app.
+# Function that returns the test databases of a group, given the connection object of the group's alias.
+# None if the app is not installed.
 _databases_of: Callable[[Any], TestDatabases] | None = None
 
 
@@ -111,10 +111,11 @@ class GroupCreation(BaseDatabaseCreation):
         serialize: bool = True,
         keepdb: bool = False,
     ) -> str:
-        """Create and migrate the template. Each test shard is cloned from it at the shard's first use.
+        """Create and migrate the template. Each test shard is cloned from the template at the shard's
+        first use.
 
-        Schemas that an earlier test run left behind are dropped without asking, as only test schemas
-        of this group have such names.
+        Schemas that an earlier test run left behind are dropped without a question, because only test
+        schemas of this group have such names.
         """
         self._say(verbosity, keepdb, "Creating", "Using existing")
         return self._tests.create(self.connection, verbosity=verbosity, keep=keepdb)
@@ -122,8 +123,8 @@ class GroupCreation(BaseDatabaseCreation):
     def clone_test_db(
         self, suffix: str, verbosity: int = 1, autoclobber: bool = False, keepdb: bool = False
     ) -> None:
-        # There is nothing to clone, as workers share the template. But an earlier test run may have left
-        # shards of this worker behind.
+        # Nothing is cloned here, as all workers share the template. But an earlier test run may have
+        # left shards of this worker behind.
         self._say(verbosity, keepdb, "Cloning", "Using existing clones of")
         if not keepdb:
             self._tests.drop_worker(suffix)
@@ -145,8 +146,8 @@ class GroupCreation(BaseDatabaseCreation):
             self._tests.drop_worker(suffix)
 
     def serialize_db_to_string(self) -> str:
-        # serialized_rollback is there to restore the rows that migrations wrote. A flush of the group puts them back
-        # well, so there is nothing to serialize.
+        # serialized_rollback restores the rows that migrations wrote. A flush of the group restores
+        # them anyway, so there is nothing to serialize.
         return ""
 
     def deserialize_db_from_string(self, data: str) -> None:
@@ -162,5 +163,6 @@ class GroupCreation(BaseDatabaseCreation):
         )
 
     def test_db_signature(self) -> tuple[str, str, str, str]:
-        # A signature that no other alias has: Django gives aliases with equal signatures one test database.
+        # No other alias has this signature: Django gives aliases with equal signatures one common test
+        # database.
         return ("", "", "sharded_orm", self.connection.alias)

@@ -1,9 +1,9 @@
 """Transactions of a whole shard group, such as ``atomic(using="photos")``.
 
 Such a block opens nothing at first. When a shard is first used inside the block, the shard opens its
-own transaction, with one savepoint per nested block. All these transactions end with the group's block:
-the shards commit one after the other. There is no two-phase commit. If a shard fails,
-:exc:`PartialCommitError` says which shards had committed already.
+own transaction, with one savepoint for each nested block. All these transactions end with the group's
+outermost block: the shards commit one after the other. There is no two-phase commit. If a shard fails
+to commit, :exc:`PartialCommitError` says which shards had committed before.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ Hook = tuple[set[Any], Callable[[], object], bool]
 
 @dataclass(eq=False, slots=True)
 class Level:
-    """An open block of a group's transaction: a savepoint, or the outermost block (no ``sid``)."""
+    """An open block of a group's transaction: the outermost block (``sid`` is None), or a savepoint."""
 
     sid: str | None = None
-    # Whether some shard has already released this savepoint. The group cannot roll back to it then.
+    # Whether some shard has already released this savepoint. If so, the group cannot roll back to it.
     half_released: bool = False
 
 
 class GroupTransactions(BaseDatabaseWrapper):
-    """Base class of a group's connection object: the state and the end of its transaction.
+    """Base class of a group's connection object: keeps the state of the group's transaction, and ends
+    it.
 
-    ``levels`` are the open blocks of the transaction. ``participants`` are the connection objects of
-    the shards that have opened at least the outermost level (invariant), by alias.
+    ``levels`` has the open blocks of the transaction, outermost first. ``participants`` has the
+    connection objects of the shards in the transaction, by alias. Invariant: each participant has
+    opened at least the outermost level.
     """
 
     levels: list[Level]
@@ -51,11 +53,13 @@ class GroupTransactions(BaseDatabaseWrapper):
     def init_transactions(self) -> None:
         self.levels = []
         self.participants = {}
-        # Aliases of the participants that need a rollback. If there is one, the group needs a rollback.
+        # Aliases of the participants that need a rollback. If there is any, the whole group needs a
+        # rollback.
         self._broken = set()
-        # Aliases of the shards that are in a transaction, of the group or of the shard alone.
+        # Aliases of the shards that are in a transaction, be it the group's or one of that shard only.
         self._in_transaction = set()
-        # on_commit functions of shards that had committed when another shard failed.
+        # on_commit functions of the shards that had already committed when another shard failed to
+        # commit. They run when autocommit is switched on.
         self._orphaned_hooks = []
 
     # ##### What shards report #####
@@ -83,8 +87,9 @@ class GroupTransactions(BaseDatabaseWrapper):
 
         Both are False if no atomic block opened the level.
         """
-        # savepoint_ids has an entry for each block except the outermost one (None for a block without a
-        # savepoint). With autocommit switched off by hand, the outermost level has no block.
+        # savepoint_ids has an entry for each block except the outermost one; the entry is None for a
+        # block without a savepoint. If autocommit was switched off by hand, no block opened the
+        # outermost level.
         offset = len(self.atomic_blocks) - len(self.savepoint_ids)
         index = offset - 1 if level.sid is None else offset + self._savepoint_index(level.sid)
         if 0 <= index < len(self.atomic_blocks):
@@ -93,7 +98,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         return False, False
 
     def _savepoint_index(self, sid: str) -> int:
-        # If transaction.savepoint() made the savepoint, it has no block: return an index out of range.
+        # A savepoint made by transaction.savepoint() has no block. Its index here is out of range.
         return (
             self.savepoint_ids.index(sid) if sid in self.savepoint_ids else len(self.atomic_blocks)
         )
@@ -108,16 +113,16 @@ class GroupTransactions(BaseDatabaseWrapper):
     def needs_rollback(self, value: bool) -> None:
         self._needs_rollback = value
         if not value and self._broken:
-            # Clear the flag of each shard as well. Atomic clears the group's flag before it rolls back,
-            # and users may do so with set_rollback(False).
+            # Clear the flag of each shard too. Django's Atomic clears the group's flag before it rolls
+            # back, and users may clear it with set_rollback(False).
             for alias in list(self._broken):
                 self.participants[alias].needs_rollback = False
             self._broken.clear()
 
     # ##### Levels #####
 
-    # If this method exists, Django's set_autocommit calls it to begin a transaction, and does not log
-    # a BEGIN.
+    # Django's set_autocommit calls a method of this name, if there is one, to begin a transaction, and
+    # then logs no BEGIN.
     def _start_transaction_under_autocommit(self) -> None:
         self._begin()
 
@@ -143,8 +148,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _savepoint_rollback(self, sid: str) -> None:
         self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
-        # The group's level stays open, and the levels inside it end. A shard ends its own savepoint for
-        # this level, and opens another at the shard's next use.
+        # The group's level stays open, and the levels inside it end. Each shard ends its own savepoint
+        # for this level, and opens a new one when the shard is next used.
         half_released = any(level.half_released for level in self.levels[depth:])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
@@ -176,7 +181,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _roll_back_to(self, depth: int) -> None:
         """Roll back the levels from index ``depth`` on, on every shard.
 
-        If shards fail, the others are rolled back nevertheless. Then the first error is raised.
+        If the rollback fails on a shard, the other shards are rolled back all the same. Then the first
+        error is raised.
         """
         first: BaseException | None = None
         for wrapper in reversed(list(self.participants.values())):
@@ -193,14 +199,15 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _commit(self) -> None:
         if self.needs_rollback:
-            # Raises an error. Only happens with autocommit switched off by hand: Atomic would roll back.
+            # Raise an error if a rollback is needed. This happens only if autocommit was switched off
+            # by hand: Django's Atomic would have called rollback instead of commit.
             self.validate_no_broken_transaction()
         committed: list[str] = []
         participants = list(self.participants.values())
         try:
             for wrapper in participants:
-                # Announce the writes of all shards before the first one commits: if the cache does not
-                # answer, no shard commits.
+                # Announce the writes of all shards to the cache before the first shard commits: if the
+                # cache does not answer, no shard commits.
                 if wrapper.commits_with_group:
                     wrapper.announce_commit()
             for wrapper in participants:
@@ -220,13 +227,13 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._roll_back_to(0)
         except Exception:  # Logged, as the caller gets the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
-        # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Atomic calls rollback()
-        # only after an error of a database.
+        # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Atomic would call
+        # rollback() only after a database error.
         hooks: list[Any] = self.run_on_commit
         self.run_on_commit = []
         if committed:
-            # Others see the rows of the shards that have committed. So the functions that wait for these
-            # commits must run; set_autocommit runs them.
+            # Other sessions see the rows of the shards that have committed. So the on_commit functions
+            # that were registered on these shards must run: set_autocommit calls them.
             transactions = {(alias, None) for alias in committed}
             self._orphaned_hooks = [hook for hook in hooks if hook[0] & transactions]
             if isinstance(cause, Exception):
@@ -246,11 +253,12 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._begin()
 
     def abandon_levels(self) -> None:
-        """End the transaction, on all its shards, after the group's connection was closed inside it."""
+        """End the transaction on all its shards. Called when the group's connection was closed inside it."""
         try:
             self._roll_back_to(0)
         except Error:
-            # Ignore the error: the shards' transactions were rolled back when their connections closed.
+            # Ignore the error: closing the shards' connections has rolled back their transactions
+            # already.
             logger.debug("closing %r inside a transaction", self.alias, exc_info=True)
         self.participants.clear()
         self._broken.clear()
@@ -272,9 +280,10 @@ class GroupTransactions(BaseDatabaseWrapper):
         hooks.append((sids, func, robust))
 
     def forget_hooks(self, sid: object) -> None:
-        """Drop the ``on_commit`` functions inside a savepoint to which a shard has rolled back.
+        """Drop the ``on_commit`` functions that were registered inside a savepoint which a shard has
+        rolled back.
 
-        :param sid: alias of the shard and id of the savepoint.
+        :param sid: pair of the shard's alias and the savepoint's id.
         """
         if self.run_on_commit:
             self.run_on_commit = [hook for hook in self.run_on_commit if sid not in hook[0]]

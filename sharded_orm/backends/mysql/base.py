@@ -1,4 +1,6 @@
-"""Django's MySQL backend, changed so that server connections belong to nodes, not to schemas."""
+"""Django's MySQL backend, changed so that sessions (server connections) belong to a node: all schemas
+on the node share them.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def get_new_connection(self, conn_params: dict[str, Any]) -> VirtualConnection:
         """Return a virtual connection, after a check that the node answers.
 
-        Whether the schema exists is not checked.
+        The check does not tell whether the schema exists.
         """
         pool = self._pool = self._pool_for(conn_params)
         schema = conn_params.get("database") or conn_params.get("db") or None
@@ -81,30 +83,31 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             if schema is not None:
                 pool.prepare()
             connection = VirtualConnection(pool, schema, self.alias, leased)
-        # A weak reference, as a cycle would keep a dropped connection object from returning its
-        # session at once.
+        # The reference is weak: with a reference cycle, a connection object that is dropped would
+        # return its session only at the next garbage collection.
         connection.before_commit = weakref.WeakMethod(self._announce_writes)
         return connection
 
     def _announce_writes(self) -> None:
         if self.transaction_writes is not None:
-            # Called before a statement that may commit implicitly. We do not learn whether it does, so
-            # the write markers in the cache stay open until the transaction, or the next one, ends.
+            # Called before a statement that may commit implicitly. The server does not say whether it
+            # has committed. So the write markers in the cache, which announce uncommitted writes, stay
+            # until this transaction or the next one ends.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
-        # Skip the method of Django's MySQL backend: its SET statements have run already, when the pool
-        # opened the session.
+        # Call the method of Django's base class, not of its MySQL backend: that one runs SET
+        # statements, which have run already when the pool opened the session.
         BaseDatabaseWrapper.init_connection_state(self)
         if self.queries_logged and "SHARD" not in self.settings_dict:
-            # Log these statements for an ordinary alias, as Django's backend does.
+            # For an ordinary alias, add these statements to the query log, as Django's backend does.
             statements = self.node_pool.initial_statements(self.mysql_server_data)
             if statements:
                 self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
 
     def create_cursor(self, name: str | None = None) -> LeasedCursor:
-        # Every statement passes here, so the method has no async_unsafe decorator: cursor(), which
-        # calls it, has one.
+        # Every statement passes here. The method needs no async_unsafe decorator, because cursor(),
+        # which calls it, has one.
         connection = self.connection
         assert connection is not None
         cursor: LeasedCursor = connection.default_cursor(connection)
@@ -114,8 +117,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def node_cursor(self, *, stream: bool = False) -> Iterator[NodeCursor | NodeStream]:
         """Return a context manager that gives a cursor of the node, in autocommit.
 
-        For statements that name the schema of each table. The statements are not part of a
-        transaction of this alias. Usable from any thread.
+        The cursor is for statements that name the schema of each table. Its statements are not part of
+        a transaction of this alias. Usable from any thread.
 
         :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
             fetches all rows.
@@ -145,11 +148,11 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return self.connection is None or self.connection.is_idle
 
     def is_usable(self) -> bool:
-        """Whether the held session is alive or, if none is held, whether a session can be leased.
+        """Whether the held session is alive or, if no session is held, whether one can be leased.
 
-        This does not ping the server for each alias. The pool polls the socket of a session when it
-        leases the session. With ``CONN_HEALTH_CHECKS``, it also pings a session that has been idle
-        since an earlier request.
+        The server is not pinged for each alias. The pool polls the socket of a session when it leases
+        the session. With ``CONN_HEALTH_CHECKS``, the pool also pings a session that has been idle since
+        an earlier request.
         """
         if self.connection is None:
             return False
@@ -166,7 +169,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @cached_property
     def mysql_server_data(self) -> dict[str, Any]:
-        """Facts about the server that Django's features need. One query per node and process."""
+        """Facts about the server that Django's features need. They cost one query per node and process."""
         with self.wrap_database_errors:
             return self.node_pool.server_data()
 
@@ -228,7 +231,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return types
 
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
-        """Return the rows of a query that must not be in the query log, as tests count its entries."""
+        """Return the rows of a query without an entry in the query log, because tests count the log's
+        entries.
+        """
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor, self.wrap_database_errors:
                 cursor.cursor.execute(sql, params)
@@ -265,7 +270,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def unlock_schema(self) -> None:
         if self.connection is None or not self.connection.is_held:
             return
-        # An error here is ignored: close() ends the session, and the lock ends with the session.
+        # Ignore an error here: close() ends the session, and the server then releases the lock.
         with suppress(self.Database.Error):
             with self.connection.any_session() as session:
                 locks.release(session, self.settings_dict["NAME"])
@@ -280,9 +285,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         try:
             copy.ensure_connection()
             assert copy.connection is not None
-            # Hold the session, so that close() ends it rather than returning it to the pool. The next
-            # copy's schema has the same name, and this session would create tables there with the
-            # character set of the present schema.
+            # Hold the session, so that close() ends it rather than returns it to the pool. Otherwise
+            # the next copy, whose schema has the same name, might get this session, and would create
+            # tables with the character set of the present schema.
             copy.connection.hold()
             copy.build_schema(definitions)
             yield copy
@@ -319,6 +324,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
-            # The session is lost. COMMIT may have been sent, and may still be running on the server.
+            # The session is lost. COMMIT may or may not have been sent, and may still be running on the
+            # server.
             return CommitOutcome.UNKNOWN
         return CommitOutcome.OPEN

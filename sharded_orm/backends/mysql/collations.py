@@ -7,8 +7,9 @@ from typing import Any
 
 from sharded_orm.backends.text_keys import ColumnType
 
-# As schema and table are compared with constants, the server opens no other table. It compares names
-# of schemas and tables as its file system does, and returns them in the spelling of the query.
+# Schema and table are compared with constants, so the server opens only the tables that are asked for.
+# It compares names of schemas and tables as its file system does, and returns them as spelled in the
+# query.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"

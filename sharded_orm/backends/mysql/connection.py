@@ -1,12 +1,14 @@
-"""The virtual connection of one alias, which leases a session of its node while there is work.
+"""The virtual connection of a Django alias: it leases a physical session of its node while there is
+work.
 
-In autocommit, the alias holds a session for one statement, or until a cursor has read all results. In
-a transaction, it holds a session from the first statement to the end of the transaction.
+In autocommit, the virtual connection holds a session for one statement, or until a cursor has read all
+results. In a transaction, it holds a session from the first statement to the end of the transaction.
 
 A transaction starts with ``BEGIN``, which is cheaper than the two ``SET autocommit`` of Django's own
-backend. But after an implicit commit or an error such as a deadlock, the rest of an atomic block must
-still run in a transaction, and ``BEGIN`` does not ensure that. So the session is put into
-``autocommit=0`` before a statement that commits implicitly, and after any error.
+backend. But ``BEGIN`` starts only one transaction. If an implicit commit or an error such as a deadlock
+ends that transaction inside an atomic block, the later statements of the block would each commit by
+themselves. So the session is put into ``autocommit=0`` before a statement that commits implicitly, and
+after any error.
 """
 
 from __future__ import annotations
@@ -42,12 +44,13 @@ class SessionMode(IntEnum):
     TRANSACTION = 1
     """With autocommit off, the session is kept from a transaction's first statement to its end."""
     HELD = 2
-    """In autocommit, the session is kept while foreign key checks are off, while executemany runs, or
-    until release()."""
+    """In autocommit, the session is kept while foreign key checks are off, during one_session() (for
+    executemany), or from hold() to release().
+    """
     PINNED = 3
     """The session is kept until close(), because a statement left state in it."""
     LOST = 4
-    """The kept session is gone, with the transaction or other state that it had."""
+    """The session that this connection had to keep is gone, and with it a transaction or other state."""
     CLOSED = 5
 
 
@@ -58,15 +61,17 @@ class OpenCursor(Protocol):
     """A cursor that still has results to read."""
 
     def abandon(self) -> None:
-        """Give up the unread results, as the connection is about to be closed."""
+        """Give up the unread results, because the connection is about to be closed."""
 
 
 class VirtualConnection(DriverFace):
-    """What an alias uses as its connection to one schema. Not thread-safe, like Django's connections.
+    """The connection object that Django gets in place of the driver's: one alias's connection to one
+    schema.
 
-    It leases physical sessions from the node's pool, which all aliases of the node share.
+    It leases physical sessions from the node's pool, which all aliases of the node share. Not
+    thread-safe, like Django's connections.
 
-    :param schema: name of the schema; None for no schema, and then the connection keeps one session
+    :param schema: name of the schema. With None, the connection has no schema, and keeps one session
         for itself from the start.
     :param alias: the Django alias, for logs.
     :param cursor_factory: maps a cursor class of the driver to a factory of our cursors.
@@ -103,9 +108,9 @@ class VirtualConnection(DriverFace):
         self.in_batch = False
         #: Whether hold() keeps the session, for state that its caller leaves there.
         self.is_held = False
-        #: Whether the session is kept when the transaction ends, see hold_after_commit().
+        #: Whether hold_after_commit() was called: the session is then kept when its transaction ends.
         self.held_after_commit = False
-        #: The function to call before a statement that may commit implicitly; None for no function.
+        #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
         #: Weak references to the cursors that have unread results.
@@ -118,8 +123,8 @@ class VirtualConnection(DriverFace):
         return f"<VirtualConnection {self.alias!r} schema={self.schema!r} {self.mode.name}>"
 
     def __del__(self) -> None:
-        # The connection was dropped without close(), as when a thread ends. Its session must not stay
-        # leased.
+        # Runs when the connection is dropped without close(), for example when its thread ends. Its
+        # session must not stay leased.
         session = getattr(self, "session", None)
         if session is not None:
             self.pool.discard(session)
@@ -161,7 +166,9 @@ class VirtualConnection(DriverFace):
             self._end(b"COMMIT")
 
     def rollback(self) -> None:
-        """Roll back the transaction. If the session was lost, the server has rolled it back already."""
+        """Roll back the transaction. If the session was lost, send nothing: the server has rolled back
+        already.
+        """
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()
@@ -176,7 +183,11 @@ class VirtualConnection(DriverFace):
             self._end(b"ROLLBACK")
 
     def close(self) -> None:
-        """Close this connection: return a clean session to the pool, or else close it. Repeatable."""
+        """Close this connection. Its session goes back to the pool if it is clean, and is closed
+        otherwise.
+
+        Further calls do nothing.
+        """
         for reference in self.open_cursors[:]:
             if (cursor := reference()) is not None:
                 cursor.abandon()
@@ -218,7 +229,7 @@ class VirtualConnection(DriverFace):
     # --- What LeasedCursor needs for a statement --------------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call the listener ``before_commit``, as the next statement may commit the transaction.
+        """Call ``before_commit``, because the next statement may commit the transaction implicitly.
 
         Such statements are ``ALTER TABLE``, ``LOCK TABLES``, ``COMMIT`` and ``CALL``.
         """
@@ -227,12 +238,14 @@ class VirtualConnection(DriverFace):
             announce()
 
     def begin_statement(self, *, plain: bool = True) -> tuple[NodeSession, list[bytes]]:
-        """Return the session for the next statement, and the prefix to send before that statement.
+        """Return the session for the next statement, and the prefix: statements to send before that
+        one.
 
-        The prefix has statements such as ``USE``, ``BEGIN`` and savepoints. A session is leased if
-        none is held.
+        The prefix has statements such as ``USE``, ``BEGIN`` and ``SAVEPOINT``. If no session is held,
+        one is leased.
 
-        :param plain: whether the next statement neither commits implicitly nor leaves session state.
+        :param plain: whether the next statement neither commits implicitly nor leaves state in the
+            session. If false, ``autocommit=0`` is set first in a transaction.
         """
         mode = self.mode
         if mode >= SessionMode.PINNED:
@@ -256,10 +269,10 @@ class VirtualConnection(DriverFace):
             self.transaction.record([part for part in prefix[:done] if part not in others])
 
     def record_error(self, exc: BaseException, prefix: list[bytes], sent: bool) -> None:
-        """Note that a statement on the held session failed. Give the session up if it is unusable.
+        """Note that a statement on the held session failed. If the session is now unusable, give it up.
 
         :param prefix: the statements that were sent before the failed statement.
-        :param sent: whether the failed statement was sent.
+        :param sent: whether the failed statement itself was sent.
         """
         session, transaction = self.session, self.transaction
         if not sent or session is None:
@@ -267,7 +280,7 @@ class VirtualConnection(DriverFace):
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
         transaction.unsure = True
-        # The transaction may have begun on the server, or not. Do not go on with such a session.
+        # The server may or may not have begun the transaction. Do not go on with such a session.
         unclear = not transaction.is_open and (BEGIN in prefix or AUTOCOMMIT_OFF in prefix)
         if session.is_in_order(exc) and not unclear:
             self.settle()
@@ -275,9 +288,9 @@ class VirtualConnection(DriverFace):
             self._lose(exc)
 
     def record_checks(self, off: bool) -> None:
-        """Note that foreign key checks on the held session were switched.
+        """Note that foreign key checks on the held session were switched off or on.
 
-        :param off: whether they are off now.
+        :param off: whether the checks are off now.
         """
         self.checks_off = off
         if self.mode is SessionMode.LOST:
@@ -287,7 +300,8 @@ class VirtualConnection(DriverFace):
     # --- How long a session is kept ---------------------------------------------------
 
     def pin(self, reason: str) -> NodeSession:
-        """Keep one session until close(), as a connection of Django's own backend does.
+        """Keep one session until close(), as a connection of Django's own backend does. Return the
+        session.
 
         :param reason: what leaves state in the session, for logs.
         """
@@ -313,7 +327,7 @@ class VirtualConnection(DriverFace):
         return session
 
     def unpin(self, reason: str) -> None:
-        """Undo :meth:`pin`, as the statement that was to leave state in the session has failed.
+        """Undo :meth:`pin`. Called if the statement that was to leave state in the session has failed.
 
         :param reason: the reason given to :meth:`pin`.
         """
@@ -326,7 +340,7 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def one_session(self) -> Iterator[None]:
-        """Return a context manager whose statements run on one session, even in autocommit."""
+        """Return a context manager: all statements in its block run on one session, even in autocommit."""
         before = self.in_batch
         self._ensure_session()
         self.in_batch = True
@@ -338,36 +352,40 @@ class VirtualConnection(DriverFace):
             self.settle()
 
     def hold(self) -> None:
-        """Keep a session until release(), so that the caller can leave state in it. Repeatable.
+        """Keep one session until release(), so that the caller can leave state in the session.
 
-        The state is gone after close(), or if the session is lost.
+        Repeated calls change nothing. close() ends the session and its state; so does a lost session.
         """
         self._ensure_session()
         self.is_held = True
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(), when the caller's state in the session is gone. A pinned session is kept."""
+        """Undo hold(), after the caller has removed its state from the session. A pinned session is
+        still kept.
+        """
         self.is_held = False
         self.settle()
 
     def hold_after_commit(self) -> None:
-        """Keep the session when its transaction ends, until release_after_commit()."""
+        """Keep the session when its transaction ends. release_after_commit() or discard_after_commit()
+        end this.
+        """
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
-        """Undo hold_after_commit(): return the session to the pool unless it is still needed.
+        """Undo hold_after_commit(). The session goes back to the pool, unless something else keeps it.
 
-        Repeatable.
+        Further calls do nothing.
         """
         self.held_after_commit = False
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept, so that the server forgets the session's id.
+        """Close the session that hold_after_commit() kept, so that its id is no longer in use on the
+        server.
 
-        The session stays open if it has other state of this connection, as closing would lose that
-        state.
+        The session stays open if it has other state of this connection, which closing would lose.
         """
         if self.held_after_commit and self.mode <= SessionMode.HELD and not self._has_state:
             session, self.session = self.session, None
@@ -376,7 +394,8 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def any_session(self) -> Iterator[NodeSession]:
-        """Return a context manager that gives a session: the held one, or else one just for the block.
+        """Return a context manager that gives a session: the held one, or one leased only for the
+        block.
 
         The block must not change the state of the session.
         """
@@ -398,16 +417,19 @@ class VirtualConnection(DriverFace):
         self.pool.release(session)
 
     def session_id(self) -> SessionID:
-        """Return the identity of the held session on its server; an empty one if no session is held."""
+        """Return the identity of the held session on its server, or an empty identity if no session is
+        held.
+        """
         if self.session is None:
             return SessionID()
         with self._watched_session() as session:
             return session_id(session, self.pool)
 
     def settle(self) -> None:
-        """Set ``mode`` from the other attributes. Return the session to the pool if nothing needs it.
+        """Set ``mode`` from the other attributes. Return the session to the pool if no attribute keeps
+        it.
 
-        Does nothing if the session is pinned or lost, or the connection closed.
+        Does nothing if the session is pinned or lost, or if the connection is closed.
         """
         if self.mode > SessionMode.HELD:
             return
@@ -453,7 +475,9 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """Return a context manager that gives the held session, and notes if it is lost in the block."""
+        """Return a context manager that gives the held session. If the session is lost in the block,
+        note this.
+        """
         session = self._require_session()
         try:
             yield session
@@ -472,8 +496,8 @@ class VirtualConnection(DriverFace):
             try:
                 session.run(*self.transaction.ending(how))
             except BaseException as exc:
-                # If the server refuses COMMIT, the transaction stays open and can be rolled back. Any
-                # other error makes the session unusable.
+                # If the server refuses COMMIT, the transaction stays open, and Django rolls it back
+                # next. After any other error, the state of the session is unclear.
                 if is_lost(exc) or how == b"ROLLBACK":
                     self._lose(exc)
                 raise

@@ -1,7 +1,7 @@
-"""Cursors that lease a session of the node's pool for as long as they need one.
+"""Cursors that lease a session of the node's pool for each statement, until its results are read.
 
-One such cursor replaces two objects, the driver's cursor and Django's wrapper around it. That saves a
-layer of Python calls for every statement.
+One such cursor replaces two objects: the driver's cursor, and Django's wrapper around the driver's
+cursor. That saves a layer of Python calls for every statement.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from sharded_orm.backends.mysql.statement_kind import (
 # Error codes for which Django raises IntegrityError rather than OperationalError, as in
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror.
 _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
-# Seconds. If a read loses its session after it has run for longer than this, it is not repeated: it
-# may have been killed for being slow.
+# Seconds. A read that loses its session is repeated only if it has run for less than this time. After a
+# longer time, the read may have been killed because it was slow.
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# What reason() returns for statements that may contain an insert although their last result has no id.
+# Results of reason() for statements that may insert rows although their last result shows no id.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _READ, _WRITE, _IMPLICIT, _AFFINE = (
     StatementKind.READ,
@@ -58,17 +58,18 @@ _FREE, _TRANSACTION, _PINNED, _LOST = (
 
 
 class LeaseMixin(BaseCursor):
-    """Makes a cursor class of the driver lease its session. Must be the first base class.
+    """Mixin for a cursor class of the driver: the cursor leases its session. Must be the first base
+    class.
 
     :func:`leased` combines this class with a cursor class.
     """
 
     connection: VirtualConnection | None
-    #: Whether execute() fetches all rows.
+    #: Whether execute() fetches all rows at once; otherwise they are read from the server one by one.
     stores = True
 
-    # The defaults are class attributes because most cursors live for one statement: assigning them in
-    # __init__ would take longer than leasing a session.
+    # The defaults are class attributes, because most cursors live for one statement: assigning the
+    # defaults in __init__ would take longer than leasing a session.
     description: Any = None
     rowcount: Any = 0
     arraysize = 1
@@ -80,7 +81,8 @@ class LeaseMixin(BaseCursor):
     _rows: Any = None
     # The session that is running a statement of this cursor, or has unread results for this cursor.
     _session: NodeSession | None = None
-    # This cursor's entry in connection.open_cursors, if the session was leased for this cursor alone.
+    # This cursor's weak reference in connection.open_cursors, if the session was leased only for this
+    # cursor; otherwise None.
     _registration: weakref.ref[Any] | None = None
     # The kind of the statements while executemany() runs; None at other times.
     _kind: StatementKind | None = None
@@ -91,7 +93,7 @@ class LeaseMixin(BaseCursor):
     # --- execute ------------------------------------------------------------------------
 
     def execute(self, query: Any, args: Any = None) -> Any:
-        """Run one statement, and return the number of its rows.
+        """Run one statement, and return its row count as the driver's cursor does.
 
         :raises django.db.IntegrityError: for the same error codes as with Django's cursors.
         """
@@ -115,9 +117,9 @@ class LeaseMixin(BaseCursor):
     def _run_free(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """Run a statement in autocommit, on a session leased for it.
+        """Run a statement in autocommit, on a session leased for this statement.
 
-        A read whose session turns out to be dead is repeated once.
+        If the statement is a read and its session turns out to be dead, it is repeated once.
         """
         pool = connection.pool
         session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
@@ -133,7 +135,7 @@ class LeaseMixin(BaseCursor):
             schema = connection.schema
             is_current = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
             # The session's schema counts as unknown until everything has succeeded. An exception may
-            # come at any point, also one that another thread raises in this thread.
+            # come at any point: another thread can raise one in this thread.
             session.schema = None
             try:
                 if is_current:
@@ -178,13 +180,13 @@ class LeaseMixin(BaseCursor):
     def _run_held(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """Run a statement on the session that the connection holds. Lease a session if it holds none."""
+        """Run a statement on the session that the connection holds. If it holds none, lease one first."""
         mode = connection.mode
         pin_reason = ""
         if mode >= _LOST:
             if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
-                # The session that had foreign key checks off is gone. Checks are on in any other, so
-                # there is nothing to send.
+                # The session whose foreign key checks were off is gone. In any other session the checks
+                # are on, so there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
             connection.begin_statement()  # Raises, as the session is lost.
@@ -203,8 +205,8 @@ class LeaseMixin(BaseCursor):
                 elif kind is _CHECKS_OFF and mode is _FREE:
                     connection.mode = SessionMode.HELD
             elif kind is _AFFINE and connection.session is None and traces.is_show(query):
-                # No session is held yet. Take the one of the last statement, which has the warnings
-                # that this statement shows.
+                # For SHOW WARNINGS without a held session, lease the session that ran the last
+                # statement: it has that statement's warnings.
                 session = connection.session = traces.lease(connection, query)
                 session.last_user = connection
         prefix: list[bytes] = []
@@ -267,7 +269,7 @@ class LeaseMixin(BaseCursor):
     def _empty_result(self, query: Any) -> int:
         """Set the cursor's attributes as after a statement without rows, and return 0.
 
-        Used for a statement that need not be sent now.
+        Used for a statement that need not be sent to the server now.
         """
         self.description = None
         self._rows = ()
@@ -285,9 +287,9 @@ class LeaseMixin(BaseCursor):
         connection.open_cursors.append(self._registration)
 
     def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
-        """Give back the session, as all results have been read.
+        """Give back the session after all results have been read.
 
-        If the session was leased for this cursor alone, it goes back to the pool. Otherwise the
+        If the session was leased only for this cursor, it goes back to the pool. Otherwise the
         connection still holds the session.
 
         :param broken: whether to close the session rather than return it to the pool.
@@ -305,7 +307,7 @@ class LeaseMixin(BaseCursor):
             connection.return_session(session)
 
     def abandon(self) -> None:
-        """Give up the unread results, and close the session that has them."""
+        """Give up the unread results: close the session, rather than read the results from it."""
         if self._session is not None:
             self._return_session(self._session, broken=True)
 
@@ -327,7 +329,7 @@ class LeaseMixin(BaseCursor):
         self._return_session(session)
 
     def close(self) -> None:
-        """Close the cursor and drop unread results."""
+        """Close the cursor. Its unread results are dropped."""
         if self.connection is None:
             return
         try:
@@ -338,14 +340,15 @@ class LeaseMixin(BaseCursor):
             self._result = None
 
     def nextset(self) -> int | None:
-        """Go to the next result of the statement, and return 1; return None if there is none."""
+        """Go to the next result of the statement. Return 1, or None if there is no further result."""
         if self._executed:
             self.fetchall()
         session = self._session
         if session is None:
             return None
         if session.next_result() == -1:
-            # There are no more results, so give back the session. The cursor has the last rows already.
+            # There are no more results, so give back the session. The cursor already has the last
+            # result's rows.
             self._return_session(session)
             return None
         try:
@@ -359,7 +362,7 @@ class LeaseMixin(BaseCursor):
         if self._registration is not None:
             self.abandon()
         elif self._session is not None:
-            # The connection goes on using the session, so read and drop all remaining results.
+            # The connection will use this session again, so read and drop all remaining results.
             with contextlib.suppress(MySQLError):
                 self._discard()
 
@@ -381,7 +384,9 @@ class LeaseMixin(BaseCursor):
             self._kind = None
 
     def callproc(self, procname: Any, args: Any = ()) -> Any:
-        """Call a stored procedure. Pin the session, as the procedure may leave any state there."""
+        """Call a stored procedure, and pin the session, as the procedure may leave any state in the
+        session.
+        """
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")
@@ -397,7 +402,7 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # The driver's method that sends a statement. Only callproc() gets here.
+        # Overrides the driver's method that sends a statement. Only callproc() gets here.
         connection = self.connection
         assert connection is not None
         session, prefix = connection.begin_statement()
@@ -417,7 +422,7 @@ class LeaseMixin(BaseCursor):
         return self.rowcount
 
     def mogrify(self, query: Any, args: Any = None) -> str:
-        """Return the statement as it would be sent, with its parameters filled in."""
+        """Return the statement as it would be sent: with the parameters filled in."""
         with self._encoder() as session:
             statement: str = session.bind(query, args).decode(session.raw.encoding)
         return statement
@@ -461,8 +466,8 @@ class LeasedCursor(LeaseMixin, Cursor):
             self.rownumber = 0
         finally:
             # Free the result now. When mysqlclient 2.3 frees a result, it locks the session. If the
-            # result outlived the lease, say in a traceback, another thread would find the session in
-            # use.
+            # result lived longer than the lease (in a traceback, for example), freeing it could lock
+            # the session while another thread uses that session.
             result = None
 
     description_flags: Any = None
@@ -470,7 +475,9 @@ class LeasedCursor(LeaseMixin, Cursor):
 
 @cache
 def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
-    """Return the subclass of ``cursorclass``, a cursor class of the driver, that leases its session."""
+    """Return a subclass of ``cursorclass``, a cursor class of the driver, whose cursors lease their
+    session.
+    """
     if cursorclass is Cursor:
         return LeasedCursor
     if issubclass(cursorclass, LeaseMixin):

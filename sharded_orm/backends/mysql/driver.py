@@ -1,7 +1,7 @@
-"""The attributes of ``MySQLdb.Connection`` that a virtual connection offers as well.
+"""Forward attributes of ``MySQLdb.Connection`` from a virtual connection to a physical session.
 
-A virtual connection is the ``connection`` of a Django alias. It leases a physical session of the
-node whenever it needs one.
+A virtual connection is the ``connection`` of a Django alias. It leases a physical session of the node
+when it needs one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from MySQLdb.connections import Connection
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-# Attributes of the driver's connection that any session of the node can answer without a change of
-# its state. Access to any other attribute pins a session: the alias keeps it until close().
+# Attributes of the driver's connection that any session of the node can answer, and that do not change
+# the session's state. Access to any other attribute pins a session: the alias keeps it until close().
 _STATELESS = frozenset([
     "character_set_name", "client_flag", "converter", "dump_debug_info", "encoders", "encoding",
     "escape_string", "get_character_set_info", "get_host_info", "get_proto_info",
@@ -33,14 +33,19 @@ class DriverFace:
     __slots__ = ()
 
     def any_session(self) -> AbstractContextManager[NodeSession]:
-        """Return a context manager that gives a session: the held one, or else one just for the block.
+        """Return a context manager that gives a session: the held one, or one leased only for the
+        block.
 
         The block must not change the state of the session.
         """
         raise NotImplementedError
 
     def pin(self, reason: str) -> NodeSession:
-        """Keep one session until close(), as a connection of Django's own backend does."""
+        """Keep one session until close(), as a connection of Django's own backend does. Return the
+        session.
+
+        :param reason: what leaves state in the session, for logs.
+        """
         raise NotImplementedError
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Tell which server and session made a write, and whether that session still exists.
+"""Tell which session of which server made a write, and whether that session still exists.
 
-The id of a session means nothing without the identity of its server: after a promotion, another
-server may be behind the same address. So each session asks its server once for both.
+A session's id means nothing without the identity of its server: after a promotion, another server may
+have the same address. So each session asks its server once for both.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ W = TypeVar("W", bound=SessionIdentity)
 
 _VARIABLES = b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
 _MYSQL = b"@@server_uuid"
-# Identity of a MariaDB server. It has more parts than server_uid, which is made of the network address
-# and the port: two containers may have the same server_uid.
+# Identity of a MariaDB server. server_uid alone is not enough, because it is made of the network
+# address and the port: two containers may have the same server_uid.
 _MARIADB = b"CONCAT_WS('/', %s@@hostname, @@port, @@server_id)"
-# Whether the account has PROCESS itself, and so sees the sessions of all accounts. PROCESS by a role
+# Whether the account itself has PROCESS, and so sees the sessions of all accounts. PROCESS from a role
 # does not count here.
 _PROCESS = (
     b"EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'PROCESS'"
@@ -36,10 +36,10 @@ _PROCESS = (
 
 
 def session_id(session: NodeSession, pool: NodePool) -> SessionID:
-    """Return the identity of ``session``. The first call asks the server; a transaction may be open.
+    """Return the identity of ``session``. The first call queries the server, even inside a transaction.
 
-    The identity is empty if there is a proxy in between that maps its own sessions to the server's:
-    the ids that the proxy shows mean nothing to the server.
+    The identity is empty if a proxy maps its sessions to those of the server: the ids that the proxy
+    shows mean nothing to the server.
 
     :raises MySQLdb.Error: the server does not answer.
     """
@@ -58,8 +58,8 @@ def session_id(session: NodeSession, pool: NodePool) -> SessionID:
 def judges(pool: NodePool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can tell if the session ``writer`` still exists.
 
-    That is so if the session is on the server of ``pool``, and either has the same account or our
-    account sees the sessions of all accounts. Also True while the server does not answer.
+    True if the session is on the server of ``pool``, and either has the pool's account or that account
+    sees the sessions of all accounts. Also True if the server does not answer now.
     """
     if not writer.server or not writer.connection:
         return False
@@ -77,14 +77,14 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
 def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
     """Return those of ``writers`` whose sessions no longer exist.
 
-    The set is empty if the server does not answer. MariaDB still lists a killed session until the
-    session has rolled back or finished its COMMIT.
+    The set is empty if the server does not answer. A killed session still exists on MariaDB until it
+    has rolled back or finished its COMMIT.
     """
     try:
         existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
-    # Check the server again: if the address has moved since, the answer is about another server.
+    # Check the server's identity again: if the address has moved, the answer came from another server.
     return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 

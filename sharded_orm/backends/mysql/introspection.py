@@ -9,8 +9,8 @@ from typing import Any
 
 from django.db.backends.mysql import introspection as stock
 
-# The part of Django's query that makes the server open the tables of every schema. With 1351
-# schemas, the query takes 199 ms, but 0.2 ms if the schema of both joined tables is a constant.
+# The part of Django's query that makes the server open the tables of every schema. With 1351 schemas,
+# the query takes 199 ms; if the schema of both joined tables is a constant, it takes 0.2 ms.
 _EVERY_SCHEMA = "c.table_schema = kc.table_schema AND"
 _THIS_SCHEMA = "c.table_schema = DATABASE() AND c.table_name = kc.table_name AND"
 
@@ -29,7 +29,7 @@ class _OneSchemaCursor:
 
 
 class DatabaseIntrospection(stock.DatabaseIntrospection):
-    """Django's introspection, at a cost that does not grow with the number of shards on the node."""
+    """Django's introspection, but its cost does not grow with the number of shards on the node."""
 
     def get_constraints(self, cursor: Any, table_name: str) -> dict[str, Any]:
         restricted: Any = _OneSchemaCursor(cursor)

@@ -21,12 +21,12 @@ _SERVER_QUERY = b"""
 
 
 class NodePool(SessionPool[NodeSession]):
-    """The pool of sessions of one server that have the same connection parameters.
+    """A pool of sessions with one server, all with the same connection parameters.
 
     :param name: name of the node, for errors and logs.
     :param params: arguments of ``MySQLdb.connect``, without a schema.
     :param isolation_level: isolation level of each session; None for the server's default.
-    :param sender: the backend's ``DatabaseWrapper`` class, the sender of :data:`session_opened`.
+    :param sender: the backend's ``DatabaseWrapper`` class, as sender of :data:`session_opened`.
     :param max_age: seconds until a session expires; None for never.
     :param bounds: further arguments of the pool, such as ``maximum`` of :class:`BoundedPool`.
     """
@@ -49,16 +49,16 @@ class NodePool(SessionPool[NodeSession]):
         self._isolation_level = isolation_level
         self._sender = sender
         self._server_data: dict[str, Any] | None = None
-        #: An SQL expression for the identity of the server; None until the server was asked.
+        #: SQL expression for the identity of the server; None until it is known.
         self.identity_sql: bytes | None = None
         #: The last answer to a query for sessions: identity of the server, identity of the account,
         #: and whether the account sees the sessions of all accounts. None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:
-        """Return facts about the server that Django needs. The first session of the pool asks for them.
+        """Return facts about the server that Django needs. The pool's first session queries them.
 
-        Opens a session if the pool has had none.
+        If the pool has had no session, this method opens one.
         """
         if self._server_data is None:
             self.release(self.lease())
@@ -107,7 +107,7 @@ class NodePool(SessionPool[NodeSession]):
 
 
 class BoundedNodePool(NodePool, BoundedPool[NodeSession]):
-    """A :class:`NodePool` with at most ``maximum`` sessions in use."""
+    """A :class:`NodePool` with at most ``maximum`` sessions in use at the same time."""
 
 
 def node_pool(

@@ -1,4 +1,4 @@
-"""Cursors of a node rather than of a shard, for statements that name the schema of each table.
+"""Cursors of a node rather than of a shard. Their statements name the schema of each table.
 
 Queries that read many shards of a node at once use these cursors.
 """
@@ -18,10 +18,10 @@ from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 
 
 class _NodeCursorMixin(BaseCursor):
-    """A cursor that leases one session of the node until the cursor is closed.
+    """Base class of a node's cursors: leases one session of the node until the cursor is closed.
 
-    Its statements must name the schema of each table. If the session turns out to be dead, a read is
-    repeated once on another session.
+    The cursor's statements must name the schema of each table. If the session turns out to be dead, a
+    read is repeated once on another session.
     """
 
     def __init__(self, pool: NodePool) -> None:
@@ -65,7 +65,7 @@ class _NodeCursorMixin(BaseCursor):
 
     def close(self) -> None:
         session, self._session = self._session, None
-        # Only cut the cursor off. Cursor.close() would use the session, which is given back below.
+        # Only detach the cursor. Cursor.close() would use the session, which is given back below.
         self.connection = None
         if session is None:
             return

@@ -1,8 +1,9 @@
-"""Questions and commands about MariaDB's replication, and the fence that stops writes to a server.
+"""Questions and commands about MariaDB's replication, and the fence, which makes a server refuse
+writes.
 
-Management commands use this module with an operator's account. Each :class:`ReplicationServer` has a
-connection outside of any pool: its statements are about the server as a whole and must not wait until
-the application releases a session.
+Management commands use this module with an operator's account. Each :class:`ReplicationServer` opens a
+connection outside of any session pool, because its statements are about the whole server and must not
+wait until the application releases a session.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from django.db import Error
 
 from sharded_orm.topology.aliases import complete
 
-#: Privileges that let an account write although ``read_only`` is on. Up to MariaDB 10.10, SUPER is
-#: such a privilege.
+#: Privileges that let an account write although ``read_only`` is on. SUPER does so up to MariaDB 10.10.
 WRITES_THROUGH: Final = frozenset({"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN"})
-#: Privileges that an operator needs on the old primary, to fence it. ALL PRIVILEGES contains them.
+#: Privileges that the operator's account needs on the old primary, to fence it (make it refuse writes).
+#: An account with ALL PRIVILEGES has them.
 TO_FENCE: Final = ("READ_ONLY ADMIN", "BINLOG MONITOR")
-#: Privileges that an operator needs on the new primary. ALL PRIVILEGES contains them.
+#: Privileges that the operator's account needs on the new primary. An account with ALL PRIVILEGES has
+#: them.
 TO_PROMOTE: Final = ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR")
 
 _CONNECT_TIMEOUT = 5  # seconds
-# Seconds. Longer than any single statement of this module waits.
+# Seconds. This is longer than any single statement of this module takes.
 _READ_TIMEOUT = 60
 _FILTERS = (
     "Replicate_Do_DB", "Replicate_Ignore_DB", "Replicate_Do_Table", "Replicate_Ignore_Table",
     "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table", "Replicate_Ignore_Server_Ids",
     "Replicate_Do_Domain_Ids", "Replicate_Ignore_Domain_Ids", "Replicate_Rewrite_DB",
 )  # fmt: skip
-#: Error codes of the client library: it cannot connect, times out, or loses the connection.
+#: Error codes of the client library for no connection, a timeout, or a lost connection.
 _NO_ANSWER = frozenset({2001, 2002, 2003, 2004, 2005, 2006, 2011, 2012, 2013, 2055})
 #: Error codes with which a server refuses an account: because of its name, password, host or
 #: authentication plugin, or because the account is locked.
@@ -46,19 +48,22 @@ _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
 @dataclass(frozen=True)
 class ReplicationStatus:
-    """The state of a server at one moment. Positions are MariaDB's GTID lists: ``0-1-15,1-2-7``."""
+    """The state of a server at one moment.
+
+    A position is a list of MariaDB's GTIDs, one per replication domain: ``0-1-15,1-2-7``.
+    """
 
     version: str
-    #: Identity of the server: no other server has it, and all addresses of the server show it.
+    #: Identity of the server. No other server has the same one; it does not depend on the address used.
     identity: str
     server_id: int
     domain: int
     read_only: bool
     writes_log: bool
     logs_replicated: bool
-    #: Position of the last event in the binary log, per domain.
+    #: Position of the last event in the binary log: one GTID per replication domain.
     logged: str
-    #: Position of the last event that replication has executed or the server itself has written.
+    #: Position of the last event that replication has executed or that the server itself has written.
     current: str
 
     @property
@@ -73,27 +78,30 @@ class ReplicationLink:
     name: str
     host: str
     port: int
-    #: ``server_id`` of the source when the source last answered; 0 if it has never answered.
+    #: ``server_id`` of the source, as the source last reported it; 0 if the source has never answered.
     source_id: int
     receives: bool
-    #: Whether the server is trying to reconnect because the source is gone.
+    #: Whether the server is trying to reconnect to its source, after it lost the connection.
     connecting: bool
     executes: bool
     uses_gtid: bool
-    #: Position of the last event that has arrived.
+    #: Position of the last event that has arrived from the source.
     received: str
-    #: Position of the last event that was executed.
+    #: Position of the last event from the source that this server has executed.
     executed: str
     #: Seconds by which the server is behind its source; None if it is not connected to the source.
     seconds_behind: int | None
     delay: int
-    #: Settings that exclude events from replication: name -> value, for those that are set.
+    #: Settings that exclude events from replication, as name -> value. Settings without a value are left
+    #: out.
     filters: Mapping[str, str]
     error: str
 
 
 class ReplicationServer:
-    """An operator's connection to a server, and a context manager that closes it. For one thread.
+    """A connection to one server with the operator's account. For one thread only.
+
+    As a context manager, it closes the connection at the end of the block.
 
     :param name: name of the node, for messages.
     :param settings: the node's settings with the operator's account, like an entry of ``DATABASES``.
@@ -101,14 +109,14 @@ class ReplicationServer:
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        # Imported here, as Django's backend needs the driver: the management commands import this
-        # module in projects without MySQL, too.
+        # Imported here because Django's backend needs the MySQL driver, and projects without MySQL
+        # import this module too, through the management commands.
         from django.db.backends.mysql.base import DatabaseWrapper
 
         self.name = name
         own = {
             **complete(settings),
-            # No schema: the operator's account may have no access to any.
+            # Connect without a schema: the operator's account may have no access to any schema.
             "NAME": "",
             "TIME_ZONE": None,
         }
@@ -148,7 +156,7 @@ class ReplicationServer:
     def status(self) -> ReplicationStatus:
         """Return the state of the server. Two round trips.
 
-        If the server is not MariaDB, only the version is filled in, after one round trip.
+        If the server is not MariaDB, only the version is filled in, and the second round trip is saved.
         """
         version = str(self._value("SELECT VERSION()"))
         if "mariadb" not in version.lower():
@@ -176,9 +184,9 @@ class ReplicationServer:
         return [_link(row) for row in self._rows("SHOW ALL SLAVES STATUS")]
 
     def privileges(self) -> set[str]:
-        """Return the account's privileges on the whole server, including those of its roles.
+        """Return the account's privileges on the whole server, including the privileges of its roles.
 
-        Roles that are not active in this session count as well, and so does the role ``PUBLIC``.
+        Roles that are not active in this session are included, and so is the role ``PUBLIC``.
         """
         texts = [self._grants("SHOW GRANTS")]
         roles = self._rows(
@@ -203,19 +211,19 @@ class ReplicationServer:
         return {str(row["name"]) for row in rows}
 
     def log_filters(self) -> dict[str, str]:
-        """Return the settings that keep events out of the binary log: name -> value, if set.
+        """Return the settings that exclude events from the binary log, as name -> value.
 
-        Needs the privilege ``BINLOG MONITOR``.
+        Settings without a value are left out. Needs the privilege ``BINLOG MONITOR``.
         """
         rows = self._rows("SHOW MASTER STATUS")
         names = ("Binlog_Do_DB", "Binlog_Ignore_DB")
         return {name: row[name] for row in rows for name in names if row[name]}
 
     def idle_seconds(self) -> float | None:
-        """Return the seconds for which replication has had no event left to execute.
+        """Return for how many seconds replication has had no event left to execute.
 
-        None if replication is busy or stopped, or if the account lacks the privilege ``PROCESS``, without
-        which the server hides its own threads.
+        Return None if replication is busy or stopped. Also return None if the account lacks the
+        privilege ``PROCESS``: the server then hides its replication threads.
         """
         rows = self._rows(
             "SELECT TIME_MS milliseconds FROM information_schema.PROCESSLIST"
@@ -226,13 +234,13 @@ class ReplicationServer:
     # ##### Changes #####
 
     def fence(self, patience: float) -> None:
-        """Make the server refuse all writes, except those of privileged accounts (``read_only``).
+        """Make the server refuse all writes except those of privileged accounts (``read_only``).
 
-        A transaction that is open now is refused at its ``COMMIT``. When this method returns, no
+        If a transaction is open now, its ``COMMIT`` will be refused. When this method returns, no
         commit is running any more.
 
-        :param patience: seconds to wait until running statements end. Meanwhile, other statements
-            wait behind this one.
+        :param patience: seconds to wait for running statements to end. During the wait, new statements
+            are blocked.
         :raises django.db.OperationalError: the running statements took longer. Nothing has changed.
         """
         self._rows("SET SESSION lock_wait_timeout = %s", max(1, int(patience)))
@@ -242,19 +250,22 @@ class ReplicationServer:
         self._rows("SET GLOBAL read_only = OFF")
 
     def wait_for(self, position: str, seconds: float) -> bool:
-        """Wait until replication has executed ``position``. Return False if ``seconds`` pass first."""
+        """Wait until replication has executed ``position``. Return False if that takes more than
+        ``seconds``.
+        """
         return bool(self._value("SELECT MASTER_GTID_WAIT(%s, %s)", position, seconds) == 0)
 
     def stop(self, link: str) -> None:
-        """Stop the replication connection ``link``. Does nothing if it is stopped already."""
+        """Stop the replication connection named ``link``. Does nothing if it is stopped already."""
         self._rows(f"STOP SLAVE {self._connection_name(link)}")
 
     def start(self, link: str) -> None:
-        """Start the replication connection ``link``. Does nothing if it runs already."""
+        """Start the replication connection named ``link``. Does nothing if it runs already."""
         self._rows(f"START SLAVE {self._connection_name(link)}")
 
     def _connection_name(self, link: str) -> str:
-        # MariaDB's grammar wants a string literal as the name, not a parameter or a quoted name.
+        # In MariaDB's grammar, the connection's name is a string literal: no parameter, and no quoted
+        # name.
         return str(self._connection.connection.literal(link).decode())
 
 
@@ -283,22 +294,22 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
 
 
 def has_no_answer(exc: Error) -> bool:
-    """Whether ``exc`` says that the server gave no answer, or an incomplete one.
+    """Whether ``exc`` means that the server gave no answer, or an incomplete one.
 
-    False if the server refuses the account or if TLS fails: such a server has answered.
+    False if the server refused the account or if TLS failed: in both cases the server has answered.
     """
     return _code(exc) in _NO_ANSWER
 
 
 def is_kept_off(exc: Error) -> bool:
-    """Whether ``exc`` says that a statement gave up waiting for a lock."""
+    """Whether ``exc`` means that a statement gave up waiting for a lock."""
     return _code(exc) == _LOCK_WAIT
 
 
 def why_no_session(node: str, account: str, exc: Error) -> str:
-    """Return a sentence that explains why ``account`` gets no session on ``node``.
+    """Return a sentence that explains why ``account`` could not open a session on ``node``.
 
-    :param account: the account and what it is for, such as ``the OPERATOR account 'root'``.
+    :param account: words for the account and its purpose, such as ``the OPERATOR account 'root'``.
     """
     if has_no_answer(exc):
         return f"node {node!r} does not answer: {exc}"
@@ -315,16 +326,18 @@ def _code(exc: Error) -> object:
 
 
 def positions(text: str) -> dict[int, tuple[int, int]]:
-    """Parse a position, a list of GTIDs such as ``0-1-15,1-2-7``.
+    """Parse a position: a list of GTIDs, one per replication domain, such as ``0-1-15,1-2-7``.
 
-    Return domain -> (server id, sequence number) of the domain's last event.
+    Return a dict: domain -> (server id, sequence number) of the domain's last event.
     """
     parts = (part.strip().split("-") for part in text.split(",") if part.strip())
     return {int(domain): (int(server), int(number)) for domain, server, number in parts}
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return the GTIDs of ``wanted`` that the position ``have`` has not reached; "" if it has all."""
+    """Return those GTIDs of ``wanted`` that the position ``have`` has not reached; "" if it has reached
+    all.
+    """
     reached = positions(have)
     return ",".join(
         f"{domain}-{server}-{number}"

@@ -11,7 +11,7 @@ from sharded_orm.backends.schema import EditorMixin
 
 class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
     def quote_value(self, value: Any) -> Any:
-        # Django's method assumes an open session. Ours may have to open one, which can raise an error
-        # of the driver.
+        # Django's method assumes that a session is open. Here, a session may have to be opened first,
+        # and the driver may then raise an error.
         with self.connection.wrap_database_errors:
             return super().quote_value(value)

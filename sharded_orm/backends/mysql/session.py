@@ -1,4 +1,4 @@
-"""Physical sessions (server connections) of MySQL and MariaDB, which a pool keeps and leases."""
+"""Physical sessions (server connections) of MySQL and MariaDB. A node's pool keeps and leases them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
 _BUSY = 0.001  # seconds
-#: Sent before LAST_INSERT_ID() of an alias that has inserted nothing: another alias may have inserted
-#: on the same session.
+#: Sent before LAST_INSERT_ID() if its alias has inserted nothing: another alias may have inserted a row
+#: on the same session, and its id must not be returned.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
-# Error codes after which the server closes the session: shutdown, network errors, killed (MariaDB),
-# idle for too long (MySQL).
+# Error codes after which the server closes the session: shutdown, network errors, a killed session
+# (MariaDB), or a session that was idle for too long (MySQL).
 _FATAL = frozenset([1053, *range(1152, 1162), 1927, 4031])
 
 
 def is_lost(exc: BaseException) -> bool:
-    """Whether the session is gone or in an unknown state after ``exc``."""
+    """Whether the error ``exc`` means that the session is gone or in an unknown state."""
     if not isinstance(exc, MySQLError) or not exc.args or not isinstance(exc.args[0], int):
         return True
     code = exc.args[0]
@@ -38,10 +38,11 @@ def is_syntax_error(exc: BaseException) -> bool:
 
 
 class NodeSession:
-    """A physical session with a node's server. While it is idle in the pool, it is in autocommit.
+    """A physical session with a node's server. While the session is idle in the pool, it is in
+    autocommit.
 
-    Some attributes are the driver's C functions, so that code that runs for each statement calls them
-    directly.
+    Some attributes are C functions of the driver, so that code which runs for each statement can call
+    them directly.
     """
 
     __slots__ = (
@@ -52,15 +53,15 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: Name of the current schema, None if it is unknown. Invariant: the name is never wrong. It is
-        #: set to None before a packet is sent, and to the name after the whole packet has succeeded.
-        #: If the schema was dropped and created again, the session keeps the old schema's character
-        #: set.
+        #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is set to
+        #: None before a packet is sent, and to the name after the whole packet has succeeded. If the
+        #: schema was dropped and created again, the session still has the old schema's character set.
         self.schema: str | None = None
-        #: Whether to send each statement in a packet of its own, as multi-statements are switched off.
+        #: Whether to send each statement in a separate packet, because multi-statements are switched
+        #: off.
         self.split = split
-        #: Whether the first result of the last statement has been read from the socket. The statement
-        #: may have further results. Set to False before a statement is sent.
+        #: Whether the first result of the last statement has been read from the socket. Further results
+        #: may be unread. Set to False before a statement is sent.
         self.stored = True
         #: Whether a cursor of the connection that holds this session has unread results.
         self.busy = False
@@ -73,7 +74,8 @@ class NodeSession:
         #: The virtual connection that used this session last.
         self.last_user: object = None
         #: The virtual connection whose insert LAST_INSERT_ID() would report on this session. An insert
-        #: with an explicit id counts as well, although the function then returns an earlier id.
+        #: with an explicit id counts too, although LAST_INSERT_ID() then returns the id of an earlier
+        #: insert.
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
         base: Any = super(Connection, raw)
@@ -88,10 +90,10 @@ class NodeSession:
         self.literal: Callable[[Any], bytes] = raw.literal
 
     def send(self, prefix: Sequence[bytes], statement: bytes) -> int:
-        """Run the statements ``prefix`` and then ``statement``, in one packet.
+        """Run the statements ``prefix`` and then ``statement``, all in one packet.
 
-        Return the number of prefix statements. The result of ``statement`` is left to the caller to
-        fetch. An error of the driver has the attribute ``prefix_done``: the number of prefix
+        Return the number of prefix statements. The caller has to fetch the result of ``statement``. If
+        the driver raises an error, it has the attribute ``prefix_done``: the number of prefix
         statements that succeeded.
         """
         done = 0
@@ -106,8 +108,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # A prefix statement has no rows to fetch. An error of next_result() comes from the
-                # statement after it.
+                # A prefix statement has no rows to fetch. If next_result() raises an error, it comes
+                # from the statement after this one.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
@@ -117,7 +119,7 @@ class NodeSession:
         return done
 
     def bind(self, query: str | bytes | bytearray, args: Any) -> bytes:
-        """Return the statement with its parameters filled in, as ``MySQLdb`` does it."""
+        """Return the statement with its parameters filled in, as ``MySQLdb`` does."""
         if isinstance(query, str):
             statement = query.encode(self.raw.encoding)
         else:
@@ -142,7 +144,7 @@ class NodeSession:
         return bound
 
     def run(self, *statements: bytes) -> None:
-        """Run statements that return no rows. All are sent in one packet."""
+        """Run statements that return no rows, all in one packet."""
         if not self.split:
             statements = (b"; ".join(statements),)
         for statement in statements:
@@ -154,7 +156,7 @@ class NodeSession:
             self.stored = True
 
     def rows_in(self, schema: str, *statements: str) -> list[list[tuple[Any, ...]]]:
-        """Run statements in ``schema``, in one packet, and return a list of rows for each of them."""
+        """Run statements in ``schema``, all in one packet. Return a list of rows for each statement."""
         parts = [statement.encode(self.raw.encoding) for statement in statements]
         if self.schema != schema:
             parts.insert(0, b"USE `%s`" % schema.replace("`", "``").encode())
@@ -180,8 +182,8 @@ class NodeSession:
     def is_in_order(self, exc: BaseException) -> bool:
         """Whether the session can still be used after one of its statements has raised ``exc``.
 
-        True after an error that the server reports about the statement. True after an exception in
-        Python code if all results had been read by then.
+        True if the server reported an error about the statement. Also True if Python code raised an
+        exception after all results had been read. Otherwise False.
         """
         if isinstance(exc, MySQLError):
             return not is_lost(exc)
@@ -207,8 +209,8 @@ class NodeSession:
             except ProgrammingError:
                 if not self.raw.open:
                     return
-                # Another thread uses the driver's connection, perhaps to free a result. Try again: a
-                # session left open would keep its transaction and locks on the server.
+                # Another thread uses the driver's connection, perhaps to free a result. Try to close
+                # again: a session left open would keep its transaction and its locks on the server.
                 time.sleep(_BUSY)  # The driver does not signal when it is done.
             except MySQLError:
                 return
@@ -216,7 +218,7 @@ class NodeSession:
                 return
 
     def abandon(self) -> None:
-        """Let go of the socket in a forked child, without a message to the server.
+        """Let go of the socket in a forked child, and send nothing to the server.
 
         The session belongs to the parent process, which goes on using it.
         """
@@ -228,12 +230,12 @@ class NodeSession:
 
 
 def connect(params: dict[str, Any]) -> NodeSession:
-    """Open a session in autocommit, with no current schema.
+    """Open a session in autocommit, without a current schema.
 
     :param params: arguments of ``MySQLdb.connect``.
     """
     raw = Connection(**params)
-    # Remove the driver's encoder of bytes, which does not work. Django's backend does the same.
+    # Remove the driver's encoder of bytes, which does not work. Django's MySQL backend does the same.
     if raw.encoders.get(bytes) is bytes:
         raw.encoders.pop(bytes)
     return NodeSession(raw, split=not params.get("multi_statements", True))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def read(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
     """Return the size of each of ``schemas``, keyed by schema name. One query.
 
-    The size is 0 bytes and 0 rows if the schema has no tables or does not exist.
+    A schema that has no tables or does not exist has the size 0 bytes and 0 rows.
     """
     sizes = dict.fromkeys(schemas, ShardSize(0, 0))
     if sizes:
@@ -24,7 +24,7 @@ def read(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
             f" WHERE table_schema IN ({', '.join(['%s'] * len(sizes))}) GROUP BY table_schema",
             list(sizes),
         )
-        # Size and rows are NULL for a view, so for a schema that has only views.
+        # Size and rows are NULL for views, and so for a schema that has only views.
         for name, size, rows in cursor.fetchall():
             sizes[name] = ShardSize(int(size or 0), int(rows or 0))
     return sizes

@@ -1,6 +1,6 @@
-"""Read the definitions of a schema, and build a schema from them.
+"""Read the definitions of a schema (its tables, views, …), and build a schema from them.
 
-Reading takes two packets: one for the list of tables, views, …, and one for all their definitions.
+Reading takes two packets: one to list the tables, views, …, and one to read all their definitions.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 #: The most schemas that one query reads.
 BATCH = 500
 _RECORDS = "django_migrations"
-# Error codes for a schema or table that does not exist or that the account may not see.
+# Error codes for a schema or table that does not exist, or that the account is not allowed to see.
 _NOT_THERE = frozenset((1044, 1049, 1142, 1146))
 
-# These two match what is removed from definitions: the AUTO_INCREMENT counter of a table, and the
+# _AUTO_INCREMENT and _DEFINER match what is removed from definitions: a table's counter, and the
 # account that created a view, trigger or routine.
 _AUTO_INCREMENT = re.compile(r"(?<=\n\) )(.*?)AUTO_INCREMENT=(\d+) ?")
 _DEFINER = re.compile(r"(?<=CREATE )(.*?)DEFINER=`(?:[^`]|``)*`(?:@`(?:[^`]|``)*`)? ")
@@ -42,18 +42,19 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # The session's variables have the same values, but perhaps of an earlier schema of the same name.
+    # Variables of the session show the same values, but they may be those of a dropped schema of this
+    # name.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
-    # Filter by event_object_schema. trigger_schema has the same value, but with a filter by it MariaDB
-    # would look into every schema of the server.
+    # Filter by event_object_schema. trigger_schema has the same value, but a filter by trigger_schema
+    # would make MariaDB look into every schema of the server.
     "SELECT 'TRIGGER', trigger_name FROM information_schema.triggers"
     " WHERE event_object_schema = DATABASE() UNION ALL"
     " SELECT routine_type, routine_name FROM information_schema.routines"
     " WHERE routine_schema = DATABASE()",
 )
-# Position of the column of SHOW CREATE <kind> that has the statement. For other kinds it is 1.
+# Index of the column that has the statement in the result of SHOW CREATE <kind>. For other kinds: 1.
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
 # Kinds that SHOW TABLES does not list: triggers and routines.
 _NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
@@ -62,7 +63,7 @@ _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 
 def read(session: NodeSession, schema: str) -> SchemaSnapshot:
-    """Return the definitions of ``schema``. Sends two packets, or one if the schema is empty."""
+    """Return the definitions of ``schema``. Two packets are sent, or one if the schema is empty."""
     defaults, tables, others = session.rows_in(schema, *_LIST)
     character_set, collation = (_text(value) for value in defaults[0])
     kinds = [(_text(kind), _text(name)) for kind, name in others]
@@ -79,7 +80,8 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
                 definition = _DEFINER.sub(r"\1", definition, count=1)
             own_names = kind in _STATEMENT_COLUMN
             if own_names:
-                # Remove IF NOT EXISTS, which MariaDB keeps in the definitions of these kinds.
+                # Remove IF NOT EXISTS, which MariaDB keeps in the definitions of these kinds of
+                # objects.
                 head, keyword, tail = definition.partition(kind)
                 definition = head + keyword + _CONDITION.sub("", tail, count=1)
             definitions[f"{kind.lower()} {name}" if own_names else name] = definition
@@ -121,24 +123,24 @@ def _without_counter(name: str, definition: str, counters: dict[str, int]) -> st
 
 
 def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
-    """Create the tables, views, … of ``snapshot`` that ``schema`` does not have. Three packets."""
+    """Create those tables, views, … of ``snapshot`` that ``schema`` does not have. Three packets."""
     statements = [_repeatable(definition) for definition in _in_order(snapshot)]
     if not statements:
         return
     ((checks,),) = session.rows_in(schema, "SELECT @@foreign_key_checks")[0]
     try:
-        # Without foreign key checks, as tables may refer to tables that are created later.
+        # Switch foreign key checks off, because a table may refer to a table that is created later.
         session.rows_in(schema, "SET foreign_key_checks = 0", *statements)
     finally:
         session.run(b"SET foreign_key_checks = %d" % int(checks))
 
 
 def create_schema(pool: NodePool, schema: str, defaults: str) -> None:
-    """Create an empty schema. An existing schema of that name is dropped if it has no rows.
+    """Create an empty schema. If a schema of that name exists and has no rows, it is dropped first.
 
     Three packets.
 
-    :param defaults: character set and collation, the ``defaults`` of a snapshot.
+    :param defaults: SQL for character set and collation, from the ``defaults`` of a snapshot.
     :raises RehearsalFailed: the existing schema of that name has rows.
     """
     character_set, collation = defaults.split()
@@ -177,8 +179,8 @@ def drop_schema(pool: NodePool, schema: str) -> None:
 
 
 def _run(pool: NodePool, *statements: str) -> None:
-    # On a new session, which is closed afterwards: dropping the current schema of a pooled session would
-    # leave that session in no schema.
+    # Use a new session, and close it afterwards: if a pooled session dropped its current schema, it
+    # would be left without a schema.
     session = pool.lease_new()
     try:
         session.run(*(statement.encode() for statement in statements))
@@ -190,17 +192,19 @@ def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
     The digest is "" if the schema has no table ``django_migrations``, and None if the schema does not
-    exist. One query per 500 schemas. If a schema or table is missing: the queries up to the one that
-    fails, two queries to list what the node has, and one query per 500 schemas that have the table.
+    exist. One query reads 500 schemas. If one of them lacks the table or does not exist, the query
+    fails. Then two queries list what the node has, and all schemas that have the table are read again.
     """
     try:
-        # Most often all schemas exist. Checking that first would list all schemas of the node.
+        # Try without a check first: most often all schemas exist, and the check would list all schemas
+        # of the node.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:
             raise
     present = names(cursor)
-    # As the table's name is a constant, the server opens no table for this query.
+    # The table's name is compared with a constant, so the server need not open any table for this
+    # query.
     cursor.execute(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = %s", [_RECORDS]
     )
@@ -219,8 +223,8 @@ def names(cursor: NodeCursor) -> set[str]:
 
 
 def _digests(cursor: NodeCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # SQL for the digest of snapshot.applied_digest(). A digest of GROUP_CONCAT would be simpler, but
-    # the length of its result is limited.
+    # SQL for the digest that snapshot.applied_digest() computes. A digest of GROUP_CONCAT would be
+    # simpler, but the length of its result is limited.
     row = "MD5(CONCAT(CONVERT(app USING utf8mb4), '/', CONVERT(name USING utf8mb4)))"
     digest = f"BIT_XOR(CAST(CONV(LEFT({row}, 16), 16, 10) AS UNSIGNED))"
     marker = f"app = '{MARKER_APP}' AND name LIKE '{MARKER_PREFIX}%%'"
@@ -257,7 +261,8 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # A column may have the name of a view. Keep the order, and let the server decide.
+        # This happens if a column has the name of a view. Keep the order, and let the server decide whether
+        # it works.
         return list(views.values())
 
 
@@ -273,11 +278,11 @@ def _repeatable(definition: str) -> str:
 
 
 def _without_generated_keys(definition: str) -> str:
-    """Return ``definition`` without the indexes of foreign keys, which the server creates by itself.
+    """Return ``definition`` without the indexes that the server creates by itself for foreign keys.
 
     The server drops such an index when a later index can replace it, but keeps an index that was
-    created explicitly. SHOW CREATE TABLE shows both alike. So if the copy had explicit indexes, a
-    later migration could make it differ from the original table.
+    created explicitly. SHOW CREATE TABLE shows both kinds alike. If a copy of the table had explicit
+    indexes, a later migration could make the copy differ from the original table.
     """
     for name, columns in _FOREIGN_KEY.findall(definition):
         definition = definition.replace(f"  KEY `{name}` ({columns}),\n", "", 1)

@@ -1,8 +1,8 @@
 """Classify statements by what they do to the session that runs them. Pure functions.
 
-All shards of a node share its sessions. So a statement that leaves state in its session, or might,
-pins the session: one alias keeps the session until close(). The functions see the text
-without parameters: a parameter becomes a literal and cannot change the kind of a statement.
+All shards of a node share its sessions. So a statement that leaves state in its session, or might do
+so, pins the session: only one alias uses it until that alias's connection is closed. The functions see
+the text before parameters are filled in: a parameter becomes a literal, and cannot change the kind.
 
 The text does not show the effects of stored functions, triggers and the server's settings.
 """
@@ -15,17 +15,18 @@ from functools import lru_cache
 
 
 class StatementKind(IntEnum):
-    """The kinds of statements. The order counts: kinds up to WRITE leave nothing behind but rows."""
+    """The kinds of statements. The order matters: kinds up to WRITE leave no state in the session."""
 
     READ = 0
     """A plain read. It may be repeated if its session turns out to be dead."""
     WRITE = 1
     """A statement that changes or locks rows, and leaves no session state."""
     IMPLICIT = 2
-    """A statement that commits implicitly (DDL), changes a savepoint that is not Django's, or asks
-    whether a transaction is open."""
+    """A statement that commits implicitly (DDL), uses a savepoint that Django did not create, or asks
+    whether a transaction is open.
+    """
     AFFINE = 3
-    """A statement that reads what an earlier one left in the session, such as ``LAST_INSERT_ID()``."""
+    """A statement that reads what an earlier statement left in the session, such as ``LAST_INSERT_ID()``."""
     SAVEPOINT = 4
     ROLLBACK_TO = 5
     RELEASE = 6
@@ -33,11 +34,11 @@ class StatementKind(IntEnum):
     """``SET foreign_key_checks = 0``."""
     CHECKS_ON = 8
     STATE = 9
-    """A statement that leaves state in the session, or might."""
+    """A statement that leaves state in the session, or might do so."""
 
 
-# The most characters of a statement whose kind is cached. Longer statements, such as bulk inserts,
-# are seldom repeated and would fill the cache.
+# Statements of at most this many characters are cached with their kinds. Longer statements, such as
+# bulk inserts, are seldom repeated and would fill the cache.
 _CACHED_LENGTH = 2000
 _CACHE_SIZE = 2048
 
@@ -51,9 +52,9 @@ _DDL = frozenset(["CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "
 
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
 # If a statement contains one of these marks, its literals and comments are removed before it is
-# classified: the mark may be inside them.
+# classified, because the mark may be inside them.
 _SUSPICIOUS_TEXT = ("@", ";", "/*", "--", "#")
-# A cheap first test: only if a statement contains one of these, can _PIN_FUNCTION or _AFFINE match.
+# A cheap first test: _PIN_FUNCTION or _AFFINE can match only if a statement contains one of these.
 _SUSPICIOUS_NAMES = (
     "_LOCK",
     "LAST",
@@ -78,8 +79,8 @@ _LITERALS_AND_COMMENTS = re.compile(
     r"|(/\*.*?\*/|--(?=\s|$)[^\n]*|\#[^\n]*)",  # comment
     re.DOTALL,
 )
-# Django's own savepoints, by the names that BaseDatabaseWrapper.savepoint() makes. They nest, and no
-# name is used twice.
+# Matches statements about Django's own savepoints, whose names BaseDatabaseWrapper.savepoint() makes.
+# Such savepoints nest, and no name is used twice.
 _SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) (`s\d+_x\d+`)$")
 _OTHER_SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK\s+(WORK\s+)?TO|RELEASE\s+SAVEPOINT)\s")
 _CHECKS = re.compile(
@@ -99,7 +100,7 @@ def classify(sql: str | bytes | bytearray) -> StatementKind:
 
 
 def savepoint_name(sql: str) -> str:
-    """Return the name in ``sql``, a statement of the kind SAVEPOINT, ROLLBACK_TO or RELEASE."""
+    """Return the savepoint's name in ``sql``, a statement of kind SAVEPOINT, ROLLBACK_TO or RELEASE."""
     match = _SAVEPOINT.match(sql.strip())
     assert match is not None
     return match[2]
@@ -114,12 +115,12 @@ def reads_insert_id(sql: str | bytes | bytearray) -> bool:
 def reason(sql: str | bytes | bytearray) -> str:
     """Return why ``sql``, a statement of the kind STATE, pins its session: a word or two for logs.
 
-    The text contains no literals or values of the statement.
+    The returned text contains no literals or values of the statement.
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # The text has escapes or executable comments, so it may be several statements.
+        # The text has escapes or executable comments, so it may contain several statements.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
@@ -134,10 +135,10 @@ def reason(sql: str | bytes | bytearray) -> str:
 def _bare(sql: str) -> str | None:
     """Return ``sql`` without comments, with ``?`` for each literal and each quoted name.
 
-    None if that cannot be done for certain.
+    Return None if the text leaves doubt where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # What a backslash means depends on the SQL mode, and executable comments are code.
+        # The effect of a backslash depends on the SQL mode, and executable comments contain code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()

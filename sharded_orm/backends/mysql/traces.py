@@ -1,8 +1,8 @@
-"""Find the session for a statement that reads what an earlier statement left in a session.
+"""Find the session for a statement that reads what an earlier statement left in its session.
 
-Such a statement (``LAST_INSERT_ID()``, ``ROW_COUNT()``, ``SHOW WARNINGS``) must run on the session of
-the same alias's earlier statement. If another alias has used that session since, the statement is
-refused: it never reads what another alias left.
+Such a statement (``LAST_INSERT_ID()``, ``ROW_COUNT()``, ``SHOW WARNINGS``) must run on the session
+where the same alias ran the earlier statement. If another alias has used that session since, the
+statement is refused, so that it never reads what another alias left.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sharded_orm.exceptions import SessionStateRefused
 
 
 def is_show(query: Any) -> bool:
-    """Whether ``query`` is a ``SHOW`` such as ``SHOW WARNINGS``, whose list any other statement clears.
+    """Whether ``query`` is a statement such as ``SHOW WARNINGS``, which shows a list.
 
-    So not even ``USE`` may be sent before ``query``.
+    Any other statement clears that list, so not even ``USE`` may be sent before ``query``.
     """
     text = query if isinstance(query, str) else bytes(query).decode("latin-1")
     return text.lstrip()[:4].upper() == "SHOW"
@@ -27,8 +27,8 @@ def is_show(query: Any) -> bool:
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
     """Lease the session on which the earlier statement of ``connection`` ran.
 
-    The earlier statement is the last insert if ``query`` reads an insert's id, else the last
-    statement. If there is none, lease any session and make it forget the last insert's id.
+    The earlier statement is the last insert if ``query`` reads the id of an insert; otherwise it is the
+    last statement. If there was none, lease any session and make it forget the id of its last insert.
 
     :raises SessionStateRefused: another alias has used the session since.
     """
@@ -44,7 +44,7 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Check again once the session is leased: another thread may have used it in between.
+    # Check again after the session is leased: another thread may have used the session in the meantime.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier

@@ -14,8 +14,8 @@ AUTOCOMMIT_ON = b"SET autocommit=1"
 class ServerTransaction:
     """The state of a virtual connection's transaction on the server.
 
-    ``BEGIN`` and savepoints are not sent at once, but together with the next statement that the server
-    must see. The same object serves all transactions of the connection, one after the other.
+    ``BEGIN`` and savepoints are not sent at once. They are sent together with the next statement that
+    the server must execute. One object serves all transactions of the connection, one after the other.
     """
 
     __slots__ = ("is_open", "pending", "strict", "unsure")
@@ -33,7 +33,9 @@ class ServerTransaction:
     def prefix(self, *, plain: bool) -> list[bytes]:
         """Return the statements to send before the next one: BEGIN and savepoints, if needed.
 
-        :param plain: whether the next statement neither commits implicitly nor leaves session state.
+        :param plain: whether the next statement neither commits implicitly nor leaves state in the
+            session. If false, the first statement returned sets ``autocommit=0``, unless that was done
+            already.
         """
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
@@ -60,14 +62,14 @@ class ServerTransaction:
         return [statement, AUTOCOMMIT_ON] if self.strict else [statement]
 
     def forget(self) -> None:
-        """Reset the state, as the transaction is over on the server as well."""
+        """Reset the state, because the transaction has ended on the server too."""
         self.is_open = self.strict = self.unsure = False
         self.pending.clear()
 
     def defer(self, kind: StatementKind, sql: str) -> bool:
-        """Keep back one of Django's savepoint statements. Return False if it must be sent now.
+        """Defer one of Django's savepoint statements. Return False if it must be sent now instead.
 
-        If a savepoint is released before another statement needs the server, none of its statements
+        If a savepoint is released before another statement is sent, none of the savepoint's statements
         is sent.
         """
         statement = sql.encode()
@@ -76,13 +78,13 @@ class ServerTransaction:
             return True
         created = b"SAVEPOINT " + savepoint_name(sql).encode()
         if created in self.pending:
-            # The savepoint was not sent yet. Drop it and the statements after it, which are nested in
-            # it. ROLLBACK TO keeps the savepoint itself.
+            # The savepoint was not sent yet. Drop its statement and those after it, which are nested in
+            # it. ROLLBACK TO keeps the savepoint's own statement.
             keep = kind is StatementKind.ROLLBACK_TO
             del self.pending[self.pending.index(created) + keep :]
             return True
         if kind is StatementKind.RELEASE and self.is_open and not self.unsure:
-            # This RELEASE cannot fail, so it can be sent later.
+            # This RELEASE cannot fail, so it may be sent later.
             self.pending.append(statement)
             return True
         return False

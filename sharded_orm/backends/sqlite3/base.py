@@ -1,7 +1,7 @@
 """Django's SQLite backend, with one file per shard in the folder of the shard's node.
 
-Unlike with Django's backend, connecting to a shard does not create a missing file. Only
-:meth:`DatabaseWrapper.create_shard_database` creates one.
+Connecting to a shard never creates its file, unlike with Django's backend. Only
+:meth:`DatabaseWrapper.create_shard_database` does.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _EXISTING_ONLY = "?mode=rw"
 class _Immediate(Atomic):
     """An atomic block that locks the file for writing from the start (``BEGIN IMMEDIATE``).
 
-    Without this, a transaction that begins with a read asks for the lock at its first write. If another
-    connection is writing then, SQLite refuses the lock at once instead of waiting.
+    A usual transaction that begins with a read asks for the write lock at its first write. If another
+    connection is writing at that moment, SQLite refuses the lock at once, without waiting.
     """
 
     def __init__(self, wrapper: DatabaseWrapper) -> None:
@@ -67,8 +67,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
     transaction_mode: str | None
-    # Reference count of the driver's connection when no cursor is open. Some of the references are the
-    # driver's.
+    # Reference count of the driver's connection while no cursor is open. It includes references from
+    # inside the driver.
     _references = 0
 
     def get_connection_params(self) -> dict[str, Any]:
@@ -89,14 +89,14 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 f" 'manage.py migrate --database {self.alias}', or correct NAME of the node."
             ) from exc
         if self._touched is not None:
-            # Faster settings, as a test database need not survive a power cut.
+            # Write without waiting for the disk, because a test database need not survive a power cut.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
         self._references = sys.getrefcount(connection)
         return connection
 
     def create_shard_database(self) -> None:
-        """Create the shard's empty file, and the folder. Does nothing if the file exists."""
+        """Create the shard's empty file, and its folder if needed. Does nothing if the file exists."""
         relocation.follow(self)
         path = Path(self.settings_dict["NAME"])
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
         folder = Path(self.settings_dict["NAME"]).parent
         paths = {shard.alias: folder / f"{shard.schema}{snapshot.SUFFIX}" for shard in shards}
-        # The number of rows is None: SQLite would have to count them.
+        # The number of rows is None, because SQLite would have to count the rows.
         return {
             alias: ShardSize(path.stat().st_size if path.exists() else 0, None)
             for alias, path in paths.items()
@@ -162,8 +162,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             BaseDatabaseWrapper.close(copy)
 
     def is_idle(self) -> bool:
-        # A cursor with unread rows has a reference to the driver's connection. _references counted the
-        # local variable in get_new_connection; self.connection has taken its place.
+        # A cursor with unread rows has one more reference to the driver's connection. _references was
+        # counted while a local variable in get_new_connection referred to it; now self.connection does.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
 
     def holds_session(self) -> bool:

@@ -14,9 +14,10 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     """Django's creation of test databases, with separate cache keys and a fix for pytest-xdist."""
 
     def _get_test_db_name(self) -> str:
-        # Overrides Django's method, to ignore a TEST["NAME"] that pytest-django has set. With xdist,
-        # pytest-django keeps the databases of Django's own SQLite engine in memory. For any other
-        # engine, it sets a name made from NAME, which is a path here: such a file cannot be created.
+        # Overrides Django's method to ignore a TEST["NAME"] that pytest-django has set. With xdist,
+        # pytest-django sets names for databases in memory only for Django's own SQLite engine. For any
+        # other engine, it makes a name from NAME. Here NAME is a path, and a file of the resulting name
+        # cannot be created.
         settings = self.connection.settings_dict
         prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(prefix):

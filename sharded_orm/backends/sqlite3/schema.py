@@ -1,4 +1,4 @@
-"""Django's schema editor for SQLite; the connection object counts how many editors are open."""
+"""Django's schema editor for SQLite. The connection object counts how many editors are open."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sharded_orm.backends.snapshot import SchemaSnapshot, applied_digest, kind_o
 from sharded_orm.backends.statements import Effect
 
 SUFFIX = ".sqlite3"
-#: The most rows of a table that are counted, as SQLite has to read each row to count it.
+#: The most rows of a table that are counted. SQLite has to read every row that it counts.
 COUNTED = 100_000
 _RECORDS = "django_migrations"
 _ORDER = ("table", "index", "view", "trigger")
@@ -35,7 +35,7 @@ _VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\b", re.IGNORECASE)
 def read(connection: sqlite3.Connection) -> SchemaSnapshot:
     """Return the definitions of all tables, indexes, … in a file.
 
-    The indexes that SQLite creates for constraints are left out: their tables' definitions imply them.
+    Indexes that SQLite creates for constraints are left out: the definition of the table implies them.
     """
     rows = connection.execute(
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%'"
@@ -45,7 +45,7 @@ def read(connection: sqlite3.Connection) -> SchemaSnapshot:
 
 
 def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
-    """Create the tables, indexes, … of ``snapshot`` that the file does not have, in one transaction."""
+    """Create those tables, indexes, … of ``snapshot`` that the file does not have, in one transaction."""
     present = set(read(connection).definitions)
     missing = [
         definition for name, definition in snapshot.definitions.items() if name not in present
@@ -72,7 +72,7 @@ def digests(paths: Iterable[tuple[str, Path]]) -> dict[str, str | None]:
 
 
 def names(folder: Path) -> set[str]:
-    """Return the names of the shard files in ``folder``, without the suffix."""
+    """Return the names of the shard files in ``folder``, without their suffix."""
     return {path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}")}
 
 
@@ -129,5 +129,5 @@ def _table_size(connection: sqlite3.Connection, name: str) -> TableSize:
 
 
 def _rank(definition: str) -> int:
-    # Virtual tables come first, as each of them creates its own shadow tables.
+    # Create virtual tables first, because each of them creates its shadow tables by itself.
     return _ORDER.index(kind_of(definition)) - bool(_VIRTUAL.match(definition))

@@ -1,9 +1,9 @@
 """Hooks around COMMIT and ROLLBACK, for transactions that wrote to cached models.
 
-:class:`CommitHookMixin` is a base class of each backend's ``DatabaseWrapper``, also for aliases that
-are no shards. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
-before COMMIT and after the end of the transaction. The listener learns of the end exactly once,
-however the transaction ends.
+:class:`CommitHookMixin` is a base class of each backend's ``DatabaseWrapper``, for shards and for
+ordinary aliases. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
+before COMMIT and after the end of the transaction. However the transaction ends, the listener is told
+of its end exactly once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CommitOutcome(Enum):
     OVER = auto()
     """The transaction has ended."""
     UNKNOWN = auto()
-    """The connection was lost in COMMIT, which may still take effect."""
+    """The connection was lost during COMMIT. The server may still commit the transaction."""
 
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ else:
 
 
 class CommitHookMixin(_Wrapper):
-    """The hooks of a connection object around COMMIT and ROLLBACK; see the module's docstring.
+    """Mixin for a backend's connection object: the hooks around COMMIT and ROLLBACK.
 
-    A backend overrides :meth:`commit_outcome` and, if its sessions have ids on a server, also the
-    methods about sessions.
+    A backend overrides :meth:`commit_outcome`. If its sessions have ids on a server, it also overrides
+    the methods about sessions.
     """
 
     #: The listener of the open transaction; None if the transaction has not written to cached models.
@@ -73,15 +73,15 @@ class CommitHookMixin(_Wrapper):
     def session_id(self) -> SessionID:
         """Return the identity of the session that runs the transaction.
 
-        The identity is empty if the backend's sessions have none. May query the database, inside the
-        transaction.
+        The identity is empty if sessions of this backend have no identity. May query the database,
+        inside the transaction.
         """
         return SessionID()
 
     def judges(self, writer: SessionIdentity) -> bool:
         """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists.
 
-        Also True while the database does not answer. May query the database, but outside of the
+        Also True if the database does not answer now. May query the database, outside of the
         transaction.
         """
         return False
@@ -89,19 +89,19 @@ class CommitHookMixin(_Wrapper):
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
         """Return those of ``writers`` that no longer exist as sessions of this alias's server.
 
-        The transaction of such a session can neither continue nor commit any more. The set is empty
+        The transaction of such a session has ended: it can no longer write or commit. The set is empty
         if the server does not answer.
         """
         return set()
 
     def hold_session(self) -> None:
-        """Keep the transaction's session from other aliases until :meth:`release_session`."""
+        """Reserve the transaction's session: no other alias gets it before :meth:`release_session`."""
 
     def release_session(self) -> None:
-        """Undo :meth:`hold_session`: other aliases may use the session again. Repeatable."""
+        """Undo :meth:`hold_session`: other aliases may use the session again. Further calls do nothing."""
 
     def discard_session(self) -> None:
-        """Close the session that :meth:`hold_session` kept, unless the session has other state."""
+        """Close the session that :meth:`hold_session` reserved. A session with other state stays open."""
 
     def commit_outcome(self) -> CommitOutcome:
         """Return the state of the transaction. Called after COMMIT or another statement has failed."""
@@ -110,7 +110,7 @@ class CommitHookMixin(_Wrapper):
     # ##### The end of a transaction that wrote #####
 
     def write_transaction(self) -> Atomic:
-        """Return an atomic block to run one write in, while the connection is in autocommit.
+        """Return an atomic block in which to run one write, when the connection is in autocommit.
 
         :raises TransactionManagementError: this object is not the thread's connection of its alias.
         """
@@ -121,7 +121,7 @@ class CommitHookMixin(_Wrapper):
         return Atomic(self.alias, savepoint=False, durable=False)
 
     def announce_commit(self) -> None:
-        """Announce the transaction's writes to the cache. COMMIT follows.
+        """Announce the transaction's writes to the cache. Called immediately before COMMIT.
 
         :raises CacheUnavailable: the cache does not answer. The transaction has been rolled back.
         """
@@ -131,20 +131,20 @@ class CommitHookMixin(_Wrapper):
         try:
             listener.announce()
         except BaseException as exc:
-            # Roll back here, as Atomic does so only after an error of a database. If the transaction
+            # Roll back here, as Atomic would do so only after a database error. If the transaction
             # stayed open, it would be committed when autocommit is switched on.
             try:
                 self._rollback()
             except Exception:  # Logged, as the caller gets the first error.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
-            # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does: otherwise the next
+            # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Otherwise the next
             # commit would call them.
             self.run_on_commit = []
             raise
 
     def _commit(self) -> None:
-        # Overrides BaseDatabaseWrapper._commit, after which the on_commit functions run.
+        # Overrides BaseDatabaseWrapper._commit. Django calls the on_commit functions after this method.
         if self.transaction_writes is None:
             super()._commit()
         else:
@@ -152,8 +152,8 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _set_autocommit(self, autocommit: bool) -> None:
-        # Overrides the method of Django's backend. When autocommit is switched on, an open transaction is
-        # committed.
+        # Overrides the method of Django's backend. If a transaction is open when autocommit is switched
+        # on, the transaction is committed.
         if autocommit and self.transaction_writes is not None:
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
@@ -169,8 +169,8 @@ class CommitHookMixin(_Wrapper):
             and listener.is_announced
             and self.commit_outcome() is CommitOutcome.UNKNOWN
         ):
-            # The connection may have been lost in a statement that commits implicitly, so the writes may
-            # still take effect.
+            # The connection may have been lost during a statement that commits implicitly. So the
+            # writes may still take effect.
             self._leave_writes()
         if self.transaction_writes is None:
             super()._rollback()
@@ -217,7 +217,8 @@ class CommitHookMixin(_Wrapper):
             listener.over()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open transaction.
+        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back a transaction that is
+        # open.
         try:
             super()._close()
         finally:

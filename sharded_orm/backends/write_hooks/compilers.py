@@ -1,8 +1,8 @@
-"""Hooks in the SQL compilers, so that no statement of the ORM goes unnoticed.
+"""Hooks in the SQL compilers, so that this package notices every statement of the ORM.
 
-For each statement, Django gets a compiler from ``connection.ops.compiler()``. That holds for
-``save()``, ``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related managers, the
-admin, fixtures and migrations.
+For each statement, Django gets a compiler from ``connection.ops.compiler()``: in ``save()``,
+``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related managers, the admin,
+fixtures and migrations.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sharded_orm.backends.write_hooks import observer
 
 
 class ReadMixin(SQLCompiler):
-    """First base class of every compiler, as a SELECT may be part of any statement.
+    """First base class of every compiler, because a SELECT may be part of any statement.
 
-    Before a statement is sent to a shard, it checks the tables that the statement reads: the database
-    must compare their shard keys as the router does.
+    Before a statement is sent to a shard, this class checks the tables that the statement reads: the
+    database must compare their shard keys as the router does.
     """
 
     def get_from_clause(self) -> Any:
-        # Overrides SQLCompiler.get_from_clause, which is called when all joins are known, including
+        # Overrides SQLCompiler.get_from_clause. When Django calls it, all joins are known, including
         # those that select_related and order_by add.
         clause = super().get_from_clause()
         connection: Any = self.connection
@@ -47,13 +47,13 @@ class ReadMixin(SQLCompiler):
 class WriteMixin(ReadMixin):
     """First base class of a compiler of INSERT, UPDATE or DELETE.
 
-    It reports the write to the cache's observer and to the connection. A write to a cached model
-    always runs in a transaction. In autocommit, one is opened for this write alone.
+    It reports the write to the cache's observer and to the connection. A write to a cached model always
+    runs in a transaction: in autocommit, a transaction is opened for this write only.
     """
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
-        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler. Their arguments
-        # differ, so any are passed on.
+        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler. As their
+        # arguments differ, all arguments are passed on.
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
             # Check the keys before the observer sends its queries.
@@ -77,6 +77,6 @@ class WriteMixin(ReadMixin):
 
 @cache
 def with_hooks(compiler: type) -> type[SQLCompiler]:
-    """Return the subclass of ``compiler``, a compiler class of Django, that has the hooks."""
+    """Return a subclass of ``compiler``, a compiler class of Django, with the hooks of this module."""
     writes = issubclass(compiler, SQLInsertCompiler | SQLUpdateCompiler | SQLDeleteCompiler)
     return type(compiler.__name__, (WriteMixin if writes else ReadMixin, compiler), {})

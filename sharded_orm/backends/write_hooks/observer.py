@@ -14,40 +14,40 @@ from typing import Any, Protocol
 
 
 class TransactionListener(Protocol):
-    """Is told how one transaction ends. The connection object has it in ``transaction_writes``.
+    """An object that is told how one transaction ends: ``transaction_writes`` of the connection object.
 
-    All calls come from the thread that owns the connection object. After :meth:`over` or :meth:`lost`,
-    there are no more calls.
+    All its methods are called in the thread that owns the connection object. None is called after
+    :meth:`over` or :meth:`lost`.
     """
 
     @property
     def is_announced(self) -> bool:
-        """Whether :meth:`announce` has reached the cache."""
+        """Whether :meth:`announce` has succeeded: the cache has received the announcement."""
 
     def announce(self) -> None:
-        """Announce the transaction's writes to the cache, as they may be committed now.
+        """Announce the transaction's writes to the cache, because they may be committed now.
 
-        Called immediately before COMMIT, and before each statement that may commit implicitly; the
+        Called immediately before COMMIT, and before each statement that may commit implicitly. The
         transaction may continue after such a statement. If this method raises an error, neither COMMIT
         nor the statement is sent.
         """
 
     def over(self) -> None:
-        """Note that the transaction was committed or rolled back, or that its session is gone for good.
+        """Note that the transaction was committed or rolled back, or that its session no longer exists.
 
-        Called before any function of ``on_commit`` runs. Must not raise errors, apart from exceptions
-        that are thrown into the thread, such as ``KeyboardInterrupt``.
+        Called before any ``on_commit`` function runs. Must not raise errors, except for exceptions that
+        are thrown into the thread, such as ``KeyboardInterrupt``.
         """
 
     def lost(self) -> None:
-        """Note that the connection was lost in COMMIT, or at some time after :meth:`announce`.
+        """Note that the connection was lost during COMMIT, or at any time after :meth:`announce`.
 
         The announced writes may take effect at any later time, or never.
         """
 
 
 class WriteObserver(Protocol):
-    """Is told of each write of the ORM to a cached model."""
+    """An object that is told of each write of the ORM to a cached model."""
 
     def cached_model_of(self, model: Any) -> Any:
         """Return what :meth:`write` needs to know about ``model``; None if the model is not cached.
@@ -58,11 +58,11 @@ class WriteObserver(Protocol):
     def write(
         self, cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool
     ) -> Any:
-        """Run the statement of ``compiler``, and return its result. A transaction is open.
+        """Run the statement of ``compiler``, and return its result. Called while a transaction is open.
 
         :param cached_model: what :meth:`cached_model_of` returned for the statement's model.
-        :param execute: function that runs the statement. It compiles ``compiler.query``, which this
-            method may change first.
+        :param execute: function that runs the statement. It compiles ``compiler.query``, so this method
+            may change the query first.
         :param counted: whether the result is the number of rows that matched.
         """
 
@@ -74,7 +74,7 @@ _observer: WriteObserver | None = None
 
 
 def provide_observer(observer: WriteObserver) -> None:
-    """Set the observer that the functions below call. The app calls this function when it is ready."""
+    """Set the observer that this module's functions call. The app calls this when it is ready."""
     global _observer
     _observer = observer
 
@@ -91,5 +91,5 @@ def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted:
 
 
 def table_flush(connection: Any) -> AbstractContextManager[object]:
-    """Call :meth:`WriteObserver.table_flush`. The context does nothing if there is no observer."""
+    """Call :meth:`WriteObserver.table_flush`. Without an observer, the context manager does nothing."""
     return nullcontext() if _observer is None else _observer.table_flush(connection)

@@ -1,6 +1,7 @@
 """Types for the identity of a database session.
 
-A write marker in the cache says which session is about to commit a change of an entry.
+A write marker in the cache contains the identity of the session that is about to commit a change of the
+cached row.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 
 class SessionID(NamedTuple):
-    """The identity of a session of a database server. It is empty for a backend without such ids.
+    """The identity of a session of a database server. It is empty if the backend has no such
+    identities.
 
     :param server: hash of the server's identity; empty if the session has no identity.
     :param account: hash of the account with which the session has logged in.
@@ -24,11 +26,11 @@ class SessionID(NamedTuple):
 class OpenSessions(NamedTuple):
     """How many sessions a database server has."""
 
-    #: Number of sessions of this process, in use or idle.
+    #: Number of sessions that this process has open, in use or idle.
     process: int
-    #: Number of idle sessions of this process.
+    #: Number of sessions that this process has open and does not use now.
     idle: int
-    #: Number of sessions of all clients.
+    #: Number of sessions that all clients together have open on the server.
     server: int
 
 
