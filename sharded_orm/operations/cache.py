@@ -125,8 +125,9 @@ def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None =
 
     Converts the keys and calls :meth:`ModelCache.invalidate`.
 
-    :param keys: field name -> value as text.
-    :param using: the shard or database whose entries are invalidated; by default all.
+    :param keys: the values as text, keyed by field name.
+    :param using: the shard or database whose entries are invalidated; by default all that have rows of
+        the model.
     :raises ValueError: no row can have one of the values, or ``using`` has no rows of the model.
     :raises TypeError: a field name is unknown.
     :raises CacheUnavailable: a cache server is down; repeat the call.

@@ -98,9 +98,9 @@ def push(document: Document, comment: str = "") -> Pushed:
     """Publish ``document``. On return, this process uses it.
 
     ``document.version`` is the version that the document was made from. If the source still holds
-    that version, ``document`` is published as the next one. If ``document.version`` is higher than
-    the next version, that version is kept. If the source holds the same content already and this
-    process uses it, nothing is published.
+    that version, ``document`` is published as the next version. If ``document.version`` is higher than
+    the next version, it is published under the number ``document.version``. If the source holds the
+    same content already and this process uses it, nothing is published.
 
     :raises TopologyConflict: the source holds a later version than ``document.version``.
     :raises: the errors of :func:`change`.
@@ -155,7 +155,7 @@ def held() -> Document | None:
 
 
 def _is_used(document: Document) -> bool:
-    """Whether this process uses ``document``, which the source holds. It may have refused the document."""
+    """Whether this process uses ``document``, which the source holds, and has not refused it."""
     try:
         runtime.refresh()
         return runtime.document() == document
@@ -203,7 +203,8 @@ def _manual_change(source_name: str, before: Document, after: Document) -> str:
 
 @dataclass(frozen=True)
 class Reach:
-    """The other processes that are connected to the source, divided by the version that they use.
+    """The other processes that are connected to the source, grouped by whether they use a given
+    version.
 
     :param using: processes that use the version in question or a later one.
     :param behind: processes that use an earlier version.

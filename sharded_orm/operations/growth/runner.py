@@ -118,7 +118,8 @@ def give_up(name: str) -> NewRange | None:
 def _growable(name: str) -> KeyRouting:
     """Return how the group finds the shard of a key.
 
-    :raises GrowthRefused: the group computes it from the number of shards, which can never change.
+    :raises GrowthRefused: the group computes the shard of a key from the number of shards, which can
+        therefore never change.
     """
     group = runtime.group(name)
     kind = key_routing_of(group)
@@ -137,7 +138,7 @@ def _require_same(name: str, before: Mapping[str, Any], arguments: Mapping[str, 
     :param name: the name of the group.
     :param before: the arguments of the interrupted growth.
     :param arguments: the arguments of this call.
-    :raises GrowthRefused: they differ.
+    :raises GrowthRefused: the arguments differ.
     """
     differs = [key for key, value in arguments.items() if before.get(key) != value]
     if differs:

@@ -80,7 +80,10 @@ class Checkpoint:
     settled: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return only the fields that differ from their defaults, because each shard writes many."""
+        """Return the fields that differ from their defaults.
+
+        The others are left out, because many checkpoints are written for each shard.
+        """
         content = {
             field.name: value
             for field in fields(self)

@@ -106,9 +106,9 @@ def migrate(
 ) -> MigrationReport:
     """Migrate the selected shards of one group and return the report.
 
-    If a shard fails, the failure is in the report and the other shards are still migrated, as far
-    as ``request.waves`` allows failures. After any interruption, another call continues where this
-    one stopped.
+    If a shard fails, the failure is in the report, and the other shards are still migrated unless there
+    are more failures than ``request.waves`` allows. After any interruption, another call continues
+    where this one stopped.
 
     :param stopping: ends the migration early; the report counts the shards that are left.
     :raises OperationHeld: another process migrates the group.
@@ -218,7 +218,8 @@ def _open_steps(group: str) -> Iterator[OperationStep]:
 class _Worker:
     """A callable that migrates one shard and updates the report. Several threads call it.
 
-    A call returns whether the shard did not fail; a shard that was stopped in order has not failed.
+    A call returns False if the shard failed, otherwise True. A shard whose migration was stopped on
+    request has not failed.
     """
 
     def __init__(
@@ -252,7 +253,8 @@ class _Worker:
             step.mark_unclear(str(exc))
             return self._failed(step)
         except Exception as exc:
-            # Whatever a migration raises is a failure of this shard. The other shards go on.
+            # Any exception of a migration counts as a failure of this shard. The other shards are still
+            # migrated.
             logger.info("%s was not migrated", shard.alias, exc_info=exc)
             step.mark_failed(exc)
             return self._failed(step)
@@ -266,15 +268,15 @@ class _Worker:
         connection: Any = connections[shard.alias]
         try:
             if shard.alias in self._create:
-                # The shard has no database, so what earlier runs did there is lost. Forget the
-                # position that they reached.
+                # The shard has no database, so what earlier runs did there is lost. Forget the position
+                # that earlier runs have recorded.
                 step.begin(position={})
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)
         finally:
             connection.close()
             # A thread may migrate thousands of shards. Without this call, its connection to the
-            # node would keep hundreds of wrappers of shards that the thread needs no more.
+            # node would keep hundreds of connection objects of shards that are finished.
             connection.group_wrapper.shards.forget(connection)
 
     def _failed(self, step: journal.JournalStep) -> bool:

@@ -93,7 +93,10 @@ class Migrator:
     def _finish_interrupted(
         self, session: ShardSession, snapshot: SchemaSnapshot
     ) -> SchemaSnapshot:
-        """Finish an interrupted BUILD or COMPARE, which need no plan. Return the schema then."""
+        """Finish an interrupted step of the kind BUILD or COMPARE. Return the shard's schema.
+
+        These steps need no plan.
+        """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):
             return snapshot
@@ -109,5 +112,5 @@ class Migrator:
 def _emit(
     emit: Any, session: ShardSession, plan: MigrationPlan, *, after: bool, **more: Any
 ) -> None:
-    # Send the signal as Django's migrate command does, but never as interactive.
+    # Send the signal as Django's migrate command does, but always with interactive=False.
     emit(0, False, session.alias, apps=plan.models(after=after), plan=plan.for_signals(), **more)

@@ -113,7 +113,8 @@ class PerShardOperation:
             self.label,
         )
         if self._editor.connection.features.can_rollback_ddl:
-            # The statements are not observed here, so the schema may change unnoticed.
+            # Forget the schema: the statements are not observed here, so the schema may change
+            # unnoticed.
             self.schema = None
         with session.attempt():
             with transaction.atomic(using=session.alias) if in_transaction else nullcontext():
@@ -122,8 +123,9 @@ class PerShardOperation:
                 with self._observe_statements():
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The deferred statements run after the commit, so the marker will not prove
-                    # that they ran. The journal must know that before the marker is committed.
+                    # The deferred statements run after the commit. So the marker, a row that proves the
+                    # commit, will not prove that they ran. Note this in the journal before the marker
+                    # is committed.
                     self._forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
@@ -131,7 +133,7 @@ class PerShardOperation:
 
     @contextmanager
     def _observe_statements(self) -> Iterator[None]:
-        """A context manager that watches for DDL statements, if they commit implicitly.
+        """A context manager that watches for DDL statements on databases where these commit implicitly.
 
         Before the first such statement runs, the journal notes that a rollback does not undo the
         operation as a whole. On other databases, nothing is watched.

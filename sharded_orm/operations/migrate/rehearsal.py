@@ -66,7 +66,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after the segment, if the segment is partial."""
+        """The index of the first operation after a segment that is a part of one unit."""
         unit = self.plan.units[self.unit]
         return next(
             (
@@ -93,7 +93,7 @@ class Rehearsals:
         self._scripts = scripts
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
-        # The scripts that were used last, by journal run and key.
+        # The scripts that were used last, keyed by the id of the journal run and the script's key.
         self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 

@@ -63,7 +63,7 @@ class ShardSession:
             self.lock()
 
     def lock(self) -> None:
-        """Lock the shard against other sessions that would migrate it. Wait for such a session.
+        """Lock the shard, so that no other session migrates it. Wait while another session does.
 
         After a process was killed, its session lasts until the server has finished its statement.
 
@@ -122,7 +122,7 @@ class ShardSession:
         )
 
     def amend(self, label: str = "", **changes: Any) -> None:
-        """Change the checkpoint of the step that is under way, in the journal too.
+        """Change the checkpoint of the step that is under way, both here and in the journal.
 
         :param label: a new description of the step for people; "" keeps the present one.
         :param changes: new values of the checkpoint's fields, by name.
@@ -165,8 +165,8 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager: do the work after the last migration (``post_migrate``) in its block.
 
-        A checkpoint END is written only if the shard has no checkpoint from which another attempt
-        would get here, or if the block raises an error.
+        Write a checkpoint of the kind END if the block raises an error, or if the shard has no
+        checkpoint that would lead a later attempt here. Otherwise write none.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

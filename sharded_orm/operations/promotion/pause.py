@@ -19,8 +19,8 @@ class Pause:
     """The time for which a promotion refused writes, in seconds.
 
     It begins when the old primary is made read-only, and ends when the new map (the topology
-    document) is published or the promotion is undone. Processes learn of the new map a little
-    later, which does not count.
+    document) is published or the promotion is undone. Processes learn of the new map a little later;
+    that delay is not included.
 
     :param least: the shortest time that is possible.
     :param most: the longest time that is possible. None if the old primary was read-only before the

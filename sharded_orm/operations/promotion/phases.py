@@ -138,7 +138,8 @@ class ForwardPhases:
             if not missing(later.logged, position):
                 record.report.position = position
                 return position
-            # A privileged account has written in spite of read_only: wait until the replica has that, too.
+            # A privileged account has written in spite of read_only: wait until the replica has
+            # executed these writes, too.
             position = later.logged
         raise PromotionFailed(
             f"a privileged account goes on writing to {old.name!r}, through read_only: stop it."
@@ -154,7 +155,8 @@ class ForwardPhases:
         if since is not None:
             if old.status().read_only:
                 return since
-            # In the phase "fencing", the earlier process may have ended before it fenced.
+            # In the phase "fencing", the earlier process may have ended before it made the old primary
+            # read-only.
             if self._record.phase != "fencing":
                 self._record.warn(
                     f"{old.name!r} took writes again since it was made read only at {since}: how long"
@@ -180,7 +182,7 @@ class ForwardPhases:
     def _require_position(self, position: str) -> None:
         """Wait until the new primary has executed everything up to ``position``.
 
-        :raises PromotionFailed: it does not get there in time.
+        :raises PromotionFailed: the new primary does not get there in time.
         """
         new = self._new
         if not self._record.options.force:
@@ -197,7 +199,7 @@ class ForwardPhases:
     def _wait_for(self, position: str) -> str:
         """Wait until the new primary has executed everything up to ``position``, or time is up.
 
-        Return the part of ``position`` that it lacks in the end; "" if it lacks nothing.
+        Return the part of ``position`` that the new primary lacks in the end; "" if it lacks nothing.
         """
         deadline = time.monotonic() + self._timeout
         while lacking := missing(position, self._new.status().current):

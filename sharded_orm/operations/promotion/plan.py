@@ -68,7 +68,7 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
     A single range cannot be promoted, because ``read_only`` makes the whole server read-only.
 
     :param to: the node that must be the replica of all these ranges; None accepts any node.
-    :raises PromotionRefused: the topology does not allow the promotion; lists all reasons.
+    :raises PromotionRefused: the topology does not allow the promotion. The message lists all reasons.
     """
     unknown = [name for name in (node, to) if name is not None and name not in topology.nodes]
     if unknown:

@@ -1,4 +1,4 @@
-"""Checking the conditions of a promotion before it touches anything. Only reads."""
+"""Check whether a replica can become the primary (a promotion). This module changes nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Loss:
     :param received: the last position that the replica has received.
     :param executed: the last position that the replica has executed. The promotion waits until
         everything that was received is executed.
-    :param idle: seconds since the replica executed its last event; None if it does not say.
+    :param idle: seconds since the replica executed its last event; None if the replica does not tell.
     """
 
     received: str
@@ -148,7 +148,7 @@ def _session(
 
     If the login fails, add the problems to ``findings`` and return None.
 
-    :param dead: advice for the case that the node is dead; added if the node does not answer.
+    :param dead: advice that is added to the problem if the node does not answer; "" for no advice.
     """
     try:
         return stack.enter_context(operator(name))
@@ -279,7 +279,7 @@ def no_link(new: str, old: str, links: Collection[ReplicationLink]) -> str:
 
 
 def _address_text(link: ReplicationLink) -> str:
-    # The source's id is 0 if the link was never connected.
+    # The id of the source server is 0 if the replication link has never been connected.
     suffix = f" (not connected: {_reason(link)})" if not link.source_id else ""
     return f"{link.host}:{link.port}{suffix}"
 
@@ -374,7 +374,7 @@ def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findin
                 if is_same:
                     findings.problems += _may_write_through(application, node)
         except Error as exc:
-            # The old primary has answered. So an address that gives no answer is another server's,
+            # The old primary has answered before. So a server that does not answer now is another one,
             # and does not matter here.
             if is_listed or not has_no_answer(exc):
                 findings.problems.append(_no_session_of_application(name, node, exc))
@@ -398,7 +398,8 @@ def _may_write_through(server: ReplicationServer, node: Mapping[str, Any]) -> It
 def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
     """Yield problems for the entries of ``DATABASES`` that are on the old primary's server.
 
-    ``read_only`` would block them for good, because a promotion moves only ranges of shards.
+    Once the old primary is ``read_only``, writes through these entries would fail for good, because a
+    promotion moves only ranges of shards to the new primary.
     """
     groups = runtime.topology().groups
     for alias, entry in dict.items(settings.DATABASES):

@@ -30,7 +30,7 @@ def check(
 
     :param to: the node that the replica must be; None accepts any.
     :raises PromotionRefused: the replica could not, or another promotion is under way or was broken
-        off; lists all reasons.
+        off. The message lists all reasons.
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises TopologyError: the source of the topology does not answer.
     :raises JournalMissing: the global database is not migrated.
@@ -107,7 +107,7 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | Non
 
 
 def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
-    """Whether the promotion ``run`` has left the phase of the checks, which change nothing."""
+    """Whether the promotion ``run`` may have changed anything: it has got beyond the checks."""
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 

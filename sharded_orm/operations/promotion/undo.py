@@ -25,9 +25,9 @@ class PromotionUndo:
         """Undo the promotion. Return False if its new map turns out to be published, otherwise True.
 
         :param reason: why the promotion is undone; recorded in the journal.
-        :param lenient: what to do if the old primary gives no session: True adds a warning and goes
+        :param lenient: what to do if the login to the old primary fails: True adds a warning and goes
             on, because the server may be dead; False raises the error.
-        :raises PromotionRefused: the old primary gives no session, and ``lenient`` is false.
+        :raises PromotionRefused: the login to the old primary fails, and ``lenient`` is False.
         :raises PromotionFailed: the source of the topology does not answer.
         """
         record = self._record

@@ -147,7 +147,10 @@ def _update_sql(vendor: str) -> str:
 
 
 class JournalRun:
-    """A run that this process holds. Only :func:`hold_run` creates instances. Thread-safe."""
+    """A run (one execution of an operation) that this process holds. Thread-safe.
+
+    Only :func:`hold_run` creates instances.
+    """
 
     def __init__(self, row: OperationRun, lease: leases.Lease, resumed: bool) -> None:
         self.id: int = row.pk
@@ -182,7 +185,7 @@ class JournalRun:
         return moment
 
     def note(self, **arguments: Any) -> None:
-        """Store ``arguments`` in the run, in addition to the earlier ones. Same names are replaced."""
+        """Store ``arguments`` in the run. Earlier arguments stay, unless they have the same name."""
         merged = {**self.arguments, **arguments}
         self._write(arguments=merged)
         self.arguments = merged
@@ -193,7 +196,7 @@ class JournalRun:
         :param state: a word for people, such as "done" or "failed".
         :param error: why the run did not succeed; "" if it did.
         """
-        # In one transaction: a kill between the two writes would leave the scripts undeleted.
+        # Use one transaction: after a kill between the two writes, the scripts would stay.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -217,7 +220,7 @@ class JournalRun:
         names = iter(aliases)
         while batch := list(islice(names, BATCH)):
             with transaction.atomic(using=DEFAULT_DB_ALIAS):
-                # Begin the transaction with a write. It checks the lease; and SQLite may refuse the
+                # Begin the transaction with this write, which checks the lease. SQLite may refuse the
                 # first write of a transaction that began with a read.
                 self._write(signs=F("signs") + 1)
                 new = self._create_batch(batch)
@@ -322,7 +325,7 @@ def _take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[lea
 
 @contextmanager
 def require_journal() -> Iterator[None]:
-    """A context manager that replaces a database error in its block if the journal has no tables.
+    """A context manager that detects missing journal tables if its block raises a database error.
 
     :raises JournalMissing: the block failed because the journal's tables do not exist.
     """
@@ -345,7 +348,7 @@ class Scripts:
     """The store of contents, such as recorded SQL, that many steps of a run share. Thread-safe.
 
     A run stores each content once, under a key. Each read is a query; nothing is kept in memory.
-    The contents are deleted when a run finishes and its kind and subject have no open step.
+    The contents are deleted when a run finishes and no step of the same kind and subject is open.
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
@@ -381,7 +384,7 @@ def _run_id(run: JournalRun | int) -> int:
 
 
 def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
-    """Return the steps that a run began and no run has completed.
+    """Return the steps of operation ``kind`` on ``subject`` that were begun but not completed.
 
     Their states are running (perhaps interrupted), stopped, failed or unclear.
     """

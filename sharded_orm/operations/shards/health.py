@@ -31,7 +31,7 @@ class HealthReport:
     :param inexact: columns whose collation treats two different shard keys as equal.
     :param drifts: shards whose schema differs from that of the other shards.
     :param misplaced: rows that are not on the shard of their key.
-    :param rows: number of rows that were checked for their place.
+    :param rows: number of rows for which it was checked whether they are on the right shard.
     :param errors: why a check did not finish, keyed by the name of the shard, node or group.
     """
 

@@ -94,7 +94,7 @@ def where(label: str, name: str, text: str) -> KeyLocation:
 
 @dataclass(frozen=True)
 class PlacementEntry:
-    """The entry for a key in the directory's table. A process may still have an older one in memory.
+    """The entry for a key in the directory's table. A process may still have an older entry in memory.
 
     :param shard: the number of the key's shard.
     :param placed_at: when the key was placed there.

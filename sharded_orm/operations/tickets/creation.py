@@ -194,7 +194,9 @@ def _last_used(
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
         return after  # An earlier creation was interrupted: begin as on the other servers.
-    # A server was replaced. The last ids of the old server may be in no row and unknown to its partner.
+    # Other servers have the sequence, so this one was replaced or has lost it. Add a margin, because
+    # the last ids that were handed out may be in no row and unknown to the next server, which keeps the
+    # high-water mark.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 

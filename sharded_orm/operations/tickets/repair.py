@@ -118,7 +118,8 @@ def advance(
     :param names: names of sequences; by default all that models or servers have.
     :param margin: number of ids to skip, for ids that were handed out, but are in no row and above the
         high-water mark.
-    :param to: the target; replaces the computed one and ``margin``. A server above it stays there.
+    :param to: the target; replaces the computed target and ``margin``. A server whose position is above
+        ``to`` stays there. None to compute the target.
     :param check: whether to look for existing ids in the tables. If False, ``to`` is required.
     :param dry_run: if True, report what would be done and change nothing.
     :param only: move only the server with this alias; by default all servers.
@@ -140,7 +141,7 @@ def advance(
 def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
     """Return the problem text for server ``index`` if its high-water mark is not known.
 
-    The partner, which is the next server and keeps the mark, does not tell it.
+    The next server (the partner), which keeps the mark, did not tell it.
     """
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"

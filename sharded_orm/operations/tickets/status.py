@@ -114,7 +114,8 @@ def _missing_problems(
     """
     missing = sorted(set(names) - set(answer.sequences))
     if answer.error is None and missing:
-        # Without names, "tickets create" creates the models' sequences only.
+        # Name all missing sequences if one of them is not a model's: without names, "tickets create"
+        # creates only the models' sequences.
         arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
             f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
