@@ -50,7 +50,7 @@ def ignore_answer() -> None:
 def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
     """Yield a connection object to node ``name`` that is not bound to a shard; close it at the end.
 
-    Only the thread that creates the connection may use it. It connects at first use.
+    Only the thread that creates the connection may use it. The connection is opened at first use.
     """
     # Get the settings of the node by an invented shard without a schema name. On SQLite, NAME is then a
     # file in the node's folder that belongs to no shard.

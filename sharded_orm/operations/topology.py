@@ -26,7 +26,7 @@ from sharded_orm.topology.sources.base import Process
 _ATTEMPTS = 20
 # Seconds. Before attempt n, counted from 0, wait a random time of at most n times this value.
 _BACKOFF = 0.02
-# Seconds between two checks whether all processes use a version.
+# Seconds between two checks whether all processes use a certain version of the topology.
 _INTERVAL = 0.05
 
 
@@ -203,8 +203,7 @@ def _manual_change(source_name: str, before: Document, after: Document) -> str:
 
 @dataclass(frozen=True)
 class Reach:
-    """The other processes that are connected to the source, grouped by whether they use a given
-    version.
+    """The other processes that are connected to the source, divided into two groups by version.
 
     :param using: processes that use the version in question or a later one.
     :param behind: processes that use an earlier version.

@@ -202,7 +202,7 @@ class GrowthRun:
     def _report_keys_above(self) -> None:
         """Wait until all processes use the new bounds, then look again for keys above them.
 
-        Such keys may have been written since the first check. They are added to the problems.
+        Such keys may have been written since the first check. They are added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [

@@ -45,7 +45,7 @@ def grow(
         and above every key in use; for other groups, empty.
     :param open_it: whether to open the range for new keys at the end.
     :param progress: receives reports during the migration of the new shards.
-    :param stopping: ends the growth early; None for never.
+    :param stopping: a flag that ends the growth early once it is set; None if nothing can end it early.
     :param tell: called with a line for the operator in each phase.
     :raises GrowthRefused: the group cannot grow, or not with these arguments.
     :raises TopologyReadOnly: commands cannot change the topology. The message tells the operator

@@ -91,7 +91,7 @@ class MigrationReport:
 
 @dataclass(frozen=True)
 class MigrationRequest:
-    """The options of an operator's request to migrate, which apply to each group alike."""
+    """The options of an operator's request to migrate. The same options apply to each group."""
 
     options: MigrateOptions
     waves: Waves = field(default_factory=Waves)
@@ -110,7 +110,8 @@ def migrate(
     are more failures than ``request.waves`` allows. After any interruption, another call continues
     where this one stopped.
 
-    :param stopping: ends the migration early; the report counts the shards that are left.
+    :param stopping: a flag that ends the migration early once it is set. The report counts the shards
+        that are left.
     :raises OperationHeld: another process migrates the group.
     :raises LeaseLost: another process has taken the run over.
     :raises JournalMissing: the global database is not migrated.

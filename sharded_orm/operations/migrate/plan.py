@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Unit:
-    """One migration in one direction.
+    """One migration in one direction, forwards or backwards.
 
     :param alias: the alias of any shard of the group, which is passed to database routers. Routers give
         the same answer for all shards of a group.

@@ -105,7 +105,9 @@ class ShardSession:
         return self.snapshot()
 
     def new_marker(self) -> str:
-        """Return a name that this run has not used on this shard, for a row that proves a commit."""
+        """Return a new name for a marker: a row whose presence proves that a transaction was
+        committed.
+        """
         self._serial += 1
         return marker_name(self.step.run.id, self._serial)
 

@@ -186,8 +186,8 @@ class ForwardPhases:
         """
         new = self._new
         if not self._record.options.force:
-            # Start the replication, because an earlier attempt may have stopped it. But if the old
-            # primary is dead, do not: a start discards events that were received but not executed.
+            # Start the replication, because an earlier attempt may have stopped it. Do not start it if
+            # the old primary is dead: a start discards events that were received but not executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
             (link,) = (link for link in new.links() if link.name == self._record.link)

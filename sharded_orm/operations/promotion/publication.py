@@ -1,7 +1,7 @@
 """Finding out whether a promotion's new map was published, although the source may not answer.
 
-The *map* is the topology document, and the *source* is the place where it is stored. Writes are
-refused meanwhile.
+The *map* is the topology document, and the *source* is the place where it is stored. While the answer
+is not known, writes are refused.
 """
 
 from __future__ import annotations

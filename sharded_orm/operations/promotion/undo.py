@@ -22,7 +22,7 @@ class PromotionUndo:
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:
-        """Undo the promotion. Return False if its new map turns out to be published, otherwise True.
+        """Undo the promotion. Return False if its new topology turns out to be published, else True.
 
         :param reason: why the promotion is undone; recorded in the journal.
         :param lenient: what to do if the login to the old primary fails: True adds a warning and goes

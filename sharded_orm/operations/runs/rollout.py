@@ -48,7 +48,7 @@ class Waves:
                 raise InvalidWaves(f"{name} must be at least {minimum}, not {value!r}")
 
     def cut(self, shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
-        """Divide ``shards`` into waves. In each wave, the nodes' shards alternate."""
+        """Divide ``shards`` into waves. Within a wave, shards of different nodes alternate."""
         nodes: dict[str, list[Shard]] = {}
         for shard in shards:
             nodes.setdefault(shard.node, []).append(shard)

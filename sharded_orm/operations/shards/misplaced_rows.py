@@ -297,7 +297,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Return the shard number for each of ``keys``; None for keys that have no shard."""
+    """Return the shard numbers, keyed by shard key. The number is None for a key that has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

@@ -53,7 +53,7 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The states of the selected shards of one group that have their primary on one node."""
+    """The states of a group's selected shards whose primary is on one node."""
 
     group: str
     shards: tuple[ShardStatus, ...]

@@ -202,7 +202,7 @@ def _last_used(
 
 
 def _is_unused(sequence: SequencePosition, after: int) -> bool:
-    """Whether ``sequence`` begins above ``after``, and no id of it was handed out yet."""
+    """Whether ``sequence`` begins above ``after`` and has handed out no id yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
     # A new sequence that counts by an auto-increment column is at the server's first id already, before

@@ -107,7 +107,7 @@ def _not_answering(server: ServerStatus) -> str:
 def _missing_problems(
     answer: ServerAnswer, names: Iterable[str], declared: Container[str]
 ) -> Iterator[str]:
-    """Yield a problem if a server lacks sequences, such as a new or replaced server.
+    """Yield a problem if a server lacks sequences, for example because it is new or was replaced.
 
     :param names: the sequences that the server should have.
     :param declared: the sequences of the installed models.

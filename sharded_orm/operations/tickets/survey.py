@@ -67,7 +67,8 @@ def all_servers() -> list[TicketServer]:
 
 
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
-    """Ask the servers one after the other for all their sequences, and check the sequences' slots.
+    """Ask each server in turn for all its sequences, and check the sequences' slots (shares of all
+    ids).
 
     :param patience: seconds to wait for one server.
     """
