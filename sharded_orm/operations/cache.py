@@ -81,9 +81,9 @@ class CacheStatus:
 
 
 def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
-    """Return the cached models with ``labels``; by default all, sorted by label.
+    """Return the cached models with ``labels``; without labels, all cached models, sorted by label.
 
-    :param labels: labels such as ``"photos.Photo"``. The result has the same order.
+    :param labels: labels such as ``"photos.Photo"``. The models are returned in this order.
     :raises LookupError: a label names no model, or a model that is not cached.
     """
     labels = list(labels)

@@ -41,7 +41,7 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
 
 
 def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
-    """Add the bounds of the new range to ``entry``. Do nothing if neither side has bounds.
+    """Add the bounds of the new range to ``entry``. Do nothing if neither of the two has bounds.
 
     :param entry: the group's entry in ``GROUPS``.
     :param kind: how the group finds the shard of a key.

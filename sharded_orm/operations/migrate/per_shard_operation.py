@@ -1,4 +1,4 @@
-"""Running an operation that has no recorded SQL on each shard: ``RunPython``, ``RunSQL``, custom."""
+"""Run an operation without recorded SQL (``RunPython``, ``RunSQL`` or a custom one) on one shard."""
 
 from __future__ import annotations
 

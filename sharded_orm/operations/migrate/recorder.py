@@ -17,8 +17,8 @@ RECORD_LABEL = "Record the migration"
 class Recorder:
     """Records, in order, the statements on one connection that change rows or the schema.
 
-    It observes the connection and not the schema editor, because an editor may open cursors itself.
-    Reads are not recorded: the empty copy answers them as any shard with the same schema would.
+    A recorder observes the connection and not the schema editor, because an editor may open cursors
+    itself. Reads are not recorded: the empty copy answers them as any shard with the same schema would.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -51,7 +51,7 @@ class Recorder:
     def add_record(self, unit: Unit) -> None:
         """Add the statement that records the unit's migration in ``django_migrations``.
 
-        A backwards unit's statement deletes the record.
+        For a unit that runs backwards, the statement deletes the migration's row.
         """
         count = len(unit.operations)
         self.statements.append(

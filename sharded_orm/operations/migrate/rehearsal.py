@@ -161,7 +161,8 @@ class Rehearsals:
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Remove the oldest scripts: shards with many different schemas would fill the memory.
+        # Remove the oldest scripts. Otherwise, shards with many different schemas would fill the
+        # memory.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
         self._scripts_by_key[run, key] = script

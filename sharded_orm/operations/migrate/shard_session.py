@@ -105,9 +105,7 @@ class ShardSession:
         return self.snapshot()
 
     def new_marker(self) -> str:
-        """Return a new name for a marker: a row whose presence proves that a transaction was
-        committed.
-        """
+        """Return a new name for a marker (a row that proves that its transaction was committed)."""
         self._serial += 1
         return marker_name(self.step.run.id, self._serial)
 

@@ -1,4 +1,4 @@
-"""Executing a promotion in this process: to its end, or back to the state before."""
+"""Execute a promotion in this process to its end, or undo it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from sharded_orm.topology.model import Topology, server_of
 class Loss:
     """What is known about the writes that a promotion without the old primary loses.
 
-    These are the writes after the position ``received``. Positions are those of the old primary's
+    The lost writes are those after the position ``received``. All positions refer to the old primary's
     binary log.
 
     :param received: the last position that the replica has received.
@@ -100,7 +100,7 @@ def operator(name: str) -> ReplicationServer:
 
 
 def is_silent(exc: PromotionRefused) -> bool:
-    """Whether the cause of ``exc``, an error of :func:`operator`, is that the node did not answer."""
+    """Whether :func:`operator` has raised ``exc`` because the node did not answer."""
     return isinstance(exc.__cause__, Error) and has_no_answer(exc.__cause__)
 
 

@@ -143,7 +143,8 @@ def rule_out(plan: PromotionPlan) -> bool:
 def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
     """Check that commands can change the topology in its source.
 
-    :raises TopologyReadOnly: they cannot. The message tells the operator what to do instead.
+    :raises TopologyReadOnly: commands cannot change it. The message tells the operator what to do
+        instead.
     """
     source = runtime.source()
     if source.writable:

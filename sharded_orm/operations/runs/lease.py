@@ -219,7 +219,7 @@ def _machine() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        # Each container on a host has a separate process-id namespace.
+        # Add the process-id namespace to the id, because each container on a host has a separate one.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"[:128]
     except OSError:
         return f"unknown {secrets.token_hex(16)}"

@@ -143,8 +143,8 @@ def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
-                # This thread may outlive the call. update() is atomic, so that the copy that the
-                # caller gets has either all sizes of this batch or none.
+                # The result is copied for the caller while this thread may still be running. update()
+                # is atomic, so the copy has either all sizes of this batch or none.
                 sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
     ask_nodes(by_node, read, patience=within)

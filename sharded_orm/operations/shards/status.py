@@ -138,7 +138,7 @@ def status(
     :param timeout: seconds to wait for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
     :param within: total seconds to wait for a node; replaces ``timeout`` if a user is waiting, as in
-        the admin.
+        the admin. None: ``timeout`` applies.
     """
     by_node = shards_by_node(shards)
     pending = _MissingMigrations()

@@ -67,8 +67,7 @@ def all_servers() -> list[TicketServer]:
 
 
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
-    """Ask each server in turn for all its sequences, and check the sequences' slots (shares of all
-    ids).
+    """Ask each server in turn for all its sequences, and check their slots (shares of all ids).
 
     :param patience: seconds to wait for one server.
     """
