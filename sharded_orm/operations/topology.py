@@ -56,9 +56,9 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     :return: the document as it was published, or the current one if nothing was published.
     :raises InvalidTopology: the result is not valid, or is not a permitted successor of the topology
         that this process uses.
-    :raises TopologyReadOnly: the source cannot be written; the message lists the changes to make
-        there by hand.
-    :raises TopologyConflict: at each attempt, another process had published first.
+    :raises TopologyReadOnly: this process cannot write to the source. The message lists the changes to
+        make there by hand.
+    :raises TopologyConflict: each attempt failed, because another process had published first.
     :raises TopologyUnavailable: the source does not answer.
     """
     for attempt in range(_ATTEMPTS):
@@ -166,7 +166,7 @@ def _is_used(document: Document) -> bool:
 def _next(before: Document | None) -> int:
     """Return the version to publish: one above both the source's version and the one in use here.
 
-    The version in use is the higher one if the source was set up again, with lower versions.
+    The version in use may be above the source's, if the source was set up again with lower versions.
 
     :param before: the document that the source holds; None if it holds none.
     """
@@ -205,7 +205,7 @@ def _manual_change(source_name: str, before: Document, after: Document) -> str:
 class Reach:
     """The other processes that are connected to the source, divided into two groups by version.
 
-    :param using: processes that use the version in question or a later one.
+    :param using: processes that use the version that the caller waits for, or a later one.
     :param behind: processes that use an earlier version.
     """
 

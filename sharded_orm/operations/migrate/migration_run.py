@@ -134,8 +134,8 @@ def migrate(
     with journal.hold_run(KIND, selected.group.name, arguments) as run:
         if run.resumed:
             run.note(**arguments)
-        # Look again, now that no other process can migrate the group: another operator may have
-        # migrated some shards since the first look, or left some unfinished.
+        # Examine the shards again, now that no other process can migrate the group. Since the first
+        # time, another operator may have migrated some shards or left some unfinished.
         pending = PendingShards(migrator, selected, request)
         report = pending.report
         report.run = run.id

@@ -50,7 +50,8 @@ class Migrator:
         :param stopping: called between two statements; returns whether to stop there.
         :raises OperationStopped: ``stopping`` returned True. Another call continues from there.
         :raises OperationUnclear: an earlier process was interrupted in a step, and nothing shows
-            whether the step took effect. An operator finds out and records it by :meth:`settle`.
+            whether the step took effect. An operator must find out, and report the answer by
+            :meth:`settle`.
         :raises RehearsalFailed: a migration fails on a copy of the schema without rows.
         :raises SchemaDiffers: the shard does not have the schema that its migrations promise.
         :raises LeaseLost: another process has taken the run over.

@@ -28,7 +28,7 @@ class PerShardOperation:
     :param unit: the migration that has the operation.
     :param number: the index of the operation in ``unit``.
     :param piece: the operation with the project states before and after it.
-    :param editor: the migration's schema editor, already entered.
+    :param editor: the migration's schema editor, whose ``with`` block is open.
     :param schema: the present schema of the shard; None if it must be read first.
     """
 
@@ -64,7 +64,7 @@ class PerShardOperation:
         """Run the part of an interrupted operation that has not taken effect yet.
 
         :param checkpoint: the checkpoint that was written before the interruption.
-        :param check: finds out what took effect.
+        :param check: the object that finds out what took effect.
         :raises OperationUnclear: nothing shows what took effect.
         """
         if not self._is_raw:
@@ -199,7 +199,7 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # A session variable lasts only as long as the session, and may be set again.
+        # A session variable ends with the session. So setting it leaves nothing to find after a kill.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 

@@ -86,7 +86,9 @@ class Unit:
         return type(operation).__module__ not in _SCHEMA_OPERATIONS
 
     def is_atomic(self, number: int) -> bool:
-        """Whether Django runs operation ``number`` in a transaction if the database has no atomic DDL."""
+        """Whether Django runs operation ``number`` in a transaction on a database without atomic
+        DDL.
+        """
         operation = self.operations[number]
         if any(operation is listed for listed in self.migration.operations):
             # Use the same condition as Migration.apply().
@@ -241,7 +243,8 @@ class MigrationPlan:
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._render(state)
-                        # Leave the loop: computing the next operation would change these states.
+                        # Leave the loop: the generator's next step would change the states of this
+                        # piece.
                         shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
             assert shared_piece is not None

@@ -1,4 +1,4 @@
-"""Making the plan that leads from the applied migrations to a target, as Django's ``migrate`` does."""
+"""Make the plan that leads from the applied migrations to a target, as Django's ``migrate`` does."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Planner:
             done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
             replacements=_replacements(loader, applied, units),
-            # A private method of Django, but the migrate command calls it as well.
+            # This method is private, but Django's migrate command, another class, calls it too.
             _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # not in the stubs
             _full=[migration for migration, _ in full],
         )

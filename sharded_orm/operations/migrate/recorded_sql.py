@@ -157,7 +157,7 @@ class RecordedScript:
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
         """Return the tables of ``before`` that the script mentions.
 
-        Return None if the script does anything else than alter existing tables.
+        Return None if any statement of the script does something else than alter existing tables.
         """
         schema_statements = [
             statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA

@@ -1,4 +1,4 @@
-"""Recording the SQL statements of a migration's operations while they run on an empty copy."""
+"""Record the SQL statements of a migration's operations while these run on an empty shard copy."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Recorder:
 
         :param operation: the index of the operation in its migration, in running order.
         :param label: a description of the operation for people.
-        :param fingerprints: whether to record the schema's fingerprint after each statement. It is
-            needed if no transaction encloses the statements: after an interruption, the schema must
-            show which statements took effect.
+        :param fingerprints: whether to record the schema's fingerprint after each statement. The
+            fingerprint is needed if no transaction encloses the statements: after an interruption, the
+            schema must show which statements took effect.
         """
         self._migration, self._operation, self._label = migration, operation, label
         self._fingerprints = fingerprints

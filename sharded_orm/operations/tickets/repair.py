@@ -116,8 +116,8 @@ def advance(
     and the others are moved.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
-    :param margin: number of ids to skip, for ids that were handed out, but are in no row and above the
-        high-water mark.
+    :param margin: number of ids to skip, because ids above the high-water mark may have been handed out
+        that are in no row.
     :param to: the target; replaces the computed target and ``margin``. A server whose position is above
         ``to`` stays there. None to compute the target.
     :param check: whether to look for existing ids in the tables. If False, ``to`` is required.

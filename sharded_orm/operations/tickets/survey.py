@@ -136,7 +136,7 @@ def slot_problem(
     A slot is a server's share of all ids (offset and step). The slot in ``row`` must be the server's.
 
     :param answers: the answers of all servers. Another server may have the slot in ``row``: then one
-        database is a copy of the other. May be empty.
+        database is a copy of the other. If empty, this is not checked.
     """
     if row.slot == server.slot:
         return None
