@@ -1,4 +1,4 @@
-"""The functions for an operator's requests: add shards to a group, or give up such an addition."""
+"""The functions that an operator's commands call: add shards to a group, or give this up."""
 
 from __future__ import annotations
 

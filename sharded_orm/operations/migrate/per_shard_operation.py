@@ -199,7 +199,7 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # A session variable ends with the session. So setting it leaves nothing to find after a kill.
+        # A session variable ends with the session and may be set again. So it counts as no effect.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 

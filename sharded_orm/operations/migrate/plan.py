@@ -86,9 +86,7 @@ class Unit:
         return type(operation).__module__ not in _SCHEMA_OPERATIONS
 
     def is_atomic(self, number: int) -> bool:
-        """Whether Django runs operation ``number`` in a transaction on a database without atomic
-        DDL.
-        """
+        """Whether Django opens a transaction for operation ``number`` if DDL is not atomic."""
         operation = self.operations[number]
         if any(operation is listed for listed in self.migration.operations):
             # Use the same condition as Migration.apply().

@@ -82,7 +82,7 @@ class Planner:
             done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
             replacements=_replacements(loader, applied, units),
-            # This method is private, but Django's migrate command, another class, calls it too.
+            # This method of Django is private, but Django's migrate command calls it too.
             _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # not in the stubs
             _full=[migration for migration, _ in full],
         )

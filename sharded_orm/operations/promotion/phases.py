@@ -104,8 +104,8 @@ class ForwardPhases:
     def _catch_up(self) -> str:
         """Fence the old primary, then wait until the replica has executed everything.
 
-        Return the last position (of the binary log) that the old primary has reached. Without the
-        old primary, return the last one that the replica has received.
+        Return the last position (of the binary log) that the old primary has reached. Without the old
+        primary, return the last position that the replica has received.
         """
         record = self._record
         # Ask the source of the topology now, while writes are still accepted. If it does not
@@ -148,8 +148,8 @@ class ForwardPhases:
     def _refused_since(self, old: ReplicationServer) -> str:
         """Return the time since which writes are refused.
 
-        This is the present time, unless an earlier process has fenced the old primary and it is
-        still read-only.
+        This is the present time, unless an earlier process has fenced the old primary (made it
+        read-only) and the fence still stands.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
@@ -215,7 +215,7 @@ class ForwardPhases:
     def _verify(self, position: str) -> None:
         """Check both servers once more before the map is published.
 
-        :raises PromotionFailed: the new primary is read-only, or the old one may have new rows.
+        :raises PromotionFailed: the new primary is read-only, or the old primary may have new rows.
         """
         if self._new.status().read_only:
             raise PromotionFailed(f"{self._new.name!r} stays read only.")
@@ -253,11 +253,11 @@ class ForwardPhases:
         return True
 
     def _before_publication(self) -> None:
-        """Record the phase ``switching``. Called when the topology was read and before it is sent.
+        """Record the phase ``switching``. To be called between reading the topology and publishing it.
 
         The write to the journal fails if another process has taken the run over; it is not enough
-        that this process's lease has not expired by the clock. Topologies that were read before the
-        takeover are harmless, because the other process has made their publication fail
+        that this process's lease has not expired by the clock. A topology that was read before the
+        takeover does no harm, because the other process has made its publication fail
         (:meth:`PromotionRecord.rule_out`).
 
         :raises LeaseLost: another process has taken the run over.

@@ -1,6 +1,6 @@
 """The plan of a promotion: which ranges of shards move from which node to which.
 
-The plan is made from the topology alone; no server is asked.
+Making the plan needs the topology and asks no server.
 """
 
 from __future__ import annotations

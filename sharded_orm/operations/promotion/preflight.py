@@ -79,8 +79,8 @@ class Findings:
 def operator(name: str) -> ReplicationServer:
     """Return a connection to node ``name`` with the account in the node's setting ``OPERATOR``.
 
-    :raises PromotionRefused: the setting is missing, the server refuses the account, or the server
-        does not answer. In the latter two cases, ``__cause__`` is the database error.
+    :raises PromotionRefused: the setting is missing, the server refuses the account, or the server does
+        not answer. Unless the setting is missing, ``__cause__`` is the database error.
     """
     entry = runtime.operator_settings(name)
     if entry is None:
@@ -296,7 +296,7 @@ def _check_dead(plan: PromotionPlan, findings: Findings) -> None:
 
 
 def answers(plan: PromotionPlan) -> bool:
-    """Whether the old primary answers. Refusing the account counts as an answer.
+    """Whether the old primary answers. A refusal of the operator's account counts as an answer.
 
     Takes up to five seconds.
     """

@@ -1,4 +1,4 @@
-"""Advice on how to finish or undo a promotion that was broken off. Only reads.
+"""Advice on how to finish or undo a promotion that was broken off. This module changes nothing.
 
 The advice depends on the journal, on both servers, and on the source of the topology: the place
 where the topology document (the *map*) is stored.

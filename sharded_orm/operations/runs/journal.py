@@ -177,8 +177,8 @@ class JournalRun:
     def now(self) -> datetime:
         """Return the time by the clock of the global database. One query.
 
-        So processes on several hosts use the same clock. The difference of two results is wrong
-        only if that clock was set between the calls.
+        By this method, processes on several hosts use the same clock. The difference between two
+        results is wrong only if that clock was set between the calls.
         """
         row = leases.runs().filter(pk=self.id).annotate(now=leases.DatabaseClock())
         moment: datetime = row.values_list("now", flat=True).get()
@@ -212,8 +212,8 @@ class JournalRun:
     def create_steps(self, aliases: Iterable[str]) -> None:
         """Create a step for each alias that has none in this run.
 
-        If an earlier run left the shard's step open, the new step continues it: it has the same
-        state and position.
+        If an earlier run left the shard's step open, the new step continues that step: it begins with
+        the same state and position.
 
         Cost: five statements for each 500 steps.
         """
@@ -284,8 +284,8 @@ def hold_run(
 ) -> Iterator[JournalRun]:
     """Begin or resume the run of ``kind`` on ``subject``, and hold it inside the block.
 
-    While it is held, no other process can hold a run of that kind and subject. If the block ends
-    and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if its
+    While this process holds the run, no other process can hold a run of that kind and subject. If the
+    block ends and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if its
     arguments differ. A background thread gives a sign of life every five seconds.
 
     :param kind: the kind of operation, such as ``"migrate"``; up to 32 characters.
@@ -295,7 +295,7 @@ def hold_run(
         one is begun.
     :raises OperationHeld: another process holds the run, or died less than 30 seconds ago, so that
         it may still be alive.
-    :raises JournalMissing: the tables do not exist, or the caller is in a transaction.
+    :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
     lease, resumed = _take_lease(kind, subject, arguments)
     row = leases.runs().get(pk=lease.run_id)
@@ -367,7 +367,7 @@ class Scripts:
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
         """Store ``content`` under ``key``, unless the run has a content there already.
 
-        Return the stored content, which is another one if another thread was first.
+        Return the stored content. It differs from ``content`` if another thread has stored one first.
         """
         script = OperationScript(run_id=_run_id(run), key=key, content=content)
         OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)
@@ -386,7 +386,7 @@ def _run_id(run: JournalRun | int) -> int:
 def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
     """Return the steps of operation ``kind`` on ``subject`` that were begun but not completed.
 
-    Their states are running (perhaps interrupted), stopped, failed or unclear.
+    The states of these steps are running (perhaps interrupted), stopped, failed or unclear.
     """
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
         run__kind=kind, run__subject=subject, state__in=LEFT

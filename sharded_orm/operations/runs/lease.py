@@ -157,7 +157,7 @@ def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
 
 
 def is_held(row: Any) -> bool:
-    """Whether a process holds the run and is, or may be, alive.
+    """Whether a process holds the run and is alive or may be alive.
 
     :param row: the run's row from :func:`with_silence`.
     """
@@ -213,8 +213,8 @@ def _holder_columns() -> dict[str, Any]:
 def _machine() -> str:
     """Return an id of the space in which the system numbers its processes.
 
-    Two process ids may be compared only if this id is equal for both. If the system has no such id,
-    return a random one.
+    Two process ids may be compared only if this id is equal for both. If the system does not tell the
+    id, return a random one, so that no ids are compared.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
