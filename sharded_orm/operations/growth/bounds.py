@@ -1,6 +1,7 @@
 """Lower bounds of the keys on new shards, for groups that divide keys by ranges (``BOUNDS``).
 
-A new bound is forbidden if keys above it are in use, because these keys are on another shard.
+A new bound is refused if keys above it are in use: these keys have their rows on an older shard, but
+would be looked up on a new one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Setting whether a range of shards takes new keys, and how often it is chosen for one."""
+"""Set whether a range of shards takes new keys, and how often the range is chosen for a new key."""
 
 from __future__ import annotations
 

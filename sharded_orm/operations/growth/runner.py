@@ -93,8 +93,8 @@ def grow(
 def give_up(name: str) -> NewRange | None:
     """Give up a growth that was broken off before its range was added to the topology.
 
-    Return the range; None if there is no such growth, or if it had not determined its range yet.
-    The databases that were created are kept. A later growth uses them if it has the same shards.
+    Return the range; None if there is no such growth, or if the growth had not determined its range
+    yet. The databases that were created are kept. A later growth uses them if it has the same shards.
 
     :raises GrowthRefused: the topology has the range already.
     """

@@ -355,9 +355,9 @@ class ScriptExecutor:
     ) -> tuple[int, int]:
         """Run the statements of ``script`` from ``start`` on.
 
-        Stop at the first migration that is not next in the plan, or that was edited since the
-        recording. Return the index in the plan of the migration with which to continue, and the
-        index of its operation.
+        Stop before the first migration that is not next in the plan, or that was edited since
+        ``script`` was recorded. Return the index in the plan of the migration with which to continue,
+        and the index of its operation.
         """
         units = 0
         unit: Unit | None = None
@@ -443,7 +443,7 @@ class _UnitEditor:
 
 
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
-    """Create all tables of an empty shard at once. Return the shard's schema.
+    """Create all tables of an empty shard in their final form. Return the shard's schema.
 
     The tables are created as they would be after all statements of ``script``, and the migrations
     of ``script`` are recorded. After an interruption, the function can be called again.
@@ -465,11 +465,11 @@ def compare(
     checkpoint: Checkpoint,
     before: SchemaSnapshot | None = None,
 ) -> SchemaSnapshot:
-    """Check that the shard's schema is the one at which ``script`` should end. Return the schema.
+    """Check that the shard has the schema with which ``script`` should end. Return the schema.
 
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
-        compares again and then continues from there.
+        compares the schemas again and, if they are equal, continues.
     :param before: the schema when ``script`` began; None if it was not read. If it is given and the
         script only alters tables, only the altered tables and the list of tables are read.
     :raises SchemaDiffers: the schema is not as promised.

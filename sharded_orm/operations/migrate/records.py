@@ -1,8 +1,8 @@
 """The rows of a shard's ``django_migrations``: applied migrations and markers.
 
 A *marker* is a row that is written in the transaction of an operation. After a kill, the marker
-shows that the transaction was committed. Django ignores markers, as any row of a migration that
-does not exist. The markers of a migration are deleted when the migration is recorded.
+shows that the transaction was committed. Django ignores markers, as it ignores any row of a migration
+that does not exist. The markers of a migration are deleted when the migration is recorded.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from sharded_orm.operations.migrate.records import Records
 class RecoveryCheck:
     """Finds out whether steps took effect on one shard. The caller holds the shard's lock.
 
-    Each public method returns whether a step took effect, or how much of it. Each one raises
-    :exc:`OperationUnclear` if nothing shows that.
+    Each public method returns whether a step took effect, or how much of it. Each public method raises
+    :exc:`OperationUnclear` if nothing shows the answer.
 
     :param schema: the present schema of the shard.
     """

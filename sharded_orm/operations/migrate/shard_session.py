@@ -1,4 +1,4 @@
-"""What the migration of one shard needs: its connection, lock and schema, and its journal step.
+"""What the migration of one shard needs: the shard's connection, lock, schema and journal step.
 
 A *checkpoint* in the journal says which step of the migration comes next. A *marker* is a row that
 is written in the transaction of an operation, as a proof of the commit.
@@ -110,7 +110,7 @@ class ShardSession:
         return marker_name(self.step.run.id, self._serial)
 
     def begin(self, checkpoint: Checkpoint, label: str) -> None:
-        """Record in the journal which step comes next.
+        """Record in the journal that the step of ``checkpoint`` comes next.
 
         :param label: a description of the step for people.
         """

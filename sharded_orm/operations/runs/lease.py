@@ -214,7 +214,7 @@ def _machine() -> str:
     """Return an id of the space in which the system numbers its processes.
 
     Two process ids may be compared only if this id is equal for both. If the system does not tell the
-    id, return a random one, so that no ids are compared.
+    id, return a random one, which equals no other.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
