@@ -19,7 +19,7 @@ from sharded_orm.routing.directory import DirectoryStrategy
 
 @dataclass(frozen=True)
 class KeyLocation:
-    """The shard of a key. ``shard`` and all attributes after it are None while the key has no shard.
+    """The shard of a key. ``shard`` and all attributes after it are None if the key has no shard yet.
 
     :param key: the key, converted by its field.
     :param why: how the group's strategy explains the key's shard.
