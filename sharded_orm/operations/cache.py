@@ -81,9 +81,9 @@ class CacheStatus:
 
 
 def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
-    """Return the cached models with ``labels``; by default all, sorted by label.
+    """Return the cached models with ``labels``; without labels, all cached models, sorted by label.
 
-    :param labels: labels such as ``"photos.Photo"``. The result has the same order.
+    :param labels: labels such as ``"photos.Photo"``. The models are returned in this order.
     :raises LookupError: a label names no model, or a model that is not cached.
     """
     labels = list(labels)
@@ -125,8 +125,9 @@ def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None =
 
     Converts the keys and calls :meth:`ModelCache.invalidate`.
 
-    :param keys: field name -> value as text.
-    :param using: the shard or database whose entries are invalidated; by default all.
+    :param keys: the values as text, keyed by field name.
+    :param using: the shard or database whose entries are invalidated; by default all that have rows of
+        the model.
     :raises ValueError: no row can have one of the values, or ``using`` has no rows of the model.
     :raises TypeError: a field name is unknown.
     :raises CacheUnavailable: a cache server is down; repeat the call.

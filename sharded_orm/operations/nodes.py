@@ -50,10 +50,10 @@ def ignore_answer() -> None:
 def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
     """Yield a connection object to node ``name`` that is not bound to a shard; close it at the end.
 
-    Only the thread that creates the connection may use it. It connects at first use.
+    Only the thread that creates the connection may use it. The connection is opened at first use.
     """
-    # An invented shard without a schema name gives the settings of the node alone. On SQLite, NAME is
-    # then a file in the node's folder that belongs to no shard.
+    # Get the settings of the node by an invented shard without a schema name. On SQLite, NAME is then a
+    # file in the node's folder that belongs to no shard.
     settings = runtime.database_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
@@ -111,7 +111,8 @@ def ask_nodes(
                 (node, OperationalError(f"{MAX_ABANDONED} earlier questions have no answer yet"))
             )
             continue
-        # Do not use a thread pool: at exit, the process would wait for the pool's threads.
+        # Do not use a thread pool: at its exit, the process would wait for the pool's threads, even for
+        # abandoned ones.
         threads[node] = threading.Thread(
             target=run, args=(node,), name=f"{kind} {node}", daemon=True
         )
@@ -145,7 +146,7 @@ def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
 
     :param service: the service's name, such as ``"the directory"``.
     :param within: seconds to wait for the result.
-    :raises NoAnswer: the time is over; the thread of ``ask`` is abandoned.
+    :raises NoAnswer: there is no result in time. The thread of ``ask`` is abandoned: it may go on.
     :raises: any exception of ``ask``.
     """
     answers = ask_nodes([service], lambda name, alive: ask(), patience=within, kind="service")
@@ -156,7 +157,7 @@ def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
 
 
 def _count_abandoned(kind: str, name: str) -> int:
-    """Return the number of abandoned threads of ``name``, and drop threads that have ended."""
+    """Return the number of abandoned threads of ``name`` that still run. Forget the other threads."""
     threads = _abandoned.get((kind, name), set())
     for thread in tuple(threads):  # tuple() makes an atomic copy: other threads add to the set.
         if not thread.is_alive():

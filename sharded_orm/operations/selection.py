@@ -85,7 +85,8 @@ def parse_numbers(text: str) -> list[range]:
     """
     ranges = []
     for part in text.split(","):
-        # No shard number has more than 18 digits. With more than 4300, int() would raise another error.
+        # No shard number has more than 18 digits. For more than 4300 digits, int() would raise an error
+        # whose message does not name the part.
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
         first = int(match[1]) if match else 0
         last = int(match[2] or first) if match else -1

@@ -26,7 +26,7 @@ from sharded_orm.topology.sources.base import Process
 _ATTEMPTS = 20
 # Seconds. Before attempt n, counted from 0, wait a random time of at most n times this value.
 _BACKOFF = 0.02
-# Seconds between two checks whether all processes use a version.
+# Seconds between two checks whether all processes use a certain version of the topology.
 _INTERVAL = 0.05
 
 
@@ -56,9 +56,9 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     :return: the document as it was published, or the current one if nothing was published.
     :raises InvalidTopology: the result is not valid, or is not a permitted successor of the topology
         that this process uses.
-    :raises TopologyReadOnly: the source cannot be written; the message lists the changes to make
-        there by hand.
-    :raises TopologyConflict: at each attempt, another process had published first.
+    :raises TopologyReadOnly: this process cannot write to the source. The message lists the changes to
+        make there by hand.
+    :raises TopologyConflict: each attempt failed, because another process had published first.
     :raises TopologyUnavailable: the source does not answer.
     """
     for attempt in range(_ATTEMPTS):
@@ -98,9 +98,9 @@ def push(document: Document, comment: str = "") -> Pushed:
     """Publish ``document``. On return, this process uses it.
 
     ``document.version`` is the version that the document was made from. If the source still holds
-    that version, ``document`` is published as the next one. If ``document.version`` is higher than
-    the next version, that version is kept. If the source holds the same content already and this
-    process uses it, nothing is published.
+    that version, ``document`` is published as the next version. If ``document.version`` is higher than
+    the next version, it is published under the number ``document.version``. If the source holds the
+    same content already and this process uses it, nothing is published.
 
     :raises TopologyConflict: the source holds a later version than ``document.version``.
     :raises: the errors of :func:`change`.
@@ -155,7 +155,7 @@ def held() -> Document | None:
 
 
 def _is_used(document: Document) -> bool:
-    """Whether this process uses ``document``, which the source holds. It may have refused the document."""
+    """Whether this process uses ``document``, which the source holds, and has not refused it."""
     try:
         runtime.refresh()
         return runtime.document() == document
@@ -166,7 +166,7 @@ def _is_used(document: Document) -> bool:
 def _next(before: Document | None) -> int:
     """Return the version to publish: one above both the source's version and the one in use here.
 
-    The version in use is the higher one if the source was set up again, with lower versions.
+    The version in use may be above the source's, if the source was set up again with lower versions.
 
     :param before: the document that the source holds; None if it holds none.
     """
@@ -203,9 +203,9 @@ def _manual_change(source_name: str, before: Document, after: Document) -> str:
 
 @dataclass(frozen=True)
 class Reach:
-    """The other processes that are connected to the source, divided by the version that they use.
+    """The other processes that are connected to the source, divided into two groups by version.
 
-    :param using: processes that use the version in question or a later one.
+    :param using: processes that use the version that the caller waits for, or a later one.
     :param behind: processes that use an earlier version.
     """
 

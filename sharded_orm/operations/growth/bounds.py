@@ -1,6 +1,7 @@
 """Lower bounds of the keys on new shards, for groups that divide keys by ranges (``BOUNDS``).
 
-A new bound is forbidden if keys above it are in use, because these keys are on another shard.
+A new bound is refused if keys above it are in use: these keys have their rows on an older shard, but
+would be looked up on a new one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
 
 
 def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
-    """Add the bounds of the new range to ``entry``. Do nothing if neither side has bounds.
+    """Add the bounds of the new range to ``entry``. Do nothing if neither of the two has bounds.
 
     :param entry: the group's entry in ``GROUPS``.
     :param kind: how the group finds the shard of a key.

@@ -135,8 +135,8 @@ class GrowthRun:
                 f"Group {new.group!r} has {count} shards by now, so range {new} does not follow:"
                 " somebody else has changed the topology. Repeat the command."
             )
-        # Do not write "open": False if the group divides keys by ranges. There only the bounds
-        # decide on which shard a key is.
+        # Do not write "open": False if the group divides keys by ranges. In such a group, the bounds
+        # decide on which shard a key is, and "open" has no meaning.
         ranges.append(new.entry(is_open=self.kind is KeyRouting.RANGES))
         add_bounds(entry, new, self.kind)
         return Document.from_content(content)
@@ -163,7 +163,7 @@ class GrowthRun:
     def _create(self, document: Document) -> bool:
         """Create and migrate the new shards, which no other process knows yet.
 
-        Return whether all are migrated. If not, the report gets a problem.
+        Return whether all are migrated. If not, add a problem to the report.
         """
         new = self.new
         self._tell(f"makes {new.last - new.first + 1} shards on {new.primary}")
@@ -185,7 +185,7 @@ class GrowthRun:
     # ##### Bounds #####
 
     def _refuse_keys_above(self, document: Document) -> None:
-        """Check that no key in use belongs to the new shards, where it would not be found.
+        """Check that no key in use would belong to the new shards, because its rows are not there.
 
         :raises GrowthRefused: there is such a key.
         """
@@ -202,7 +202,7 @@ class GrowthRun:
     def _report_keys_above(self) -> None:
         """Wait until all processes use the new bounds, then look again for keys above them.
 
-        Such keys may have been written since the first check. They are added to the problems.
+        Such keys may have been written since the first check. They are added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [
@@ -228,7 +228,7 @@ class GrowthRun:
     def _wait_until_used(self) -> bool:
         """Wait until every connected process uses a topology with the new range.
 
-        Return whether all do so in time. If not, the report gets a problem.
+        Return whether all of them use it in time. If not, add a problem to the report.
         """
         reach = topology.wait_until_used(topology.current().version, PATIENCE)
         if reach is None or not reach.behind:
@@ -243,7 +243,7 @@ class GrowthRun:
 
 @contextmanager
 def _local_topology(document: Document) -> Iterator[None]:
-    """A context manager: this process, and no other, uses the topology ``document`` in the block.
+    """A context manager in whose block this process (and no other) uses the topology ``document``.
 
     :raises InvalidTopology: ``document`` is not allowed as a successor of the topology in use.
     """

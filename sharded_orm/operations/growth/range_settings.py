@@ -1,4 +1,4 @@
-"""Setting whether a range of shards takes new keys, and how often it is chosen for one."""
+"""Set whether a range of shards takes new keys, and how often the range is chosen for a new key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
 def set_weight(name: str, first: int, last: int, weight: float) -> Document:
     """Set how often each shard of a range gets a new key, relative to the weights of other ranges.
 
-    The arguments, the result and the errors are as for :func:`set_open`.
+    Arguments, result and errors that are not listed here are those of :func:`set_open`.
 
     :param weight: the weight; shards with the weight 2 get twice as many new keys as those with 1.
     """

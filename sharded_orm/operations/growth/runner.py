@@ -1,4 +1,4 @@
-"""The functions for an operator's requests: add shards to a group, or give up such an addition."""
+"""The functions that an operator's commands call: add shards to a group, or give this up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def grow(
         and above every key in use; for other groups, empty.
     :param open_it: whether to open the range for new keys at the end.
     :param progress: receives reports during the migration of the new shards.
-    :param stopping: ends the growth early; None for never.
+    :param stopping: a flag that ends the growth early once it is set; None if nothing can end it early.
     :param tell: called with a line for the operator in each phase.
     :raises GrowthRefused: the group cannot grow, or not with these arguments.
     :raises TopologyReadOnly: commands cannot change the topology. The message tells the operator
@@ -93,8 +93,8 @@ def grow(
 def give_up(name: str) -> NewRange | None:
     """Give up a growth that was broken off before its range was added to the topology.
 
-    Return the range; None if there is no such growth, or if it had not determined its range yet.
-    The databases that were created are kept. A later growth uses them if it has the same shards.
+    Return the range; None if there is no such growth, or if the growth had not determined its range
+    yet. The databases that were created are kept. A later growth uses them if it has the same shards.
 
     :raises GrowthRefused: the topology has the range already.
     """
@@ -118,7 +118,8 @@ def give_up(name: str) -> NewRange | None:
 def _growable(name: str) -> KeyRouting:
     """Return how the group finds the shard of a key.
 
-    :raises GrowthRefused: the group computes it from the number of shards, which can never change.
+    :raises GrowthRefused: the group computes the shard of a key from the number of shards, which can
+        therefore never change.
     """
     group = runtime.group(name)
     kind = key_routing_of(group)
@@ -137,7 +138,7 @@ def _require_same(name: str, before: Mapping[str, Any], arguments: Mapping[str, 
     :param name: the name of the group.
     :param before: the arguments of the interrupted growth.
     :param arguments: the arguments of this call.
-    :raises GrowthRefused: they differ.
+    :raises GrowthRefused: the arguments differ.
     """
     differs = [key for key, value in arguments.items() if before.get(key) != value]
     if differs:

@@ -44,8 +44,8 @@ class AppliedState:
 def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     """Return how far ``shards`` are migrated.
 
-    One query per node reads the digests of its shards (500 shards at a time). Then one plan is made
-    for each distinct digest, on one shard that has it.
+    One query per node reads the digests of its shards (500 shards at a time). Then one plan is made for
+    each distinct digest, by queries to one shard with that digest.
 
     :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
     """
@@ -108,7 +108,7 @@ def _plan(planner: Planner, shard: Shard, digest: str, state: AppliedState) -> M
     except InvalidMigrationTarget as exc:
         if not isinstance(exc.__cause__, InconsistentMigrationHistory):
             raise
-        # The history of this shard alone is inconsistent, so the other shards are still examined.
+        # The migration history of this shard is inconsistent. Go on with the other shards.
         state.unreachable[shard.alias] = exc
         return None
     finally:

@@ -50,14 +50,14 @@ class Checkpoint:
     :param operation: index of the operation in its migration. For recorded statements: index of the
         operation at which their script ends.
     :param outline: :meth:`Unit.outline` of the operations before ``operation``; for the kind
-        ``PER_SHARD``, it covers ``operation`` as well.
+        ``PER_SHARD``, of the operations up to and including ``operation``.
     :param script: key of the recorded script in the journal.
     :param index: position of the (first) statement in ``script``, or in a ``RunSQL`` operation.
     :param count: number of statements that the step runs.
     :param before: fingerprint of the schema before a ``RunSQL`` statement.
     :param marker: name of the marker: a row in ``django_migrations`` that the step writes in its
         own transaction, as a proof of the commit. "" if the step has no marker.
-    :param reverts: whether a rollback undoes the whole step, as far as is known.
+    :param reverts: whether a rollback is known to undo the whole step.
     :param raised: whether the step failed with an error. False if it was interrupted.
     :param settled: "done" or "undone" if it is known whether the step took effect: an operator has
         said so, or the step's own process recorded it. "" otherwise.
@@ -80,7 +80,10 @@ class Checkpoint:
     settled: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return only the fields that differ from their defaults, because each shard writes many."""
+        """Return the fields that differ from their defaults.
+
+        The others are left out, because many checkpoints are written for each shard.
+        """
         content = {
             field.name: value
             for field in fields(self)

@@ -30,7 +30,7 @@ from sharded_orm.operations.migrate.shard_session import ShardSession
 class ScriptExecutor:
     """Executes one plan on one shard. To be used by one thread.
 
-    :param rehearsals: gives the recorded scripts.
+    :param rehearsals: the source of the recorded SQL (scripts).
     :param schema: the present schema of the shard; None if it must be read first.
     """
 
@@ -139,11 +139,11 @@ class ScriptExecutor:
         unit: Unit | None = None,
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Check that the schema is the one at which ``script`` (recorded SQL) should end.
+        """Check that the shard now has the schema with which ``script`` (recorded SQL) should end.
 
         Do nothing inside a migration that runs in one transaction.
 
-        :param unit: the migration that is continued or recorded after the check; None if none is.
+        :param unit: the migration that is continued or recorded after the check; None if there is none.
         :param before: the schema when ``script`` began; None if it was not read.
         :raises SchemaDiffers: the schema is not as promised.
         """
@@ -160,7 +160,7 @@ class ScriptExecutor:
 
     def _is_atomic(self, unit: Unit) -> bool:
         """Whether the whole migration runs in one transaction."""
-        # The same condition as in BaseDatabaseSchemaEditor.__init__().
+        # Use the same condition as BaseDatabaseSchemaEditor.__init__().
         return unit.migration.atomic and self._session.connection.features.can_rollback_ddl
 
     @staticmethod
@@ -200,8 +200,8 @@ class ScriptExecutor:
     ) -> None:
         """Run recorded statements of one migration.
 
-        Write a checkpoint into the journal before each *stretch*: statements that belong together,
-        because the schema shows later how many of them took effect.
+        Write a checkpoint into the journal before each *stretch*: consecutive statements for which the
+        schema shows, after an interruption, how many of them took effect.
 
         :param key: the key of ``script``, and ``run`` the journal run that stores it.
         :param numbered: the statements with their indexes in ``script``.
@@ -215,7 +215,8 @@ class ScriptExecutor:
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
-                # This statement records the last migration. Compare the schema before that.
+                # This statement records the last migration as applied. Compare the schema before it
+                # runs.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
@@ -354,9 +355,9 @@ class ScriptExecutor:
     ) -> tuple[int, int]:
         """Run the statements of ``script`` from ``start`` on.
 
-        Stop at the first migration that is not next in the plan, or that was edited since the
-        recording. Return the index in the plan of the migration with which to continue, and the
-        index of its operation.
+        Stop before the first migration that is not next in the plan, or that was edited since
+        ``script`` was recorded. Return the index in the plan of the migration with which to continue,
+        and the index of its operation.
         """
         units = 0
         unit: Unit | None = None
@@ -388,7 +389,7 @@ class ScriptExecutor:
         """Return the plan's first migration, which an earlier process began but did not finish.
 
         Return None if the interrupted migration need not be finished: no part of it took effect,
-        and either the plan begins with another one or somebody has edited its operations.
+        and either the plan begins with another one or somebody has edited the migration's operations.
 
         :raises OperationError: the interrupted migration must be finished first, but this plan
             cannot finish it.
@@ -442,7 +443,7 @@ class _UnitEditor:
 
 
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
-    """Create all tables of an empty shard at once. Return the shard's schema.
+    """Create all tables of an empty shard in their final form. Return the shard's schema.
 
     The tables are created as they would be after all statements of ``script``, and the migrations
     of ``script`` are recorded. After an interruption, the function can be called again.
@@ -464,11 +465,11 @@ def compare(
     checkpoint: Checkpoint,
     before: SchemaSnapshot | None = None,
 ) -> SchemaSnapshot:
-    """Check that the shard's schema is the one at which ``script`` should end. Return the schema.
+    """Check that the shard has the schema with which ``script`` should end. Return the schema.
 
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
-        compares again and then continues from there.
+        compares the schemas again and, if they are equal, continues.
     :param before: the schema when ``script`` began; None if it was not read. If it is given and the
         script only alters tables, only the altered tables and the list of tables are read.
     :raises SchemaDiffers: the schema is not as promised.

@@ -91,7 +91,7 @@ class MigrationReport:
 
 @dataclass(frozen=True)
 class MigrationRequest:
-    """The options of an operator's request to migrate, which apply to each group alike."""
+    """The options of an operator's request to migrate. The same options apply to each group."""
 
     options: MigrateOptions
     waves: Waves = field(default_factory=Waves)
@@ -106,11 +106,12 @@ def migrate(
 ) -> MigrationReport:
     """Migrate the selected shards of one group and return the report.
 
-    If a shard fails, the failure is in the report and the other shards are still migrated, as far
-    as ``request.waves`` allows failures. After any interruption, another call continues where this
-    one stopped.
+    If a shard fails, the failure is in the report, and the other shards are still migrated unless there
+    are more failures than ``request.waves`` allows. After any interruption, another call continues
+    where this one stopped.
 
-    :param stopping: ends the migration early; the report counts the shards that are left.
+    :param stopping: a flag that ends the migration early once it is set. The report counts the shards
+        that are left.
     :raises OperationHeld: another process migrates the group.
     :raises LeaseLost: another process has taken the run over.
     :raises JournalMissing: the global database is not migrated.
@@ -133,8 +134,8 @@ def migrate(
     with journal.hold_run(KIND, selected.group.name, arguments) as run:
         if run.resumed:
             run.note(**arguments)
-        # Look again, now that no other process can migrate the group: another operator may have
-        # migrated some shards since the first look, or left some unfinished.
+        # Examine the shards again, now that no other process can migrate the group. Since the first
+        # time, another operator may have migrated some shards or left some unfinished.
         pending = PendingShards(migrator, selected, request)
         report = pending.report
         report.run = run.id
@@ -218,7 +219,8 @@ def _open_steps(group: str) -> Iterator[OperationStep]:
 class _Worker:
     """A callable that migrates one shard and updates the report. Several threads call it.
 
-    A call returns whether the shard did not fail; a shard that was stopped in order has not failed.
+    A call returns False if the shard failed, otherwise True. A shard whose migration was stopped on
+    request has not failed.
     """
 
     def __init__(
@@ -252,7 +254,8 @@ class _Worker:
             step.mark_unclear(str(exc))
             return self._failed(step)
         except Exception as exc:
-            # Whatever a migration raises is a failure of this shard. The other shards go on.
+            # Any exception of a migration counts as a failure of this shard. The other shards are still
+            # migrated.
             logger.info("%s was not migrated", shard.alias, exc_info=exc)
             step.mark_failed(exc)
             return self._failed(step)
@@ -266,15 +269,15 @@ class _Worker:
         connection: Any = connections[shard.alias]
         try:
             if shard.alias in self._create:
-                # The shard has no database, so what earlier runs did there is lost. Forget the
-                # position that they reached.
+                # The shard has no database, so what earlier runs did there is lost. Forget the position
+                # that earlier runs have recorded.
                 step.begin(position={})
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)
         finally:
             connection.close()
             # A thread may migrate thousands of shards. Without this call, its connection to the
-            # node would keep hundreds of wrappers of shards that the thread needs no more.
+            # node would keep hundreds of connection objects of shards that are finished.
             connection.group_wrapper.shards.forget(connection)
 
     def _failed(self, step: journal.JournalStep) -> bool:

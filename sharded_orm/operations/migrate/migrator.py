@@ -50,7 +50,8 @@ class Migrator:
         :param stopping: called between two statements; returns whether to stop there.
         :raises OperationStopped: ``stopping`` returned True. Another call continues from there.
         :raises OperationUnclear: an earlier process was interrupted in a step, and nothing shows
-            whether the step took effect. An operator finds out and records it by :meth:`settle`.
+            whether the step took effect. An operator must find out, and report the answer by
+            :meth:`settle`.
         :raises RehearsalFailed: a migration fails on a copy of the schema without rows.
         :raises SchemaDiffers: the shard does not have the schema that its migrations promise.
         :raises LeaseLost: another process has taken the run over.
@@ -93,7 +94,10 @@ class Migrator:
     def _finish_interrupted(
         self, session: ShardSession, snapshot: SchemaSnapshot
     ) -> SchemaSnapshot:
-        """Finish an interrupted BUILD or COMPARE, which need no plan. Return the schema then."""
+        """Finish an interrupted step of the kind BUILD or COMPARE. Return the shard's schema.
+
+        These steps need no plan.
+        """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):
             return snapshot
@@ -109,5 +113,5 @@ class Migrator:
 def _emit(
     emit: Any, session: ShardSession, plan: MigrationPlan, *, after: bool, **more: Any
 ) -> None:
-    # Send the signal as Django's migrate command does, but never as interactive.
+    # Send the signal as Django's migrate command does, but always with interactive=False.
     emit(0, False, session.alias, apps=plan.models(after=after), plan=plan.for_signals(), **more)

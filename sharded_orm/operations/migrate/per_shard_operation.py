@@ -1,4 +1,4 @@
-"""Running an operation that has no recorded SQL on each shard: ``RunPython``, ``RunSQL``, custom."""
+"""Run an operation without recorded SQL (``RunPython``, ``RunSQL`` or a custom one) on one shard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PerShardOperation:
     :param unit: the migration that has the operation.
     :param number: the index of the operation in ``unit``.
     :param piece: the operation with the project states before and after it.
-    :param editor: the migration's schema editor, already entered.
+    :param editor: the migration's schema editor, whose ``with`` block is open.
     :param schema: the present schema of the shard; None if it must be read first.
     """
 
@@ -64,7 +64,7 @@ class PerShardOperation:
         """Run the part of an interrupted operation that has not taken effect yet.
 
         :param checkpoint: the checkpoint that was written before the interruption.
-        :param check: finds out what took effect.
+        :param check: the object that finds out what took effect.
         :raises OperationUnclear: nothing shows what took effect.
         """
         if not self._is_raw:
@@ -113,7 +113,8 @@ class PerShardOperation:
             self.label,
         )
         if self._editor.connection.features.can_rollback_ddl:
-            # The statements are not observed here, so the schema may change unnoticed.
+            # Forget the schema: the statements are not observed here, so the schema may change
+            # unnoticed.
             self.schema = None
         with session.attempt():
             with transaction.atomic(using=session.alias) if in_transaction else nullcontext():
@@ -122,8 +123,9 @@ class PerShardOperation:
                 with self._observe_statements():
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The deferred statements run after the commit, so the marker will not prove
-                    # that they ran. The journal must know that before the marker is committed.
+                    # The deferred statements run after the commit. So the marker, a row that proves the
+                    # commit, will not prove that they ran. Note this in the journal before the marker
+                    # is committed.
                     self._forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
@@ -131,7 +133,7 @@ class PerShardOperation:
 
     @contextmanager
     def _observe_statements(self) -> Iterator[None]:
-        """A context manager that watches for DDL statements, if they commit implicitly.
+        """A context manager that watches for DDL statements on databases where these commit implicitly.
 
         Before the first such statement runs, the journal notes that a rollback does not undo the
         operation as a whole. On other databases, nothing is watched.
@@ -197,7 +199,7 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # A session variable lasts only as long as the session, and may be set again.
+        # A session variable ends with the session and may be set again. So it counts as no effect.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 

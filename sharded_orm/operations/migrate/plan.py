@@ -26,8 +26,8 @@ from sharded_orm.backends.snapshot import applied_digest
 #: App label and name of a migration.
 Key = tuple[str, str]
 
-# Modules of Django's operations whose SQL comes from the schema editor alone, so that it can be
-# recorded. Subclasses in other modules may do anything, so their operations run on each shard.
+# Modules of Django's operations that send SQL only through the schema editor, so that the SQL can be
+# recorded. A subclass in another module may do anything, so it runs on each shard.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
@@ -44,10 +44,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Unit:
-    """One migration in one direction.
+    """One migration in one direction, forwards or backwards.
 
-    :param alias: the alias of any shard of the group, with which database routers are asked. They
-        answer alike for all shards of a group.
+    :param alias: the alias of any shard of the group, which is passed to database routers. Routers give
+        the same answer for all shards of a group.
     """
 
     migration: Migration
@@ -65,7 +65,7 @@ class Unit:
     def operations(self) -> list[Operation]:
         """The operations in the order in which they run.
 
-        In place of a ``SeparateDatabaseAndState``, the list has its database operations.
+        Each ``SeparateDatabaseAndState`` is replaced by its database operations.
         """
         flat = [inner for operation in self.migration.operations for inner in _inner(operation)]
         return flat[::-1] if self.backwards else flat
@@ -79,17 +79,17 @@ class Unit:
         """Whether operation ``number`` must run on each shard because its SQL cannot be recorded."""
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
-            # RunPython and RunSQL do nothing where the router refuses. Most of them belong to apps
-            # without tables on shards, and so need not run on each shard.
+            # RunPython and RunSQL do nothing where the router refuses. Most such operations belong to
+            # apps without tables on shards, and so need not run on each shard.
             hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # Both have it
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
         return type(operation).__module__ not in _SCHEMA_OPERATIONS
 
     def is_atomic(self, number: int) -> bool:
-        """Whether Django runs operation ``number`` in a transaction if the database has no atomic DDL."""
+        """Whether Django opens a transaction for operation ``number`` if DDL is not atomic."""
         operation = self.operations[number]
         if any(operation is listed for listed in self.migration.operations):
-            # The same condition as in Migration.apply().
+            # Use the same condition as Migration.apply().
             return bool(
                 operation.atomic or (self.migration.atomic and operation.atomic is not False)
             )
@@ -98,8 +98,8 @@ class Unit:
     def outline(self, count: int) -> str:
         """Return a digest of the first ``count`` operations.
 
-        Another digest later shows that somebody has edited the migration. From an operation that
-        runs on each shard, only the class name and the description enter the digest.
+        If the digest is a different one later, somebody has edited the migration. From an operation
+        that runs on each shard, only the class name and the description enter the digest.
         """
         contents = "\n".join(self._contents[:count])
         return hashlib.sha256(contents.encode()).hexdigest()[:16]
@@ -116,7 +116,8 @@ class Unit:
     @property
     def records(self) -> list[Key]:
         """The rows of ``django_migrations`` that the unit adds (forwards) or deletes (backwards)."""
-        # The same rows as in MigrationExecutor.record_migration() and unapply_migration().
+        # Choose the rows as MigrationExecutor.record_migration() and unapply_migration() do: a squashed
+        # migration has a row for each migration that it replaces.
         replaced = [(label, name) for label, name in self.migration.replaces]
         if self.backwards:
             return [*replaced, self.key]
@@ -125,7 +126,8 @@ class Unit:
     def pieces(self, state: ProjectState) -> Iterator[Piece]:
         """Yield the operations with the states that Migration.apply() or unapply() would give them.
 
-        :param state: the project state in which the migration is not applied. It is changed.
+        :param state: the project state in which the migration is not applied. The method changes this
+            object.
         """
         label = self.migration.app_label
         steps = []
@@ -145,7 +147,7 @@ class Unit:
         if type(operation) is not SeparateDatabaseAndState:
             yield Piece(operation, new, old) if self.backwards else Piece(operation, old, new)
             return
-        # The same states as in SeparateDatabaseAndState.database_forwards() and …_backwards().
+        # Compute the states as SeparateDatabaseAndState.database_forwards() and …_backwards() do.
         states = [old]
         for inner in operation.database_operations:
             state = states[-1].clone()
@@ -173,7 +175,7 @@ def _inner(operation: Operation) -> Iterator[Operation]:
 
 @dataclass(frozen=True)
 class MigrationPlan:
-    """The units that lead from the migrations in ``applied`` to the target. Thread-safe."""
+    """The units (migrations with a direction) that lead from ``applied`` to the target. Thread-safe."""
 
     #: The migrations that ``django_migrations`` records.
     applied: frozenset[Key]
@@ -213,7 +215,7 @@ class MigrationPlan:
             for unit in self.units[:number]:
                 unit.migration.mutate_state(state, preserve=False)
             return state
-        # The same state as in MigrationExecutor._migrate_all_backwards().
+        # Compute the state as MigrationExecutor._migrate_all_backwards() does.
         last = self.units[number].migration
         state = ProjectState(real_apps=self._base.real_apps)
         for migration in self._full:
@@ -239,7 +241,8 @@ class MigrationPlan:
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._render(state)
-                        # Leave the loop: computing the next operation would change these states.
+                        # Leave the loop: the generator's next step would change the states of this
+                        # piece.
                         shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
             assert shared_piece is not None
@@ -270,7 +273,7 @@ class MigrationPlan:
             return self._models_after if after else self._models_before
 
     def for_signals(self) -> list[tuple[Migration, bool]]:
-        """Return the plan in the form of the signals' argument ``plan``, with copied migrations.
+        """Return the argument ``plan`` of ``pre_migrate`` and ``post_migrate``, with copied migrations.
 
         Receivers may add operations to a migration (``contenttypes`` does). If the migrations were
         not copied, the shared plan would get these operations again for each shard.

@@ -1,4 +1,4 @@
-"""Making the plan that leads from the applied migrations to a target, as Django's ``migrate`` does."""
+"""Make the plan that leads from the applied migrations to a target, as Django's ``migrate`` does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ reading_migrations = threading.RLock()
 
 @dataclass(frozen=True)
 class MigrateOptions:
-    """The options of a migration that Django's ``migrate`` command has as well."""
+    """The migration options that are taken over from Django's ``migrate`` command."""
 
     #: App label and migration name, as ``migrate`` takes them. The label None means all apps, the
     #: name None all migrations of the app.
@@ -71,7 +71,7 @@ class Planner:
             )
         full = executor.migration_plan(loader.graph.leaf_nodes(), clean_start=True)
         if True not in directions:
-            # The same order as in MigrationExecutor._migrate_all_forwards().
+            # Use the same order as MigrationExecutor._migrate_all_forwards().
             forwards = {migration for migration, _ in steps}
             steps = [(migration, False) for migration, _ in full if migration in forwards]
         units = [Unit(migration, backwards, connection.alias) for migration, backwards in steps]
@@ -82,14 +82,14 @@ class Planner:
             done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
             replacements=_replacements(loader, applied, units),
-            # A private method of Django, but the migrate command calls it as well.
+            # This method of Django is private, but Django's migrate command calls it too.
             _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # not in the stubs
             _full=[migration for migration, _ in full],
         )
 
 
 def _refuse_irreversible(unit: Unit) -> None:
-    # Migration.unapply() refuses as well, but only when other migrations were undone already.
+    # Refuse now. Migration.unapply() would refuse only after other migrations were undone already.
     for operation in unit.migration.operations:
         if unit.backwards and not operation.reversible:
             raise InvalidMigrationTarget(
@@ -100,7 +100,7 @@ def _refuse_irreversible(unit: Unit) -> None:
 def _replacements(
     loader: MigrationLoader, applied: Iterable[Key], units: Iterable[Unit]
 ) -> list[Key]:
-    # The same migrations as in MigrationExecutor.check_replacements().
+    # Select the same squashed migrations as MigrationExecutor.check_replacements().
     after = set(applied)
     for unit in units:
         (after.difference_update if unit.backwards else after.update)(unit.records)
@@ -112,7 +112,7 @@ def _replacements(
 
 
 def _targets(loader: MigrationLoader, options: MigrateOptions) -> list[tuple[str, str | None]]:
-    # The same rules as in django.core.management.commands.migrate.Command.handle().
+    # Apply the same rules as django.core.management.commands.migrate.Command.handle().
     conflicts = loader.detect_conflicts()
     if conflicts:
         raise InvalidMigrationTarget(
@@ -146,7 +146,7 @@ def _targets(loader: MigrationLoader, options: MigrateOptions) -> list[tuple[str
         ) from exc
     target = (label, migration.name)
     if target not in loader.graph.nodes and target in loader.replacements:
-        # A squashed migration is not in the graph if only some of those it replaces are applied.
-        # Take the last of those as the target.
+        # A squashed migration is not in the graph if only some of the migrations that it replaces are
+        # applied. Take the last of the replaced migrations as the target.
         target = loader.replacements[target].replaces[-1]
     return [target]

@@ -25,8 +25,8 @@ _ALTERS = re.compile(
     r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+|FULLTEXT\s+|SPATIAL\s+)?INDEX\b)",
     re.IGNORECASE | re.DOTALL,
 )
-# Types of query parameters that JSON lacks, by the name that marks them in the stored JSON: the
-# type, and the function that makes a value from its text.
+# Types of query parameters that JSON lacks, keyed by the name that marks a value in the stored JSON.
+# Each entry has the type, and the function that makes a value from its text.
 _TYPES: Final[dict[str, tuple[type, Any]]] = {
     "bytes": (bytes, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
@@ -124,7 +124,8 @@ class RecordedScript:
 
         After an interruption, the schema must show how many of the statements took effect. So they
         belong to one operation, and the schema is a different one after each of them. The statement
-        that records the migration may be added as the last one, because its row shows it.
+        that records the migration may be the last one, because the rows of ``django_migrations`` show
+        whether it took effect.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
@@ -156,7 +157,7 @@ class RecordedScript:
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
         """Return the tables of ``before`` that the script mentions.
 
-        Return None if the script does anything else than alter existing tables.
+        Return None if any statement of the script does something else than alter existing tables.
         """
         schema_statements = [
             statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA

@@ -1,4 +1,4 @@
-"""Recording the SQL statements of a migration's operations while they run on an empty copy."""
+"""Record the SQL statements of a migration's operations while these run on an empty shard copy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RECORD_LABEL = "Record the migration"
 class Recorder:
     """Records, in order, the statements on one connection that change rows or the schema.
 
-    It observes the connection and not the schema editor, because an editor may open cursors itself.
-    Reads are not recorded: the empty copy answers them as any shard with the same schema would.
+    A recorder observes the connection and not the schema editor, because an editor may open cursors
+    itself. Reads are not recorded: the empty copy answers them as any shard with the same schema would.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -36,9 +36,9 @@ class Recorder:
 
         :param operation: the index of the operation in its migration, in running order.
         :param label: a description of the operation for people.
-        :param fingerprints: whether to record the schema's fingerprint after each statement. It is
-            needed if no transaction encloses the statements: after an interruption, the schema must
-            show which statements took effect.
+        :param fingerprints: whether to record the schema's fingerprint after each statement. The
+            fingerprint is needed if no transaction encloses the statements: after an interruption, the
+            schema must show which statements took effect.
         """
         self._migration, self._operation, self._label = migration, operation, label
         self._fingerprints = fingerprints
@@ -51,7 +51,7 @@ class Recorder:
     def add_record(self, unit: Unit) -> None:
         """Add the statement that records the unit's migration in ``django_migrations``.
 
-        A backwards unit's statement deletes the record.
+        For a unit that runs backwards, the statement deletes the migration's row.
         """
         count = len(unit.operations)
         self.statements.append(

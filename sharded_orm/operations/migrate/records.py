@@ -1,8 +1,8 @@
 """The rows of a shard's ``django_migrations``: applied migrations and markers.
 
 A *marker* is a row that is written in the transaction of an operation. After a kill, the marker
-shows that the transaction was committed. Django ignores markers, as any row of a migration that
-does not exist. The markers of a migration are deleted when the migration is recorded.
+shows that the transaction was committed. Django ignores markers, as it ignores any row of a migration
+that does not exist. The markers of a migration are deleted when the migration is recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Records:
 
     def applied(self) -> frozenset[Key]:
         """Return the migrations that the shard has applied. One query."""
-        # Plain SQL instead of the ORM is faster; see _insert().
+        # Use plain SQL, because it is faster than the ORM; see _insert().
         connection = connections[self._alias]
         app, name, table = map(connection.ops.quote_name, ("app", "name", TABLE))
         with connection.cursor() as cursor:
@@ -86,8 +86,8 @@ class Records:
                 self._markers.delete()
 
     def _insert(self, keys: Sequence[Key]) -> None:
-        # Plain SQL, because the ORM takes longer to compile this statement than the server to run
-        # it, and migrating a new shard may run it once for each migration.
+        # Use plain SQL: the ORM takes longer to compile this statement than the server to run it, and a
+        # new shard may need the statement once for each migration.
         connection = connections[self._alias]
         quote = connection.ops.quote_name
         columns = ", ".join(quote(column) for column in ("app", "name", "applied"))

@@ -20,8 +20,8 @@ from sharded_orm.operations.migrate.records import Records
 class RecoveryCheck:
     """Finds out whether steps took effect on one shard. The caller holds the shard's lock.
 
-    Each public method returns whether a step took effect, or how much of it. Each one raises
-    :exc:`OperationUnclear` if nothing shows that.
+    Each public method returns whether a step took effect, or how much of it. Each public method raises
+    :exc:`OperationUnclear` if nothing shows the answer.
 
     :param schema: the present schema of the shard.
     """
@@ -36,7 +36,8 @@ class RecoveryCheck:
     def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
         """Return how many of the checkpoint's recorded statements took effect.
 
-        Call it only if the migration is not recorded. The recording statement does not count.
+        Call it only if the migration is not recorded. The statement that records the migration is not
+        counted.
 
         :param script: the script to which the checkpoint's statements belong.
         """
@@ -65,7 +66,7 @@ class RecoveryCheck:
         )  # fmt: skip
 
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
-        """Whether a ``RunSQL`` statement took effect. The schema that it leaves is not known.
+        """Whether a ``RunSQL`` statement took effect. The schema after it was not recorded.
 
         :param label: a description of the operation for people.
         :param effect: whether the statement changes rows or the schema.
@@ -98,7 +99,7 @@ class RecoveryCheck:
         if is_marked and checkpoint.reverts:
             return True
         if checkpoint.raised:
-            # The step was not interrupted but failed with an error. It is run again, as Django would.
+            # The step failed with an error and was not interrupted. Run it again, as Django would.
             return False
         if checkpoint.marker and checkpoint.reverts:
             return False  # The transaction was rolled back, because the marker is not there.

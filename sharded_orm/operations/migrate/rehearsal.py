@@ -66,7 +66,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after the segment, if the segment is partial."""
+        """The index of the first operation after a segment that is a part of one unit."""
         unit = self.plan.units[self.unit]
         return next(
             (
@@ -79,7 +79,7 @@ class Segment:
 
 
 class Rehearsals:
-    """Gives the recorded SQL (a script) for operations of a plan on a schema.
+    """Records, stores and returns the SQL (a script) of a plan's operations on a given schema.
 
     At first use, a script is recorded on an empty copy of the schema (a rehearsal) and stored in the
     journal. Thread-safe: if several threads need the same script, one of them records it and the
@@ -93,7 +93,7 @@ class Rehearsals:
         self._scripts = scripts
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
-        # The scripts that were used last, by journal run and key.
+        # The scripts that were used last, keyed by the id of the journal run and the script's key.
         self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
@@ -133,8 +133,8 @@ class Rehearsals:
 
         The SQL is recorded now (a rehearsal) if the journal does not have it yet.
 
-        :param connection: the connection of a shard with that schema. During a rehearsal, its alias
-            leads to the copy in this thread.
+        :param connection: the connection of a shard with that schema. During a rehearsal, the shard's
+            alias leads to the copy in this thread.
         :raises RehearsalFailed: a migration fails on the copy, which has no rows.
 
         A rehearsal costs a copy of the schema. On servers without transactional DDL, it also costs
@@ -161,7 +161,8 @@ class Rehearsals:
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Remove the oldest scripts: shards with many different schemas would fill the memory.
+        # Remove the oldest scripts. Otherwise, shards with many different schemas would fill the
+        # memory.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
         self._scripts_by_key[run, key] = script
@@ -223,8 +224,9 @@ class Rehearsals:
     def _run(
         self, copy: Any, recorder: Recorder, unit: Unit, state: ProjectState, start: int, end: int
     ) -> None:
-        # The same calls as in MigrationExecutor.apply_migration() and Migration.apply(). Operations
-        # with recorded SQL never ask for their own transaction, so ``atomic`` is not examined here.
+        # Make the same calls as MigrationExecutor.apply_migration() and Migration.apply(). An operation
+        # with recorded SQL never asks for a separate transaction, so its ``atomic`` is not examined
+        # here.
         label = unit.migration.app_label
         with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration

@@ -1,4 +1,4 @@
-"""What the migration of one shard needs: its connection, lock and schema, and its journal step.
+"""What the migration of one shard needs: the shard's connection, lock, schema and journal step.
 
 A *checkpoint* in the journal says which step of the migration comes next. A *marker* is a row that
 is written in the transaction of an operation, as a proof of the commit.
@@ -63,7 +63,7 @@ class ShardSession:
             self.lock()
 
     def lock(self) -> None:
-        """Lock the shard against other sessions that would migrate it. Wait for such a session.
+        """Lock the shard, so that no other session migrates it. Wait while another session does.
 
         After a process was killed, its session lasts until the server has finished its statement.
 
@@ -105,12 +105,12 @@ class ShardSession:
         return self.snapshot()
 
     def new_marker(self) -> str:
-        """Return a name that this run has not used on this shard, for a row that proves a commit."""
+        """Return a new name for a marker (a row that proves that its transaction was committed)."""
         self._serial += 1
         return marker_name(self.step.run.id, self._serial)
 
     def begin(self, checkpoint: Checkpoint, label: str) -> None:
-        """Record in the journal which step comes next.
+        """Record in the journal that the step of ``checkpoint`` comes next.
 
         :param label: a description of the step for people.
         """
@@ -122,7 +122,7 @@ class ShardSession:
         )
 
     def amend(self, label: str = "", **changes: Any) -> None:
-        """Change the checkpoint of the step that is under way, in the journal too.
+        """Change the checkpoint of the step that is under way, both here and in the journal.
 
         :param label: a new description of the step for people; "" keeps the present one.
         :param changes: new values of the checkpoint's fields, by name.
@@ -165,8 +165,8 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager: do the work after the last migration (``post_migrate``) in its block.
 
-        A checkpoint END is written only if the shard has no checkpoint from which another attempt
-        would get here, or if the block raises an error.
+        Write a checkpoint of the kind END if the block raises an error, or if the shard has no
+        checkpoint that would lead a later attempt here. Otherwise write none.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

@@ -1,4 +1,4 @@
-"""Executing a promotion in this process: to its end, or back to the state before."""
+"""Execute a promotion in this process to its end, or undo it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class Promotion:
     def _after_failure(self, cause: BaseException) -> None:
         """Undo the promotion after the error ``cause``, then raise an error.
 
-        Return only if the new map turns out to be published, so that the promotion must be finished.
+        Return without an error only if the new map (topology document) turns out to be published. Then
+        the caller must finish the promotion.
         """
         if isinstance(cause, PromotionFailed) and not cause.settled:
             raise cause

@@ -1,4 +1,4 @@
-"""Measuring how long a promotion refused writes, even if several processes have worked on it.
+"""Measure how long a promotion refused writes, even if several processes have executed it.
 
 The times are in the journal, by the clock of the global database. So the clocks of the operators'
 hosts need not agree, also if a promotion is resumed on another host. The result is wrong only if
@@ -18,9 +18,9 @@ from sharded_orm.operations.runs.journal import JournalRun
 class Pause:
     """The time for which a promotion refused writes, in seconds.
 
-    It begins when the old primary is made read-only, and ends when the new map (the topology
-    document) is published or the promotion is undone. Processes learn of the new map a little
-    later, which does not count.
+    The pause begins when the old primary is made read-only, and ends when the new map (the topology
+    document) is published or the promotion is undone. Processes learn of the new map a little later;
+    that delay is not included.
 
     :param least: the shortest time that is possible.
     :param most: the longest time that is possible. None if the old primary was read-only before the

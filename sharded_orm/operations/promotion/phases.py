@@ -104,8 +104,8 @@ class ForwardPhases:
     def _catch_up(self) -> str:
         """Fence the old primary, then wait until the replica has executed everything.
 
-        Return the last position (of the binary log) that the old primary has reached. Without the
-        old primary, return the last one that the replica has received.
+        Return the last position (of the binary log) that the old primary has reached. Without the old
+        primary, return the last position that the replica has received.
         """
         record = self._record
         # Ask the source of the topology now, while writes are still accepted. If it does not
@@ -138,7 +138,8 @@ class ForwardPhases:
             if not missing(later.logged, position):
                 record.report.position = position
                 return position
-            # A privileged account has written in spite of read_only: wait until the replica has that, too.
+            # A privileged account has written in spite of read_only: wait until the replica has
+            # executed these writes, too.
             position = later.logged
         raise PromotionFailed(
             f"a privileged account goes on writing to {old.name!r}, through read_only: stop it."
@@ -147,14 +148,15 @@ class ForwardPhases:
     def _refused_since(self, old: ReplicationServer) -> str:
         """Return the time since which writes are refused.
 
-        This is the present time, unless an earlier process has fenced the old primary and it is
-        still read-only.
+        This is the present time, unless an earlier process has fenced the old primary (made it
+        read-only) and the fence still stands.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
             if old.status().read_only:
                 return since
-            # In the phase "fencing", the earlier process may have ended before it fenced.
+            # In the phase "fencing", the earlier process may have ended before it made the old primary
+            # read-only.
             if self._record.phase != "fencing":
                 self._record.warn(
                     f"{old.name!r} took writes again since it was made read only at {since}: how long"
@@ -180,12 +182,12 @@ class ForwardPhases:
     def _require_position(self, position: str) -> None:
         """Wait until the new primary has executed everything up to ``position``.
 
-        :raises PromotionFailed: it does not get there in time.
+        :raises PromotionFailed: the new primary does not get there in time.
         """
         new = self._new
         if not self._record.options.force:
-            # Start the replication, because an earlier attempt may have stopped it. But if the old
-            # primary is dead, do not: a start discards events that were received but not executed.
+            # Start the replication, because an earlier attempt may have stopped it. Do not start it if
+            # the old primary is dead: a start discards events that were received but not executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
             (link,) = (link for link in new.links() if link.name == self._record.link)
@@ -197,7 +199,7 @@ class ForwardPhases:
     def _wait_for(self, position: str) -> str:
         """Wait until the new primary has executed everything up to ``position``, or time is up.
 
-        Return the part of ``position`` that it lacks in the end; "" if it lacks nothing.
+        Return the part of ``position`` that the new primary lacks in the end; "" if it lacks nothing.
         """
         deadline = time.monotonic() + self._timeout
         while lacking := missing(position, self._new.status().current):
@@ -213,7 +215,7 @@ class ForwardPhases:
     def _verify(self, position: str) -> None:
         """Check both servers once more before the map is published.
 
-        :raises PromotionFailed: the new primary is read-only, or the old one may have new rows.
+        :raises PromotionFailed: the new primary is read-only, or the old primary may have new rows.
         """
         if self._new.status().read_only:
             raise PromotionFailed(f"{self._new.name!r} stays read only.")
@@ -251,11 +253,11 @@ class ForwardPhases:
         return True
 
     def _before_publication(self) -> None:
-        """Record the phase ``switching``. Called when the topology was read and before it is sent.
+        """Record the phase ``switching``. To be called between reading the topology and publishing it.
 
         The write to the journal fails if another process has taken the run over; it is not enough
-        that this process's lease has not expired by the clock. Topologies that were read before the
-        takeover are harmless, because the other process has made their publication fail
+        that this process's lease has not expired by the clock. A topology that was read before the
+        takeover does no harm, because the other process has made its publication fail
         (:meth:`PromotionRecord.rule_out`).
 
         :raises LeaseLost: another process has taken the run over.

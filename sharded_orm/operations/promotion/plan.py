@@ -1,6 +1,6 @@
 """The plan of a promotion: which ranges of shards move from which node to which.
 
-The plan is made from the topology alone; no server is asked.
+Making the plan needs the topology and asks no server.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
     A single range cannot be promoted, because ``read_only`` makes the whole server read-only.
 
     :param to: the node that must be the replica of all these ranges; None accepts any node.
-    :raises PromotionRefused: the topology does not allow the promotion; lists all reasons.
+    :raises PromotionRefused: the topology does not allow the promotion. The message lists all reasons.
     """
     unknown = [name for name in (node, to) if name is not None and name not in topology.nodes]
     if unknown:

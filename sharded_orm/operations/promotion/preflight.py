@@ -1,4 +1,4 @@
-"""Checking the conditions of a promotion before it touches anything. Only reads."""
+"""Check whether a replica can become the primary (a promotion). This module changes nothing."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from sharded_orm.topology.model import Topology, server_of
 class Loss:
     """What is known about the writes that a promotion without the old primary loses.
 
-    These are the writes after the position ``received``. Positions are those of the old primary's
+    The lost writes are those after the position ``received``. All positions refer to the old primary's
     binary log.
 
     :param received: the last position that the replica has received.
     :param executed: the last position that the replica has executed. The promotion waits until
         everything that was received is executed.
-    :param idle: seconds since the replica executed its last event; None if it does not say.
+    :param idle: seconds since the replica executed its last event; None if the replica does not tell.
     """
 
     received: str
@@ -79,8 +79,8 @@ class Findings:
 def operator(name: str) -> ReplicationServer:
     """Return a connection to node ``name`` with the account in the node's setting ``OPERATOR``.
 
-    :raises PromotionRefused: the setting is missing, the server refuses the account, or the server
-        does not answer. In the latter two cases, ``__cause__`` is the database error.
+    :raises PromotionRefused: the setting is missing, the server refuses the account, or the server does
+        not answer. Unless the setting is missing, ``__cause__`` is the database error.
     """
     entry = runtime.operator_settings(name)
     if entry is None:
@@ -100,7 +100,7 @@ def operator(name: str) -> ReplicationServer:
 
 
 def is_silent(exc: PromotionRefused) -> bool:
-    """Whether the cause of ``exc``, an error of :func:`operator`, is that the node did not answer."""
+    """Whether :func:`operator` has raised ``exc`` because the node did not answer."""
     return isinstance(exc.__cause__, Error) and has_no_answer(exc.__cause__)
 
 
@@ -148,7 +148,7 @@ def _session(
 
     If the login fails, add the problems to ``findings`` and return None.
 
-    :param dead: advice for the case that the node is dead; added if the node does not answer.
+    :param dead: advice that is added to the problem if the node does not answer; "" for no advice.
     """
     try:
         return stack.enter_context(operator(name))
@@ -279,7 +279,7 @@ def no_link(new: str, old: str, links: Collection[ReplicationLink]) -> str:
 
 
 def _address_text(link: ReplicationLink) -> str:
-    # The source's id is 0 if the link was never connected.
+    # The id of the source server is 0 if the replication link has never been connected.
     suffix = f" (not connected: {_reason(link)})" if not link.source_id else ""
     return f"{link.host}:{link.port}{suffix}"
 
@@ -296,7 +296,7 @@ def _check_dead(plan: PromotionPlan, findings: Findings) -> None:
 
 
 def answers(plan: PromotionPlan) -> bool:
-    """Whether the old primary answers. Refusing the account counts as an answer.
+    """Whether the old primary answers. A refusal of the operator's account counts as an answer.
 
     Takes up to five seconds.
     """
@@ -374,7 +374,7 @@ def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findin
                 if is_same:
                     findings.problems += _may_write_through(application, node)
         except Error as exc:
-            # The old primary has answered. So an address that gives no answer is another server's,
+            # The old primary has answered before. So a server that does not answer now is another one,
             # and does not matter here.
             if is_listed or not has_no_answer(exc):
                 findings.problems.append(_no_session_of_application(name, node, exc))
@@ -398,7 +398,8 @@ def _may_write_through(server: ReplicationServer, node: Mapping[str, Any]) -> It
 def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
     """Yield problems for the entries of ``DATABASES`` that are on the old primary's server.
 
-    ``read_only`` would block them for good, because a promotion moves only ranges of shards.
+    Once the old primary is ``read_only``, writes through these entries would fail for good, because a
+    promotion moves only ranges of shards to the new primary.
     """
     groups = runtime.topology().groups
     for alias, entry in dict.items(settings.DATABASES):

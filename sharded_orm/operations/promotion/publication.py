@@ -1,7 +1,7 @@
 """Finding out whether a promotion's new map was published, although the source may not answer.
 
-The *map* is the topology document, and the *source* is the place where it is stored. Writes are
-refused meanwhile.
+The *map* is the topology document, and the *source* is the place where it is stored. While the answer
+is not known, writes are refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def was_switched(
 ) -> bool:
     """Ask the source of the topology whether the new map of ``plan`` is published.
 
-    If the source does not answer, ask again, for :data:`LOOK_UP` seconds at most. Give up earlier
-    if another question would exceed that time, were it as slow as the last one. Before the second
+    If the source does not answer, ask again, for :data:`LOOK_UP` seconds at most. Give up earlier if
+    another question that takes as long as the last one would exceed that time. Before the second
     question, tell the operator what the delay means for writers.
 
     :param forced: whether the promotion does without the old primary; used in messages.
@@ -65,7 +65,7 @@ def unsettled_error(plan: PromotionPlan, why: object, *, forced: bool) -> Promot
 
     Until then, the promotion can neither go on nor be undone.
 
-    :param why: what the source has answered, or the error.
+    :param why: the source's answer, or the error that the question to the source has raised.
     """
     return PromotionFailed(
         f"Whether the new map was published is not known ({why})."

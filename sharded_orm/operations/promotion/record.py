@@ -89,8 +89,8 @@ class PromotionRecord:
     def note_published(self) -> None:
         """Record that an earlier process published the promotion's change of the topology.
 
-        That process did not record when. So the journal gets a span of time: from the moment at
-        which that process was about to publish until now.
+        That process did not record the time of publication. So the journal gets a span of time: from
+        the moment at which that process was about to publish until now.
         """
         self.begin(
             "switched",

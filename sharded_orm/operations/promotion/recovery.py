@@ -1,4 +1,4 @@
-"""Advice on how to finish or undo a promotion that was broken off. Only reads.
+"""Advice on how to finish or undo a promotion that was broken off. This module changes nothing.
 
 The advice depends on the journal, on both servers, and on the source of the topology: the place
 where the topology document (the *map*) is stored.
@@ -38,7 +38,7 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
     """Return sentences that say where a run was broken off and whether it can be finished or undone.
 
     Cost: a login to each of the two servers, and one or two round trips to the source of the
-    topology. Each of them that does not answer takes up to five seconds.
+    topology. Each of these three that does not answer takes up to five seconds.
     """
     plan, forced = PromotionPlan.from_json(run.arguments), bool(run.arguments["force"])
     node, phase = plan.node, run.arguments["phase"]

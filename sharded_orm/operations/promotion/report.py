@@ -16,8 +16,8 @@ from sharded_orm.operations.promotion.preflight import Loss
 class PromotionOptions:
     """The options of a promotion.
 
-    :param force: whether to promote without the old primary, which must be dead. The writes that it
-        did not send to the replica are lost.
+    :param force: whether to promote without the old primary, which must be dead. The writes that the
+        old primary did not send to the replica are lost.
     :param timeout: seconds that the replica may take to come near the old primary, and then again
         to execute the rest, after the old primary was made read-only.
     """

@@ -1,4 +1,4 @@
-"""The functions for an operator's requests: check a promotion, execute or resume it, undo it."""
+"""The functions that an operator's commands call: check, execute, resume or undo a promotion."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def check(
 ) -> PromotionReport:
     """Check whether the replica of ``node`` could replace ``node`` now. Changes nothing.
 
-    :param to: the node that the replica must be; None accepts any.
-    :raises PromotionRefused: the replica could not, or another promotion is under way or was broken
-        off; lists all reasons.
+    :param to: the node that the replica must be; None accepts any node.
+    :raises PromotionRefused: the replica could not replace ``node``, or another promotion is under way
+        or was broken off. The message lists all reasons.
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises TopologyError: the source of the topology does not answer.
     :raises JournalMissing: the global database is not migrated.
@@ -64,7 +64,7 @@ def promote(
     read-only first. From then on, a process cannot write until it knows the new map (the topology
     document). Reads are not disturbed. A promotion that was broken off is resumed.
 
-    :param to: the node that the replica must be; None accepts the one that the ranges name.
+    :param to: the node that the replica must be; None accepts the replica that the ranges name.
     :param confirm: called before a forced promotion, which loses writes; returns whether to go on.
         None means to go on without a question.
     :param tell: called with a line for the operator in each phase.
@@ -107,7 +107,7 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | Non
 
 
 def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
-    """Whether the promotion ``run`` has left the phase of the checks, which change nothing."""
+    """Whether the promotion ``run`` may have changed anything: it has got beyond the checks."""
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 

@@ -19,8 +19,8 @@ from sharded_orm.topology.document import Document
 def is_switched(plan: PromotionPlan, document: Document) -> bool:
     """Whether ``document`` is the topology document that ``plan`` publishes, or a later one.
 
-    This is so if the new primary is the primary of all shards of the plan. The ranges may have been
-    divided differently since.
+    This is so if the new primary is the primary of all shards of the plan. The ranges need not be the
+    same, because a later document may divide the shards differently.
     """
     return all(
         primary in plan.new_names
@@ -44,9 +44,9 @@ def switch(
 ) -> Document:
     """Publish the topology document in which the replica is the primary.
 
-    Return the document when this process uses it.
+    Return the document as soon as this process uses it.
 
-    The old primary becomes the replica of its ranges. With ``forced``, they get no replica.
+    The old primary becomes the replica of its ranges. With ``forced``, these ranges get no replica.
 
     :param forced: whether the promotion does without the old primary.
     :param confirm: called each time after the topology was read and before the changed one is
@@ -143,7 +143,8 @@ def rule_out(plan: PromotionPlan) -> bool:
 def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
     """Check that commands can change the topology in its source.
 
-    :raises TopologyReadOnly: they cannot. The message tells the operator what to do instead.
+    :raises TopologyReadOnly: commands cannot change it. The message tells the operator what to do
+        instead.
     """
     source = runtime.source()
     if source.writable:

@@ -1,4 +1,4 @@
-"""Undoing a promotion: both servers get back the roles that they had before."""
+"""Undo a promotion: give both servers the roles back that they had before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sharded_orm.operations.promotion.record import PromotionRecord
 
 
 class PromotionUndo:
-    """Undoes one promotion, which is possible until its new map (topology document) is published."""
+    """Undoes one promotion. This is possible until the new map (topology document) is published."""
 
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
@@ -22,12 +22,12 @@ class PromotionUndo:
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:
-        """Undo the promotion. Return False if its new map turns out to be published, otherwise True.
+        """Undo the promotion. Return False if its new topology turns out to be published, else True.
 
         :param reason: why the promotion is undone; recorded in the journal.
-        :param lenient: what to do if the old primary gives no session: True adds a warning and goes
+        :param lenient: what to do if the login to the old primary fails: True adds a warning and goes
             on, because the server may be dead; False raises the error.
-        :raises PromotionRefused: the old primary gives no session, and ``lenient`` is false.
+        :raises PromotionRefused: the login to the old primary fails, and ``lenient`` is False.
         :raises PromotionFailed: the source of the topology does not answer.
         """
         record = self._record
@@ -67,7 +67,7 @@ class PromotionUndo:
     def _restore_old(self, *, lenient: bool) -> bool:
         """Make the old primary writable again, unless it was read-only before the promotion.
 
-        Return whether it was read-only until now because of the promotion.
+        Return whether the old primary was read-only until now because of the promotion.
         """
         record = self._record
         if record.options.force or record.run.arguments["was"]["old"]:

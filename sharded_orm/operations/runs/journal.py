@@ -147,7 +147,10 @@ def _update_sql(vendor: str) -> str:
 
 
 class JournalRun:
-    """A run that this process holds. Only :func:`hold_run` creates instances. Thread-safe."""
+    """A run (one execution of an operation) that this process holds. Thread-safe.
+
+    Only :func:`hold_run` creates instances.
+    """
 
     def __init__(self, row: OperationRun, lease: leases.Lease, resumed: bool) -> None:
         self.id: int = row.pk
@@ -174,15 +177,15 @@ class JournalRun:
     def now(self) -> datetime:
         """Return the time by the clock of the global database. One query.
 
-        So processes on several hosts use the same clock. The difference of two results is wrong
-        only if that clock was set between the calls.
+        By this method, processes on several hosts use the same clock. The difference between two
+        results is wrong only if that clock was set between the calls.
         """
         row = leases.runs().filter(pk=self.id).annotate(now=leases.DatabaseClock())
         moment: datetime = row.values_list("now", flat=True).get()
         return moment
 
     def note(self, **arguments: Any) -> None:
-        """Store ``arguments`` in the run, in addition to the earlier ones. Same names are replaced."""
+        """Store ``arguments`` in the run. Earlier arguments stay, unless they have the same name."""
         merged = {**self.arguments, **arguments}
         self._write(arguments=merged)
         self.arguments = merged
@@ -193,7 +196,7 @@ class JournalRun:
         :param state: a word for people, such as "done" or "failed".
         :param error: why the run did not succeed; "" if it did.
         """
-        # In one transaction: a kill between the two writes would leave the scripts undeleted.
+        # Use one transaction: after a kill between the two writes, the scripts would stay.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -209,15 +212,15 @@ class JournalRun:
     def create_steps(self, aliases: Iterable[str]) -> None:
         """Create a step for each alias that has none in this run.
 
-        If an earlier run left the shard's step open, the new step continues it: it has the same
-        state and position.
+        If an earlier run left the shard's step open, the new step continues that step: it begins with
+        the same state and position.
 
         Cost: five statements for each 500 steps.
         """
         names = iter(aliases)
         while batch := list(islice(names, BATCH)):
             with transaction.atomic(using=DEFAULT_DB_ALIAS):
-                # Begin the transaction with a write. It checks the lease; and SQLite may refuse the
+                # Begin the transaction with this write, which checks the lease. SQLite may refuse the
                 # first write of a transaction that began with a read.
                 self._write(signs=F("signs") + 1)
                 new = self._create_batch(batch)
@@ -281,8 +284,8 @@ def hold_run(
 ) -> Iterator[JournalRun]:
     """Begin or resume the run of ``kind`` on ``subject``, and hold it inside the block.
 
-    While it is held, no other process can hold a run of that kind and subject. If the block ends
-    and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if its
+    While this process holds the run, no other process can hold a run of that kind and subject. If the
+    block ends and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if its
     arguments differ. A background thread gives a sign of life every five seconds.
 
     :param kind: the kind of operation, such as ``"migrate"``; up to 32 characters.
@@ -292,7 +295,7 @@ def hold_run(
         one is begun.
     :raises OperationHeld: another process holds the run, or died less than 30 seconds ago, so that
         it may still be alive.
-    :raises JournalMissing: the tables do not exist, or the caller is in a transaction.
+    :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
     lease, resumed = _take_lease(kind, subject, arguments)
     row = leases.runs().get(pk=lease.run_id)
@@ -322,7 +325,7 @@ def _take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[lea
 
 @contextmanager
 def require_journal() -> Iterator[None]:
-    """A context manager that replaces a database error in its block if the journal has no tables.
+    """A context manager that detects missing journal tables if its block raises a database error.
 
     :raises JournalMissing: the block failed because the journal's tables do not exist.
     """
@@ -345,7 +348,7 @@ class Scripts:
     """The store of contents, such as recorded SQL, that many steps of a run share. Thread-safe.
 
     A run stores each content once, under a key. Each read is a query; nothing is kept in memory.
-    The contents are deleted when a run finishes and its kind and subject have no open step.
+    The contents are deleted when a run finishes and no step of the same kind and subject is open.
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
@@ -364,7 +367,7 @@ class Scripts:
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
         """Store ``content`` under ``key``, unless the run has a content there already.
 
-        Return the stored content, which is another one if another thread was first.
+        Return the stored content. It differs from ``content`` if another thread has stored one first.
         """
         script = OperationScript(run_id=_run_id(run), key=key, content=content)
         OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)
@@ -381,9 +384,9 @@ def _run_id(run: JournalRun | int) -> int:
 
 
 def open_steps(kind: str, subject: str) -> QuerySet[OperationStep]:
-    """Return the steps that a run began and no run has completed.
+    """Return the steps of operation ``kind`` on ``subject`` that were begun but not completed.
 
-    Their states are running (perhaps interrupted), stopped, failed or unclear.
+    The states of these steps are running (perhaps interrupted), stopped, failed or unclear.
     """
     return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(
         run__kind=kind, run__subject=subject, state__in=LEFT

@@ -45,7 +45,7 @@ def runs() -> QuerySet[OperationRun]:
 
 
 class Lease:
-    """The right of this process to work on one run, which it keeps by signs of life."""
+    """The right of this process to work on one run. Regular signs of life in the database keep it."""
 
     def __init__(self, run_id: int, token: str) -> None:
         self.run_id = run_id
@@ -101,7 +101,7 @@ class Lease:
             connections.close_all()
 
     def release(self) -> None:
-        """Give the run up, so that others can take it at once.
+        """Give the run up, so that another process can take it at once.
 
         Never raises. If the database does not answer, the lease expires by itself.
         """
@@ -148,13 +148,16 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 
 
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
-    """Annotate runs with ``silent``: the time since the last sign of life, None if nobody holds it."""
+    """Annotate runs with ``silent``: the time since the last sign of life.
+
+    The value is None if no process holds the run.
+    """
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))
 
 
 def is_held(row: Any) -> bool:
-    """Whether a process holds the run and is, or may be, alive.
+    """Whether a process holds the run and is alive or may be alive.
 
     :param row: the run's row from :func:`with_silence`.
     """
@@ -210,13 +213,13 @@ def _holder_columns() -> dict[str, Any]:
 def _machine() -> str:
     """Return an id of the space in which the system numbers its processes.
 
-    Two process ids may be compared only if this id is equal for both. If the system does not tell
-    it, return a random id.
+    Two process ids may be compared only if this id is equal for both. If the system does not tell the
+    id, return a random one, which equals no other.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        # Each container on a host has a separate process-id namespace.
+        # Add the process-id namespace to the id, because each container on a host has a separate one.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"[:128]
     except OSError:
         return f"unknown {secrets.token_hex(16)}"

@@ -1,4 +1,4 @@
-"""Removing the names of database accounts from a text before people see it."""
+"""Remove the names of database accounts from a text before people see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Working on many shards in waves: first a few shards, the *canary*, then the others.
+"""Work on many shards in waves: first on a few shards, the *canary*, then on the others.
 
 Within a wave, the work is spread evenly over the nodes (database servers).
 """
@@ -48,7 +48,7 @@ class Waves:
                 raise InvalidWaves(f"{name} must be at least {minimum}, not {value!r}")
 
     def cut(self, shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
-        """Divide ``shards`` into waves. In each wave, the nodes' shards alternate."""
+        """Divide ``shards`` into waves. Within a wave, shards of different nodes alternate."""
         nodes: dict[str, list[Shard]] = {}
         for shard in shards:
             nodes.setdefault(shard.node, []).append(shard)
@@ -63,7 +63,7 @@ class Waves:
 
 
 class Stopping:
-    """A flag that says whether to stop working, with the cause. Calling the object returns the flag.
+    """A flag that says whether to stop working, with the cause. ``stopping()`` returns the flag.
 
     The object has no lock, because :meth:`stop` is called by signal handlers, which may interrupt
     any code.
@@ -76,7 +76,7 @@ class Stopping:
         return bool(self.cause)
 
     def stop(self, cause: str) -> None:
-        """Ask all work to stop. If it was asked already, the first cause stays.
+        """Ask all work to stop. If this was called before, the first cause is kept.
 
         :param cause: a few words, such as "stopped by SIGTERM".
         """

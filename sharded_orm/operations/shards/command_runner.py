@@ -1,6 +1,7 @@
 """Run a management command once for each of many shards.
 
-Keep this module importable before Django's app registry is filled: worker processes import it then.
+This module must be importable before Django's app registry is filled, because worker processes import
+it so early.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _run_one(command: ShardCommand, alias: str) -> Outcome:
         except CommandError as exc:
             error = str(exc)
         except Exception as exc:
-            # Catch everything: an exception of the command concerns this shard only.
+            # Catch every exception, because an error on this shard must not end the run for the others.
             error = f"{type(exc).__name__}: {exc}"
         finally:
             connections[alias].close()

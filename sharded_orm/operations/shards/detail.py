@@ -91,7 +91,7 @@ def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
 def seconds_left(within: float, began: float) -> float:
     """Return the seconds for a second step of a task that should take ``within`` seconds in all.
 
-    At least a third of ``within``, even if the first step has used up the time.
+    The result is at least a third of ``within``, even if the first step has used up the time.
 
     :param began: when the first step began, by ``time.monotonic()``.
     """
@@ -143,8 +143,8 @@ def sizes(shards: Iterable[Shard], *, within: float) -> dict[str, ShardSize]:
     def read(node: str, alive: Alive) -> None:
         with node_connection(node) as wrapper:
             for start in range(0, len(by_node[node]), _BATCH):
-                # This thread may outlive the call. update() is atomic, so that the copy that the
-                # caller gets has either all sizes of this batch or none.
+                # The result is copied for the caller while this thread may still be running. update()
+                # is atomic, so the copy has either all sizes of this batch or none.
                 sizes_by_alias.update(wrapper.shard_sizes(by_node[node][start : start + _BATCH]))
 
     ask_nodes(by_node, read, patience=within)

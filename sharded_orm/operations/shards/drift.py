@@ -35,7 +35,7 @@ class Drift:
 
 @dataclass
 class _SchemaVariant:
-    """A schema, and the shards of one group that have it and the same applied migrations."""
+    """A schema, and those shards of a group that have this schema and the same applied migrations."""
 
     snapshot: SchemaSnapshot
     shards: list[Shard] = field(default_factory=list)

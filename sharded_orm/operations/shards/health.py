@@ -31,7 +31,7 @@ class HealthReport:
     :param inexact: columns whose collation treats two different shard keys as equal.
     :param drifts: shards whose schema differs from that of the other shards.
     :param misplaced: rows that are not on the shard of their key.
-    :param rows: number of rows that were checked for their place.
+    :param rows: number of rows that were checked for being misplaced.
     :param errors: why a check did not finish, keyed by the name of the shard, node or group.
     """
 
@@ -88,7 +88,8 @@ def check(
                 alive()
                 schemas.read(existing, alive)
                 if sample != 0:
-                    # Skip shards that lack migrations: their tables may not match the models.
+                    # Skip shards that lack migrations, because the tables of these shards may not match
+                    # the models.
                     current = [
                         shard_status.shard
                         for shard_status in existing

@@ -1,4 +1,4 @@
-"""Find misplaced rows: they are not on the shard of their shard key, so that no query finds them."""
+"""Find misplaced rows. A misplaced row is not on the shard of its shard key, so queries miss it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RowScan:
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
         """Check whether the rows on ``shards`` are on the shard of their key.
 
-        All ``shards`` are on one node and of one group.
+        ``shards`` must all be on one node and belong to one group.
 
         Cost for each model: a sample takes one statement per 256 shards, a scan of all rows one per
         shard; SQLite always takes one per shard. If the group's keys are in the directory, there is
@@ -159,7 +159,8 @@ class RowScan:
         try:
             homes = _homes(options.group, {key for _, key, _ in rows})
         except Error as exc:
-            # The directory's server has failed, not the node with the rows.
+            # The directory's server has failed, not the node with the rows. So report the error for the
+            # group.
             self.errors[options.group] = f"its keys cannot be looked up ({error_line(exc)})"
             return
         strays: dict[tuple[str, Any], tuple[Shard, int]] = {}
@@ -181,14 +182,16 @@ class RowScan:
 def sharded_models(group: str) -> list[ShardOptions]:
     """Return the models of ``group`` whose own table has the shard key, sorted by label.
 
-    Automatic many-to-many tables are left out: foreign keys keep their rows on the right shard.
+    Automatic many-to-many tables are left out, because foreign keys keep the rows of these tables on
+    the right shard.
     """
     models = []
     for model in apps.get_models():
         options = shard_options(model)
         meta = model._meta
         if options is not None and options.group == group and options.key is not None:
-            # With multi-table inheritance, the child's key is in the parent's table.
+            # With multi-table inheritance, only the parent's table has the shard key. So leave the
+            # child model out.
             is_own = options.key in meta.local_concrete_fields
             if meta.managed and not meta.proxy and is_own:
                 models.append(options)
@@ -241,7 +244,7 @@ class _Table:
         )
 
     def read_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
-        """Read the shard keys on ``shards`` by one statement: (shard, key, number of rows)."""
+        """Read the keys on ``shards`` by one statement. Return tuples (shard, key, number of rows)."""
         parts: list[str] = []
         params: list[Any] = []
         for index, shard in enumerate(shards):
@@ -257,7 +260,7 @@ class _Table:
         return [(shards[row[0]], key, row[2]) for row, key in zip(rows, keys, strict=True)]
 
     def read_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
-        """Read and stream the shard keys on ``shard``: (shard, key, number of rows)."""
+        """Stream the keys on ``shard`` from the server. Yield tuples (shard, key, number of rows)."""
         if wrapper.features.can_union_shards:
             sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
             with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
@@ -294,7 +297,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Return the shard number for each of ``keys``; None for keys that have no shard."""
+    """Return the shard numbers, keyed by shard key. The number is None for a key that has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

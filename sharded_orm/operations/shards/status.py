@@ -34,7 +34,7 @@ class ShardStatus:
 
     :param state: ``"current"`` (all migrations are applied), ``"behind"`` (some are not),
         ``"missing"`` (there is no schema) or ``"error"`` (the shard cannot be read).
-    :param digest: a digest of the applied migrations, equal for shards with the same ones; see
+    :param digest: a digest of the applied migrations, equal for shards with the same migrations; see
         ``applied_digests``.
     :param behind: number of migrations that are not applied.
     :param following: the first migration that is not applied; "" if there is none.
@@ -53,7 +53,7 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The states of the selected shards of one group that have their primary on one node."""
+    """The states of a group's selected shards whose primary is on one node."""
 
     group: str
     shards: tuple[ShardStatus, ...]
@@ -90,7 +90,8 @@ class GroupOnNode:
 class NodeStatus:
     """The state of one node.
 
-    :param error: why the node does not answer, or None if it does. If it does not, ``groups`` is empty.
+    :param error: why the node does not answer; None if the node has answered. After an error,
+        ``groups`` is empty.
     :param expected: number of selected shards whose primary is on the node, keyed by group.
     :param groups: the shards that the node has answered for.
     """
@@ -137,7 +138,7 @@ def status(
     :param timeout: seconds to wait for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
     :param within: total seconds to wait for a node; replaces ``timeout`` if a user is waiting, as in
-        the admin.
+        the admin. None: ``timeout`` applies.
     """
     by_node = shards_by_node(shards)
     pending = _MissingMigrations()
@@ -280,7 +281,7 @@ class _MissingMigrations:
         self._by_state: dict[tuple[str, str], tuple[int, str]] = {}
 
     def of(self, shard: Shard, digest: str) -> tuple[int, str]:
-        """Return how many migrations ``shard`` lacks, and the first of them.
+        """Return how many migrations ``shard`` lacks, and the name of the first one ("" if none).
 
         Queries the shard if no earlier shard of the group had the same digest.
 
@@ -300,7 +301,7 @@ class _MissingMigrations:
 
 
 class _Unexpected:
-    """Finds schemas that are named like a shard, on a node that neither is its primary nor its replica."""
+    """Finds schemas that are named like a shard, on a node where that shard does not belong."""
 
     def __init__(self) -> None:
         self._topology = runtime.topology()
@@ -318,7 +319,8 @@ class _Unexpected:
                 for name, group in self._topology.groups.items()
                 if (number := self._numbers[name](schema)) is not None
             ]
-            # Two groups may name their schemas alike. It is enough if the schema belongs to one of them.
+            # Several groups may have a shard with this schema name. Report the schema only if none of
+            # these shards belongs on the node.
             if owners and not any(self._belongs(node, *owner) for owner in owners):
                 schemas.setdefault(owners[0][0].name, []).append(schema)
         return schemas

@@ -19,7 +19,7 @@ from sharded_orm.routing.directory import DirectoryStrategy
 
 @dataclass(frozen=True)
 class KeyLocation:
-    """The shard of a key. ``shard`` and all attributes after it are None while the key has no shard.
+    """The shard of a key. ``shard`` and all attributes after it are None if the key has no shard yet.
 
     :param key: the key, converted by its field.
     :param why: how the group's strategy explains the key's shard.
@@ -94,7 +94,7 @@ def where(label: str, name: str, text: str) -> KeyLocation:
 
 @dataclass(frozen=True)
 class PlacementEntry:
-    """The entry for a key in the directory's table. A process may still have an older one in memory.
+    """The entry for a key in the directory's table. A process may still have an older entry in memory.
 
     :param shard: the number of the key's shard.
     :param placed_at: when the key was placed there.

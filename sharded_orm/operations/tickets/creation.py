@@ -62,19 +62,20 @@ def create(
     """Create the sequences on all servers that lack them; leave existing sequences as they are.
 
     May be repeated after an interruption. If a server has lost a sequence that other servers have,
-    the new one begins above all ids that the others know of. All checks are made before the first
-    sequence is created.
+    the new sequence begins above all ids that the other servers know of. All checks are made before the
+    first sequence is created.
 
     :param names: names of sequences; by default those of all installed models.
     :param start: the smallest possible first id of a new sequence; by default the first id is above
         the largest existing one (F4).
     :param form: the kind of SQL by which the sequence counts: ``update``, ``replace`` or ``sequence``.
-        By default the form on the other servers, else the first that the database supports.
+        By default the form on the other servers; if none has the sequence, the first form that the
+        database supports.
     :param check: whether to look for existing ids in the tables. If False, ``start`` is required.
     :param only: create sequences only on the server with this alias; by default on all servers.
     :param servers: the servers; by default all in ``TICKETS``. All must answer.
-    :raises InvalidSequence: a name, ``start`` or ``form`` is not possible, an existing sequence differs
-        from them, or an id at or above ``start`` exists.
+    :raises InvalidSequence: a name, ``start`` or ``form`` is not possible, an existing sequence does
+        not match ``start`` or ``form``, or an id at or above ``start`` exists.
     :raises SequenceNotChecked: a server, or a database with rows, does not answer.
     :raises TicketServerMisconfigured: a server does not match ``TICKETS``.
     """
@@ -115,9 +116,10 @@ def create(
 
 
 def _require_same(sequence: SequencePosition, start: int | None, form: str | None) -> None:
-    """Refuse an existing sequence that does not match what the caller wants.
+    """Check that an existing sequence has the form and the start that the caller wants.
 
-    :raises InvalidSequence: ``sequence`` has another form than ``form``, or is below ``start``.
+    :raises InvalidSequence: the form of ``sequence`` is not ``form``, or its position is below
+        ``start``.
     """
     row = sequence.row
     if form is not None and form != row.form:
@@ -194,13 +196,15 @@ def _last_used(
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
         return after  # An earlier creation was interrupted: begin as on the other servers.
-    # A server was replaced. The last ids of the old server may be in no row and unknown to its partner.
+    # Other servers have the sequence, so this one was replaced or has lost it. Add a margin, because
+    # the last ids that were handed out may be in no row and unknown to the next server, which keeps the
+    # high-water mark.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 
 
 def _is_unused(sequence: SequencePosition, after: int) -> bool:
-    """Whether ``sequence`` begins above ``after``, and no id of it was handed out yet."""
+    """Whether ``sequence`` begins above ``after`` and has handed out no id yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
     # A new sequence that counts by an auto-increment column is at the server's first id already, before
@@ -227,7 +231,8 @@ def begin(
     """Create missing sequences on one server, and the catalog table that lists them. Checks nothing.
 
     :param after: new sequences begin above this number.
-    :param form: the kind of SQL by which they count; by default the first that the database supports.
+    :param form: the kind of SQL by which new sequences count; by default the first that the database
+        supports.
     """
     deadline = time.monotonic() + PATIENCE
 

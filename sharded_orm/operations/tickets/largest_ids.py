@@ -17,8 +17,8 @@ from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
 
-# Errors for a missing database, table or column, which means that there are no ids yet: MySQL's error
-# numbers, the beginnings of SQLite's messages, PostgreSQL's SQLSTATEs.
+# MySQL's error numbers, the beginnings of SQLite's messages and PostgreSQL's SQLSTATEs for a missing
+# database, table or column. These errors mean that there are no ids yet.
 _MISSING_NUMBERS = {1049, 1054, 1146}
 _MISSING_WORDS = ("no such table", "no such column")
 _MISSING_STATES = {"3D000", "3F000", "42P01", "42703"}
@@ -126,14 +126,14 @@ def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | N
         if _is_missing(exc):
             return None
         raise _not_checked(field, alias, exc) from exc
-    # A table from before the TicketField may have text keys, which are no ids of a sequence.
+    # A table that was created before the model got its TicketField may have text keys. Ignore them.
     return largest_id if isinstance(largest_id, int) else None
 
 
 def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
     """Return the column with the ids; None if the table or the column does not exist.
 
-    A table from before the TicketField may have another name for its primary key.
+    If the table was created before the model got its TicketField, the column may have another name.
     """
     introspection, table = connection.introspection, field.model._meta.db_table
     if table not in introspection.table_names(cursor):

@@ -85,9 +85,9 @@ def verify(
     the highest id that it is known to have handed out; the next server keeps the mark. Reads only ids
     above the position, on all shards. Changes nothing.
 
-    :param names: names of sequences; by default all that models or servers have.
+    :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param servers: the servers to check; by default all in ``TICKETS``.
-    :param progress: see :data:`Progress`.
+    :param progress: called before each sequence and at the end; see :data:`Progress`. None for no calls.
     :raises UnknownSequence: no model and no server has one of ``names``.
     """
     return [
@@ -115,15 +115,16 @@ def advance(
     position. Servers are independent: a server that does not answer gets a result with a ``problem``,
     and the others are moved.
 
-    :param names: names of sequences; by default all that models or servers have.
-    :param margin: number of ids to skip, for ids that were handed out, but are in no row and above the
-        high-water mark.
-    :param to: the target; replaces the computed one and ``margin``. A server above it stays there.
+    :param names: names of sequences; by default all sequences that a model uses or a server has.
+    :param margin: number of ids to skip, because ids above the high-water mark may have been handed out
+        that are in no row.
+    :param to: the target; replaces the computed target and ``margin``. A server whose position is above
+        ``to`` stays there. None to compute the target.
     :param check: whether to look for existing ids in the tables. If False, ``to`` is required.
     :param dry_run: if True, report what would be done and change nothing.
     :param only: move only the server with this alias; by default all servers.
     :param servers: the servers to compare; by default all in ``TICKETS``.
-    :param progress: see :data:`Progress`.
+    :param progress: called before each sequence and at the end; see :data:`Progress`. None for no calls.
     :raises InvalidSequence: ``margin`` is negative, ``to`` is no possible id, or ``to`` is missing
         without ``check``.
     :raises UnknownSequence: no model and no server has one of ``names``.
@@ -140,7 +141,7 @@ def advance(
 def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
     """Return the problem text for server ``index`` if its high-water mark is not known.
 
-    The partner, which is the next server and keeps the mark, does not tell it.
+    The next server (the partner), which keeps the mark, did not tell it.
     """
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"

@@ -107,14 +107,15 @@ def _not_answering(server: ServerStatus) -> str:
 def _missing_problems(
     answer: ServerAnswer, names: Iterable[str], declared: Container[str]
 ) -> Iterator[str]:
-    """Yield a problem if a server lacks sequences, such as a new or replaced server.
+    """Yield a problem if a server lacks sequences, for example because it is new or was replaced.
 
     :param names: the sequences that the server should have.
     :param declared: the sequences of the installed models.
     """
     missing = sorted(set(names) - set(answer.sequences))
     if answer.error is None and missing:
-        # Without names, "tickets create" creates the models' sequences only.
+        # Name all missing sequences if one of them is not a model's: without names, "tickets create"
+        # creates only the models' sequences.
         arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
             f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"

@@ -67,7 +67,7 @@ def all_servers() -> list[TicketServer]:
 
 
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
-    """Ask the servers one after the other for all their sequences, and check the sequences' slots.
+    """Ask each server in turn for all its sequences, and check their slots (shares of all ids).
 
     :param patience: seconds to wait for one server.
     """
@@ -136,7 +136,7 @@ def slot_problem(
     A slot is a server's share of all ids (offset and step). The slot in ``row`` must be the server's.
 
     :param answers: the answers of all servers. Another server may have the slot in ``row``: then one
-        database is a copy of the other. May be empty.
+        database is a copy of the other. If empty, this is not checked.
     """
     if row.slot == server.slot:
         return None
@@ -166,7 +166,7 @@ def slot_problem(
 def select_names(
     names: Iterable[str], declared_names: Iterable[str], answers: Sequence[ServerAnswer]
 ) -> list[str]:
-    """Return the sequences to work on: ``names``, or if empty, all that models or servers have.
+    """Return ``names``, or if it is empty, all sequences that a model uses or a server has.
 
     :raises UnknownSequence: no model and no server has one of ``names``. Not raised if a server did
         not answer, because it may have the sequence.
@@ -204,8 +204,9 @@ def check_name(name: str) -> None:
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
     """Return the highest id that server ``index`` is known to have handed out: its high-water mark.
 
-    The server's partner, which is the next server, keeps the mark. 0 if the server has handed out no id.
-    None if there is only one server, or if the partner did not answer or lacks the sequence.
+    The server's partner, which is the next server, keeps the mark. The result is 0 if the server has
+    handed out no id. It is None if there is only one server, or if the partner did not answer or lacks
+    the sequence.
     """
     if len(answers) < 2:
         return None
@@ -216,7 +217,7 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
 def is_behind(position: int, high_water_mark: int | None) -> bool:
     """Whether a server would hand out ids again.
 
-    It would if its position is below its high-water mark, the highest id that it is known to have handed
-    out. False if the mark is None, that is, not known.
+    True if the server's position is below its high-water mark, the highest id that it is known to have
+    handed out. False if not, or if the mark is not known (None).
     """
     return high_water_mark is not None and max(position, 0) < high_water_mark
