@@ -267,7 +267,7 @@ class ObjectViewsMixin(AddViewMixin):
         if request.POST.keys() & handled_by_django:
             return super().response_add(request, named_row(obj), post_url_continue)
         # Do what Django's response_add() does after a plain "Save", but link to the row by its
-        # object id. response_post_save_add() is a hook that projects override.
+        # object id. Projects override the hook response_post_save_add(), so it is called, too.
         self.message_added(request, obj)
         return self.response_post_save_add(request, obj)
 

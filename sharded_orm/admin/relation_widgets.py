@@ -28,7 +28,7 @@ else:
 
 
 class RawId(widgets.ForeignKeyRawIdWidget):
-    """An input for the id of a related row. Its magnifying glass links to the list of one shard."""
+    """An input for the id of a related row. Its magnifying glass links to the list of the rows on the shard of the form."""
 
     #: URL parameters for the links of the widget; they name the shard or the shard key.
     scope_query: dict[str, str] = {}

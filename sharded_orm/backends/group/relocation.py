@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Number of the topology in use. Each new topology in this process adds 1. Only ``runtime`` causes that.
+# Number of the topology in use. Each new topology in this process adds 1. Only the module ``runtime`` changes it.
 generation = 0
 
 # Settings that do not affect where or how a wrapper connects.

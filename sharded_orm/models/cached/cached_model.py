@@ -35,7 +35,7 @@ NULL = "%N"
 
 # How many Scope objects (sets of rows with a common guard in the cache) each model remembers.
 _SCOPES = 2048
-# Types of values: an argument of a field goes into the model's fingerprint if it has such a type.
+# An argument of a field is part of the model's fingerprint if its value has one of these types.
 _PLAIN = (str, int, float, bool, type(None))
 # The names of field arguments that do not change how values are stored in the column. Such arguments
 # are left out of the model's fingerprint.

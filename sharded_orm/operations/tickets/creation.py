@@ -105,7 +105,7 @@ def create(
     for name, server, last_used, server_form in plan:
         begin(server, [name], after=last_used, form=server_form)
     created = {(name, server.alias) for name, server, _, _ in plan}
-    # Read and check the sequences again. Only now can it be seen that two aliases are the same database.
+    # Read and check the sequences again: two aliases of one database show the same new sequence.
     sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
         _result(sequences[server.alias][name], server, (name, server.alias) in created)
