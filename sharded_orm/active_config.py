@@ -115,9 +115,9 @@ class ActiveConfig:
                         self._consider(watcher, document)
                     except TopologyError:
                         pass  # The watcher has logged the error.
-                    except Exception:
-                        # Catch every error: the source's thread, which calls this function, must survive to deliver
-                        # later documents.
+                    except (
+                        Exception
+                    ):  # Logged: the source's thread must live to deliver later documents.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )

@@ -339,8 +339,7 @@ class TransactionMarkers:
                 server.name, exc, self._connection.alias,
             )  # fmt: skip
             return False
-        # Any other error is only logged: a committed transaction must not seem to have failed.
-        except Exception:
+        except Exception:  # Logged: a committed transaction must not seem to have failed.
             logger.exception("closing markers on %s", server.name)
             return False
         try:

@@ -63,7 +63,9 @@ class Reader:
         self._filler = Filler(cache, self.memory, self._decoder)
         self._now = now
 
-    def read(self, requests: Sequence[CacheRequest], *, to_fill: bool = True) -> None:
+    def read(
+        self, requests: Sequence[ObjectRequest | ListRequest], *, to_fill: bool = True
+    ) -> None:
         """Look for all ``requests`` in the cache, and set their outcomes.
 
         Does not raise if a cache server is down.
@@ -84,7 +86,7 @@ class Reader:
                 self._decide(first, server, reply)
         else:
             steps = [
-                self._object(request) if isinstance(request, ObjectRequest) else self._list(request)  # type: ignore[arg-type]  # a request is for an object or for a list
+                self._object(request) if isinstance(request, ObjectRequest) else self._list(request)
                 for request in requests
             ]
             drive(steps, exchange)

@@ -54,7 +54,7 @@ def fetch(
         :exc:`ScatterError` is raised then.
     :param on_failure: a function to call with a :exc:`ScatterError` after the last row, if
         ``partial`` is true and a shard did not answer.
-    :param local_columns: the columns of the shard key. If GROUP BY contains them, all rows of one
+    :param local_columns: the columns of the shard key. If GROUP BY has all of them, all rows of one
         of its groups are on one shard.
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to leave the rows on the servers until they are read; ignored if the

@@ -90,7 +90,7 @@ class CompileOptions:
     by_pk: bool = False
     # Whether to select the primary key as an extra column.
     with_pk: bool = False
-    # The columns of the shard key. If GROUP BY contains one of them, each group has all its rows on
+    # The columns of the shard key. If GROUP BY contains all of them, each group has all its rows on
     # one shard.
     local_columns: frozenset[str] = field(default_factory=frozenset)
     # Whether the query only asks if any row exists. The groups of GROUP BY then need no merge.

@@ -17,7 +17,7 @@ from sharded_orm import runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.reader import Reader
-from sharded_orm.cache.requests import HIT, MISS, CacheRequest, ListRequest, ObjectRequest
+from sharded_orm.cache.requests import HIT, MISS, ListRequest, ObjectRequest
 from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.hydration import InstanceFactory, connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan
@@ -49,7 +49,7 @@ class CachedRead:
         alias: str,
         factory: InstanceFactory,
         kind: str,
-        request: CacheRequest,
+        request: ObjectRequest | ListRequest,
         fill: bool,
     ) -> None:
         self.queryset = queryset
@@ -177,7 +177,7 @@ def prepare(queryset: Any, plan: LookupPlan, kind: str) -> CachedRead | None:
         return None
     place = cached.place(alias)
     factory = state.factory(plan)
-    request: CacheRequest
+    request: ObjectRequest | ListRequest
     if kind is ROWS and fingerprint.only_equal and fingerprint.equal.keys() == plan.object_columns:
         equal = fingerprint.equal
         pk = _one_pk(plan, equal)
