@@ -13,10 +13,15 @@ from django.db.models.signals import post_migrate
 from django.dispatch import receiver
 
 from sharded_orm import conf, runtime
+from sharded_orm.database_settings import CurrentAliases
 from sharded_orm.exceptions import TopologyUnavailable
+from sharded_orm.topology.aliases import provide_resolver
 
 if TYPE_CHECKING:
     from sharded_orm.ids.tickets.pool import TicketSessionPool
+
+# Here and not in ready(): while Django loads models, DATABASES may be used already.
+provide_resolver(CurrentAliases())
 
 
 class ShardedOrmConfig(AppConfig):

@@ -15,7 +15,7 @@ from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import CrossShardRelation, UnplacedKey
 from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
 from sharded_orm.models.sharding.options import (
@@ -161,7 +161,7 @@ class ShardRouter:
         """
         topology = runtime.topology()
         shard = topology.resolve(db)
-        group = shard.group if shard is not None else runtime.template_group(db)
+        group = shard.group if shard is not None else database_settings.template_group(db)
         if group is None and db in topology.groups:
             return False
         if app_label == APP_LABEL and model_name is not None:

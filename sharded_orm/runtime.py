@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -22,12 +21,7 @@ from sharded_orm.backends.group import relocation
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
 from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
-from sharded_orm.topology.aliases import (
-    GROUP_ENGINE,
-    ShardedDatabases,
-    complete,
-    provide_resolver,
-)
+from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 from sharded_orm.topology.sources.base import TopologySource
@@ -348,94 +342,6 @@ def on_reset(forget: Callable[[], None]) -> None:
     _forgetters.append(forget)
 
 
-TEMPLATE_SUFFIX = "_template"
-
-
-def template_group(alias: str) -> str | None:
-    """Return ``photos`` for the template alias ``photos_template``; None if ``alias`` is no such alias.
-
-    A template is a schema with the tables of a shard group, but without users' rows. A test run
-    clones the group's shards from the template.
-    """
-    name = alias.removesuffix(TEMPLATE_SUFFIX)
-    return name if name != alias and name in topology().groups else None
-
-
-def alias_settings(alias: str) -> dict[str, Any] | None:
-    """Return the settings of the shard ``alias``, as an entry of ``DATABASES``.
-
-    None if there is no such shard.
-    """
-    current = topology()
-    shard = current.resolve(alias)
-    return None if shard is None else database_settings(shard, current)
-
-
-def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
-    """Return the settings of ``shard``, as an entry of ``DATABASES``.
-
-    ``GENERATION`` in the result is the number of topologies that the process has used so far. A
-    connection compares it with the current number to notice that the topology has changed.
-
-    :param among: the topology that ``shard`` was taken from; by default the topology in use.
-    """
-    # Read this before the topology. If the topology is replaced in between, the connection then looks
-    # up its settings once more; in the other order it would miss the change.
-    generation = relocation.generation
-    node = _application_settings((among or topology()).nodes[shard.node])
-    name = shard.schema
-    if node.get("NAME"):  # The node is an SQLite node: NAME is the folder of its files.
-        name = str(Path(node["NAME"]) / f"{shard.schema}.sqlite3")
-    return {**node, "NAME": name, "SHARD": shard, "GENERATION": generation}
-
-
-def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
-    """Return complete connection settings for the schema of ``shard`` on the node ``shard.node``.
-
-    The settings lead to that node even if the topology in use has the shard on another node. Return
-    None if the node no longer exists.
-    """
-    current = topology()
-    return complete(database_settings(shard, current)) if shard.node in current.nodes else None
-
-
-def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a node without ``OPERATOR``.
-
-    ``OPERATOR`` is an account that only operators' commands may use or show.
-    """
-    return {key: value for key, value in node.items() if key != "OPERATOR"}
-
-
-def operator_settings(node: str) -> dict[str, Any] | None:
-    """Return the settings of ``node`` with the user and password of its ``OPERATOR`` entry.
-
-    None if the node has no such entry.
-    """
-    node_settings = topology().nodes[node]
-    account = node_settings.get("OPERATOR")
-    return {**_application_settings(node_settings), **account} if account else None
-
-
-def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str, Any]:
-    """Return the entry of ``DATABASES`` for the alias that stands for the whole shard group ``group``.
-
-    :param among: the topology that ``group`` was taken from; by default the topology in use.
-    """
-    generation = relocation.generation
-    node = _application_settings((among or topology()).nodes[group.ranges[0].primary])
-    return {
-        **node,
-        "GENERATION": generation,
-        "ENGINE": GROUP_ENGINE,
-        "NODE_ENGINE": node["ENGINE"],
-        "NAME": group.name,
-        "GROUP": group.name,
-        "ATOMIC_REQUESTS": group.atomic_requests,
-        "MAX_IDLE_ALIASES": config().max_idle_aliases,
-    }
-
-
 def reset() -> None:
     """Drop all objects that were made from the settings, because the settings have changed.
 
@@ -498,23 +404,3 @@ def place(name: str, key: Any) -> Shard:
     See :meth:`Strategy.place`.
     """
     return shard(name, strategy(name).place(key))
-
-
-class _CurrentAliases:
-    """The resolver of ``DATABASES``: looks up groups and shards in the topology in use."""
-
-    @staticmethod
-    def group_aliases() -> dict[str, dict[str, Any]]:
-        current = topology()
-        return {name: group_settings(group, current) for name, group in current.groups.items()}
-
-    @staticmethod
-    def shard_alias(alias: str) -> dict[str, Any] | None:
-        return alias_settings(alias)
-
-    @staticmethod
-    def is_shard(alias: str) -> bool:
-        return topology().resolve(alias) is not None
-
-
-provide_resolver(_CurrentAliases())

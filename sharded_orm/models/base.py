@@ -8,7 +8,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.base import ModelBase
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.cached.invalidation import CacheAttribute
@@ -177,7 +177,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         ):
             return  # A key that was never loaded cannot have changed.
         home = runtime.topology().resolve(alias)
-        if home is None and runtime.template_group(alias) == options.group:
+        if home is None and database_settings.template_group(alias) == options.group:
             return
         shard = options.locate(self)
         if options.awaits_key(self):

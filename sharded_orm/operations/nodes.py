@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, OperationalError, connections
 from django.db.utils import load_backend
 
-from sharded_orm import runtime
+from sharded_orm import database_settings
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.topology.aliases import complete
@@ -54,7 +54,7 @@ def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
     """
     # Get the settings of the node by an invented shard without a schema name. On SQLite, NAME is then a
     # file in the node's folder that belongs to no shard.
-    settings = runtime.database_settings(Shard("", 0, name, None, ""))
+    settings = database_settings.database_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
         complete(settings), f"node {name}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
 
-from sharded_orm import runtime
+from sharded_orm import database_settings
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.test_databases import prepare_shards
 from sharded_orm.scatter.failures import (
@@ -46,7 +46,7 @@ def _node_wrapper(shard: Shard) -> Any:
     # The thread's connection object is for another node than the plan: a transaction keeps it on
     # the former node, or the shard has moved since the plan was made. Use a copy that connects to
     # the plan's node.
-    settings = runtime.settings_as_planned(shard)
+    settings = database_settings.settings_as_planned(shard)
     return wrapper if settings is None else relocation.separate_copy(wrapper, settings)
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sharded_orm import runtime
+from sharded_orm import database_settings
 from sharded_orm.backends.sqlite3.base import DatabaseWrapper
 from sharded_orm.models.after_migrate.auto_increment import first_ids
 from sharded_orm.topology.model import Shard
@@ -138,5 +138,5 @@ def _begin_counters(connection: sqlite3.Connection, shard: Shard) -> None:
 
 
 def _path(shard: Shard) -> Path:
-    settings: dict[str, Any] = runtime.database_settings(shard)
+    settings: dict[str, Any] = database_settings.database_settings(shard)
     return Path(settings["NAME"])

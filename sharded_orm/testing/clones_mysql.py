@@ -15,7 +15,7 @@ from typing import Any
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 
-from sharded_orm import runtime
+from sharded_orm import database_settings
 from sharded_orm.models.after_migrate.auto_increment import first_ids
 from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
@@ -176,7 +176,7 @@ class MySQLCloner(Cloner):
         """
         with self.batch():
             if shard.node not in self._cursors:
-                settings = complete({**runtime.database_settings(shard), "NAME": None})
+                settings = complete({**database_settings.database_settings(shard), "NAME": None})
                 engine = load_backend(settings["ENGINE"])
                 cursor: Any = engine.DatabaseWrapper(settings, NO_DB_ALIAS).cursor()
                 self._cursors[shard.node] = cursor

@@ -24,7 +24,7 @@ from django.core.management.sql import sql_flush
 from django.core.signals import setting_changed
 from django.db import connections
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.conf import SETTING
@@ -101,7 +101,7 @@ class GroupTestDatabases:
         return template.schema
 
     def _migrate(self, connection: Any, verbosity: int) -> None:
-        alias = self.configured.name + runtime.TEMPLATE_SUFFIX
+        alias = self.configured.name + database_settings.TEMPLATE_SUFFIX
         try:
             with _migrations_disabled(connection.settings_dict["TEST"]["MIGRATE"] is False):
                 call_command(

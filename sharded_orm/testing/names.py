@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 
-from sharded_orm.runtime import TEMPLATE_SUFFIX
+from sharded_orm.database_settings import TEMPLATE_SUFFIX
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
 # Number of the template, the schema that is migrated. No shard has this number, so no row is placed

@@ -54,7 +54,7 @@ class Resolver(Protocol):
         """Whether ``alias`` names a shard; cheaper than :meth:`shard_alias`."""
 
 
-# The object that looks up groups and shards, set once, when the module ``runtime`` is loaded. That is after
+# The object that looks up groups and shards, set once, when the module ``apps`` is loaded. That is after
 # the settings module has made DATABASES, but before Django loads applications and uses DATABASES.
 _resolver: Resolver | None = None
 

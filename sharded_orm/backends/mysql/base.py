@@ -18,7 +18,7 @@ from django.utils.functional import cached_property
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.mysql import collations, identity, locks, sizes, snapshot
-from sharded_orm.backends.mysql.connection import SessionMode, VirtualConnection
+from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
 from sharded_orm.backends.mysql.features import DatabaseFeatures
@@ -27,6 +27,7 @@ from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
+from sharded_orm.backends.mysql.session_mode import SessionMode
 from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot

@@ -17,7 +17,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from MySQLdb import InterfaceError, MySQLError, OperationalError
@@ -25,6 +24,7 @@ from MySQLdb import InterfaceError, MySQLError, OperationalError
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_lost
+from sharded_orm.backends.mysql.session_mode import SessionMode
 from sharded_orm.backends.mysql.transaction import AUTOCOMMIT_OFF, BEGIN, ServerTransaction
 from sharded_orm.backends.write_hooks.session_id import SessionID
 
@@ -34,24 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sharded_orm.backends")
 
 _LOST = 2006
-
-
-class SessionMode(IntEnum):
-    """How long a virtual connection keeps a leased session before other aliases may use it."""
-
-    FREE = 0
-    """In autocommit, the session is kept for one statement."""
-    TRANSACTION = 1
-    """With autocommit off, the session is kept from a transaction's first statement to its end."""
-    HELD = 2
-    """In autocommit, the session is kept while foreign key checks are off, during one_session() (for
-    executemany), or from hold() to release().
-    """
-    PINNED = 3
-    """The session is kept until close(), because a statement left state in it."""
-    LOST = 4
-    """The session that this connection had to keep is gone, and with it a transaction or other state."""
-    CLOSED = 5
 
 
 CursorFactory = Callable[[type], Callable[["VirtualConnection"], Any]]
@@ -166,9 +148,7 @@ class VirtualConnection(DriverFace):
             self._end(b"COMMIT")
 
     def rollback(self) -> None:
-        """Roll back the transaction. If the session was lost, send nothing: the server has rolled back
-        already.
-        """
+        """Roll back the transaction. Send nothing if the session was lost: the server rolled back then."""
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()
@@ -183,8 +163,7 @@ class VirtualConnection(DriverFace):
             self._end(b"ROLLBACK")
 
     def close(self) -> None:
-        """Close this connection. Its session goes back to the pool if it is clean, and is closed
-        otherwise.
+        """Close this connection. A clean session goes back to the pool; any other session is closed.
 
         Further calls do nothing.
         """
@@ -229,20 +208,16 @@ class VirtualConnection(DriverFace):
     # --- What LeasedCursor needs for a statement --------------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call ``before_commit``, because the next statement may commit the transaction implicitly.
-
-        Such statements are ``ALTER TABLE``, ``LOCK TABLES``, ``COMMIT`` and ``CALL``.
-        """
+        """Call ``before_commit``: the next statement, such as ``ALTER TABLE``, may commit implicitly."""
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()
 
     def begin_statement(self, *, plain: bool = True) -> tuple[NodeSession, list[bytes]]:
-        """Return the session for the next statement, and the prefix: statements to send before that
-        one.
+        """Return the session for the next statement, and the prefix: statements to send before it.
 
-        The prefix has statements such as ``USE``, ``BEGIN`` and ``SAVEPOINT``. If no session is held,
-        one is leased.
+        The prefix has statements such as ``USE``, ``BEGIN`` and ``SAVEPOINT``. Leases a session if
+        none is held.
 
         :param plain: whether the next statement neither commits implicitly nor leaves state in the
             session. If false, ``autocommit=0`` is set first in a transaction.
@@ -361,16 +336,12 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(), after the caller has removed its state from the session. A pinned session is
-        still kept.
-        """
+        """Undo hold(), after the caller has removed its state. A pinned session is still kept."""
         self.is_held = False
         self.settle()
 
     def hold_after_commit(self) -> None:
-        """Keep the session when its transaction ends. release_after_commit() or discard_after_commit()
-        end this.
-        """
+        """Keep the session when its transaction ends, until release_ or discard_after_commit()."""
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
@@ -382,8 +353,7 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept, so that its id is no longer in use on the
-        server.
+        """Close the session that hold_after_commit() kept: the server then no longer uses its id.
 
         The session stays open if it has other state of this connection, which closing would lose.
         """
@@ -394,8 +364,7 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def any_session(self) -> Iterator[NodeSession]:
-        """Return a context manager that gives a session: the held one, or one leased only for the
-        block.
+        """Give a session to a ``with`` block: the held one, or one leased only for the block.
 
         The block must not change the state of the session.
         """
@@ -417,17 +386,14 @@ class VirtualConnection(DriverFace):
         self.pool.release(session)
 
     def session_id(self) -> SessionID:
-        """Return the identity of the held session on its server, or an empty identity if no session is
-        held.
-        """
+        """Return the identity of the held session on its server; empty if no session is held."""
         if self.session is None:
             return SessionID()
         with self._watched_session() as session:
             return session_id(session, self.pool)
 
     def settle(self) -> None:
-        """Set ``mode`` from the other attributes. Return the session to the pool if no attribute keeps
-        it.
+        """Set ``mode`` from the other attributes. If none of them keeps the session, return it.
 
         Does nothing if the session is pinned or lost, or if the connection is closed.
         """
@@ -475,9 +441,7 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """Return a context manager that gives the held session. If the session is lost in the block,
-        note this.
-        """
+        """Give the held session to a ``with`` block. If the block loses the session, note this."""
         session = self._require_session()
         try:
             yield session

@@ -18,8 +18,9 @@ from MySQLdb import MySQLError, OperationalError, ProgrammingError
 from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 
 from sharded_orm.backends.mysql import traces
-from sharded_orm.backends.mysql.connection import SessionMode, VirtualConnection
+from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_syntax_error
+from sharded_orm.backends.mysql.session_mode import SessionMode
 from sharded_orm.backends.mysql.statement_kind import (
     SEVERAL_STATEMENTS,
     StatementKind,

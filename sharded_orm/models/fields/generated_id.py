@@ -9,7 +9,7 @@ from typing import Any
 from django.db import models
 from django.db.models.constants import OnConflict
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
 from sharded_orm.models.sharding.options import describe, options_of
@@ -97,7 +97,7 @@ def shard_of(alias: str) -> Shard | None:
 
     The template schema of a group, from which test shards are cloned, is such another database.
     """
-    if runtime.template_group(alias) is not None:
+    if database_settings.template_group(alias) is not None:
         return None
     return runtime.topology().resolve(alias)
 

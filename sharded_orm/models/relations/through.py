@@ -12,7 +12,7 @@ from typing import Any
 from django.db import router
 from django.db.models import Model
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.querysets.sharded import ShardedManager
@@ -66,7 +66,7 @@ def _refuse_other_shard(self: Any, alias: str) -> None:
     options = shard_options(type(self))
     assert options is not None
     target = runtime.topology().resolve(alias)
-    if target is None and runtime.template_group(alias) == options.group:
+    if target is None and database_settings.template_group(alias) == options.group:
         return
     if target is None or target.group != options.group:
         raise CrossShardRelation(

@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.db import Error
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.backends.mysql.replication import (
     TO_FENCE,
     TO_PROMOTE,
@@ -82,7 +82,7 @@ def operator(name: str) -> ReplicationServer:
     :raises PromotionRefused: the setting is missing, the server refuses the account, or the server does
         not answer. Unless the setting is missing, ``__cause__`` is the database error.
     """
-    entry = runtime.operator_settings(name)
+    entry = database_settings.operator_settings(name)
     if entry is None:
         raise PromotionRefused(
             [

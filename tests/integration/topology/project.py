@@ -248,7 +248,7 @@ def serve() -> None:
     from django.core.management import call_command
     from django.db import connections, transaction
 
-    from sharded_orm import runtime
+    from sharded_orm import database_settings, runtime
     from sharded_orm.autonomous_connections import AutonomousConnections
     from sharded_orm.backends.group import relocation
     from sharded_orm.backends.session_pool import pools
@@ -260,6 +260,7 @@ def serve() -> None:
         "autonomous": AutonomousConnections(),
         "call_command": call_command,
         "connections": connections,
+        "database_settings": database_settings,
         "relocation": relocation,
         "pools": pools,
         "runtime": runtime,

@@ -87,10 +87,11 @@ def test_who_looks_where_a_shard_is_while_a_change_fails_looks_again(file_site: 
     with file_site.process() as process:
         process.run(
             "from django.conf import settings\n"
+            "from sharded_orm import database_settings\n"
             "from sharded_orm.backends.group import relocation\n"
             "seen = []\n"
             "def fail():\n"
-            "    seen.append(runtime.alias_settings('photos_00001'))\n"
+            "    seen.append(database_settings.alias_settings('photos_00001'))\n"
             "    raise ZeroDivisionError('a mistake of ours')\n"
             "settings.DATABASES.renew_groups = fail\n"
         )

@@ -242,7 +242,7 @@ def test_the_account_of_operators_is_in_no_connection(file_site: Site) -> None:
     file_site.sharded_orm["NODE_DEFAULTS"] = {"OPERATOR": {"USER": "op", "PASSWORD": "s3cret"}}
     file_site.save()
     with file_site.process() as process:
-        assert process.ask("runtime.operator_settings('one')['PASSWORD']") == "s3cret"
+        assert process.ask("database_settings.operator_settings('one')['PASSWORD']") == "s3cret"
         for alias in ("photos_00000", "photos"):
             assert "s3cret" not in process.ask(f"repr(connections.settings[{alias!r}])")
             assert "s3cret" not in process.ask(f"repr(connections[{alias!r}].settings_dict)")

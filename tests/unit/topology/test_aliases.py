@@ -10,7 +10,7 @@ from django.core.handlers.base import BaseHandler
 from django.db import close_old_connections, connections, reset_queries
 from django.db.utils import ConnectionDoesNotExist, ConnectionHandler
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.topology.aliases import ShardedDatabases, sharded_databases
 from sharded_orm.topology.model import ShardGroup, ShardRange, Topology
@@ -87,7 +87,7 @@ def test_two_threads_may_be_the_first(
 ) -> None:
     seen: list[object] = []
     other = threading.Thread(target=lambda: seen.append(list(many)))
-    make = runtime.group_settings
+    make = database_settings.group_settings
 
     def meanwhile(group: ShardGroup, among: object) -> dict[str, object]:
         other.start()

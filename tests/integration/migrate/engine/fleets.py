@@ -18,7 +18,7 @@ from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
 from django.test import modify_settings, override_settings
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.operations.migrate import MigrateOptions, Migrator
 from sharded_orm.operations.runs import journal
@@ -241,7 +241,7 @@ def fleet(folder: Path) -> Iterator[Fleet]:
             groups={**topology.groups, GROUP: group},
         )
     )
-    connections.settings[GROUP] = complete(runtime.group_settings(group))
+    connections.settings[GROUP] = complete(database_settings.group_settings(group))
     fleet = Fleet(group)
     try:
         with global_database(folder), modify_settings(INSTALLED_APPS={"append": "tests.fleet"}):

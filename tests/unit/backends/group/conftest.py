@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from django.db import connections
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Topology
@@ -73,7 +73,7 @@ def using_nodes(
     before = runtime.topology()
     _drop_wrappers()
     runtime.swap(moved)
-    settings = complete(runtime.group_settings(moved.groups[GROUP]))
+    settings = complete(database_settings.group_settings(moved.groups[GROUP]))
     try:
         with mock.patch.dict(connections.settings, {GROUP: settings}):
             yield moved
