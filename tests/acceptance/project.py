@@ -6,15 +6,16 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from subprocess import STDOUT
 
 import pytest
 
 from tests.patience import PATIENCE
+from tests.python_process import run_python
 from tests.services.mariadb import Address
 
 ROOT = Path(__file__).parents[2]
@@ -58,14 +59,11 @@ class Project:
         }
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
+        return run_python(
+            arguments,
             cwd=ROOT,
             env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            stderr=STDOUT,
             timeout=PATIENCE,
         )
 

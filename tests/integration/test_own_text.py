@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.patience import PATIENCE
+from tests.python_process import run_python
 
 ROOT = Path(__file__).parents[2]
 SPELLINGS = ["Ada", "ada", "Ada ", "A\u0301da", "\u00c1da", "Ada\u200b"]
@@ -62,17 +63,15 @@ class Project:
 
     def manage(self, *arguments: str) -> str:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")}
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "django", *arguments],
+        done = run_python(
+            ["-W", "error", "-m", "django", *arguments],
             cwd=self.folder,
             env={
                 **inherited,
                 "DJANGO_SETTINGS_MODULE": "settings",
                 "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}",
             },
-            capture_output=True,
-            text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

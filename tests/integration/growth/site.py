@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from tests.integration.promotion.site import PREAMBLE, ROOT, SOURCE, Done
 from tests.integration.promotion.source import replace_file
 from tests.patience import PATIENCE
+from tests.python_process import PythonProcess
 from tests.services.zookeeper import ZooKeeperServer
 
 _content_by_name: dict[str, bytes] = {}
@@ -94,20 +93,14 @@ class Site:
         content = {"databases": databases, "sharded_orm": self.setting, "caches": {}}
         (self.folder / "site.json").write_text(json.dumps(content))
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **environment: str) -> PythonProcess:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST"))}
-        return subprocess.Popen(
-            [
-                sys.executable, "-m", "tests.integration.promotion.project",
-                str(self.folder / "site.json"), *arguments,
-            ],
+        file = str(self.folder / "site.json")
+        return PythonProcess(
+            ["-m", "tests.integration.promotion.project", file, *arguments],
             cwd=ROOT,
             env={**inherited, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
+        )
 
     def manage(self, *arguments: str, code: int = 0, **environment: str) -> Done:
         """Run a command of ``manage.py``; it must exit with the status ``code``."""

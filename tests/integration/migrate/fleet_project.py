@@ -6,17 +6,17 @@ import json
 import os
 import secrets
 import select
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE
+from tests.python_process import PythonProcess
 from tests.services.mariadb import Address
 
 ROOT = Path(__file__).parents[3]
@@ -176,9 +176,9 @@ class Fleet:
         """Run a command to its end; it must exit with ``status``."""
         return self.finish(self.start(*arguments), status)
 
-    def start(self, *arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "django", *map(str, arguments)],
+    def start(self, *arguments: object, stderr: int = PIPE) -> PythonProcess:
+        return PythonProcess(
+            ["-W", "error", "-m", "django", *map(str, arguments)],
             cwd=self.folder,
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")},
@@ -187,13 +187,10 @@ class Fleet:
                 + os.environ.get("PYTHONPATH", ""),
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
         )
 
-    def finish(self, process: subprocess.Popen[str], status: int = 0) -> Done:
+    def finish(self, process: PythonProcess, status: int = 0) -> Done:
         out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == status, f"status {process.returncode}\n{out}\n{err}"
         return Done(process.returncode, out, err)

@@ -7,12 +7,11 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import MySQLdb
@@ -20,6 +19,7 @@ from MySQLdb.cursors import DictCursor
 
 from tests.integration.promotion.source import replace_file
 from tests.patience import PATIENCE
+from tests.python_process import PythonProcess
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import Pair, execute, wait_until_equal
 from tests.services.zookeeper import ZooKeeperServer
@@ -194,21 +194,13 @@ class Site:
 
     # ##### Processes of the site #####
 
-    def command(self, *arguments: str) -> list[str]:
-        return [
-            sys.executable, "-m", "tests.integration.promotion.project", str(self.file), *arguments
-        ]  # fmt: skip
-
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **environment: str) -> PythonProcess:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST"))}
-        return subprocess.Popen(
-            self.command(*arguments),
+        return PythonProcess(
+            ["-m", "tests.integration.promotion.project", str(self.file), *arguments],
             cwd=ROOT,
             env={**inherited, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdin=PIPE,
         )
 
     def manage(self, *arguments: str, answer: str = "", **environment: str) -> Done:

@@ -7,8 +7,6 @@ import os
 import secrets
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
+from tests.python_process import run_python
 from tests.services.mariadb import Address, MariaDBServer
 
 ROOT = Path(__file__).parents[3]
@@ -54,8 +53,8 @@ class Fleet:
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST_"))
         }
-        done = subprocess.run(
-            [sys.executable, *command],
+        done = run_python(
+            command,
             cwd=ROOT,
             env={
                 **inherited,
@@ -67,8 +66,6 @@ class Fleet:
                 **environment,
             },
             input=given,
-            capture_output=True,
-            text=True,
             timeout=PATIENCE,
         )
         return Run(done.returncode, done.stdout, done.stderr)

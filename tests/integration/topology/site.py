@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, TypeVar
 
 from tests.patience import PATIENCE
+from tests.python_process import PythonProcess
 
 ROOT = Path(__file__).parents[3]
 SHARDS = 4
@@ -133,19 +133,15 @@ class Site:
             json.dumps({"databases": {"default": default}, "sharded_orm": setting})
         )
 
-    def start(self, *arguments: str, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [
-                sys.executable, "-W", "error", "-m", "tests.integration.topology.project",
-                str(self.file), *arguments,
-            ],
+    def start(self, *arguments: str, stderr: Any = PIPE) -> PythonProcess:
+        project = "tests.integration.topology.project"
+        return PythonProcess(
+            ["-W", "error", "-m", project, str(self.file), *arguments],
             cwd=ROOT,
             env={k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST"))},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=PIPE,
             stderr=stderr,
-            text=True,
-        )  # fmt: skip
+        )
 
     def topology(self, *arguments: str, code: int = 0) -> Done:
         """Run ``manage.py topology …``, which must exit with the status ``code``."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import STDOUT
 from typing import Any
 
 from tests.patience import PATIENCE
+from tests.python_process import run_python
 
 ROOT = Path(__file__).parents[4]
 
@@ -68,8 +68,8 @@ class Project:
         path.write_text(text)
 
     def manage(self, *arguments: str, fails: bool = False) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "django", *arguments],
+        done = run_python(
+            ["-m", "django", *arguments],
             cwd=self.folder,
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")},
@@ -77,10 +77,7 @@ class Project:
                 "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]),
                 "PYTHONWARNINGS": "error",
             },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            stderr=STDOUT,
             timeout=PATIENCE,
         )
         assert bool(done.returncode) is fails, done.stdout
