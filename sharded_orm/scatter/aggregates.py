@@ -18,7 +18,7 @@ from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import merged
-from sharded_orm.scatter.partials import quotient, total_of
+from sharded_orm.scatter.partial_aggregates import quotient, total_of
 from sharded_orm.scatter.plan import Target, make_plan
 from sharded_orm.scatter.refusals import refuse
 

@@ -34,7 +34,7 @@ from django.db.models.sql.where import WhereNode
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
 from sharded_orm.scatter.keys import Column, OrderKey, column_of
-from sharded_orm.scatter.partials import Partial, partial_of
+from sharded_orm.scatter.partial_aggregates import Partial, partial_of
 from sharded_orm.scatter.refusals import refuse
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from sharded_orm.scatter.partials import Merger
+from sharded_orm.scatter.partial_aggregates import Merger
 
 if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor

@@ -6,11 +6,13 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from subprocess import STDOUT
+from subprocess import DEVNULL, PIPE, STDOUT
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,8 @@ class Project:
     backend: str
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
+    #: Whether a command starts in an interpreter of its own, which has imported nothing yet.
+    new_interpreter: bool = False
 
     def manage(self, *arguments: object, fails: bool = False) -> str:
         """Run ``manage.py``, which must succeed (or fail), and return its output."""
@@ -59,13 +63,16 @@ class Project:
         }
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_python(
-            arguments,
-            cwd=ROOT,
-            env=self.environment,
-            stderr=STDOUT,
-            timeout=PATIENCE,
-        )
+        options: dict[str, Any] = {
+            "cwd": ROOT,
+            "env": self.environment,
+            "stderr": STDOUT,
+            "timeout": PATIENCE,
+        }
+        if self.new_interpreter:
+            command = [sys.executable, *arguments]
+            return subprocess.run(command, stdin=DEVNULL, stdout=PIPE, text=True, **options)
+        return run_python(arguments, **options)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def test_bad_folder_changes_nothing(on_sqlite: Project, small: Path, tmp_path: P
 def test_progress_without_tqdm(on_sqlite: Project, small: Path, tmp_path: Path) -> None:
     # A broken module of that name stands before the installed one on the path.
     (tmp_path / "tqdm.py").write_text("raise ImportError\n")
-    on_sqlite.variables["PYTHONPATH"] = str(tmp_path)
-    output = on_sqlite.manage("import_movielens", small, "--replace")
+    project = replace(on_sqlite, variables={"PYTHONPATH": str(tmp_path)}, new_interpreter=True)
+    output = project.manage("import_movielens", small, "--replace")
     assert "100 % (" in output
 
 

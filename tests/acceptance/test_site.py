@@ -17,7 +17,7 @@ def test_no_driver_is_needed_on_sqlite(tmp_path: Path) -> None:
     for module in ("MySQLdb", "psycopg", "kazoo", "pymemcache", "redis"):
         # A broken module of that name stands before the installed one on the path.
         (tmp_path / f"{module}.py").write_text("raise ImportError\n")
-    project = Project("sqlite", tmp_path, {"PYTHONPATH": str(tmp_path)})
+    project = Project("sqlite", tmp_path, {"PYTHONPATH": str(tmp_path)}, new_interpreter=True)
     assert "no issues" in project.manage("check")
     for command in ("shards", "topology", "migrate_shards", "tickets", "cache_stats"):
         assert command in project.manage(command, "--help")

@@ -19,7 +19,7 @@ from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.group.refusals import GroupConnection, group_alias_error
-from sharded_orm.backends.group.registry import ShardRegistry
+from sharded_orm.backends.group.shard_connections import ShardConnections
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.backends.group.transactions import GroupTransactions
 from sharded_orm.backends.query_log import GroupQueryLog
@@ -52,7 +52,7 @@ class GroupAliasMixin(GroupTransactions):
             limit = min(limit, bound)
         # While tests run, there is no limit: tests patch connection objects and capture their queries,
         # so no connection object may be dropped.
-        self.shards = ShardRegistry(None if settings_dict["GROUP"] in test_databases else limit)
+        self.shards = ShardConnections(None if settings_dict["GROUP"] in test_databases else limit)
         super().__init__(settings_dict, alias)
         self.queries_log = GroupQueryLog(self.queries_limit)
         self._seen_generation = settings_dict.get("GENERATION", relocation.generation)

@@ -24,7 +24,7 @@ _EVICTION_CHECKS = 8
 _EXPIRY_INTERVAL = 1.0
 
 
-class ShardRegistry:
+class ShardConnections:
     """The connection objects (wrappers) of a group's shards in one thread. Not thread-safe.
 
     ``wrappers`` is ordered by use, the least recently used wrapper first.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sharded_orm.scatter.keys import Column, SQLiteComparison
-from sharded_orm.scatter.partials import Merger, Partial, quotient, total_of
+from sharded_orm.scatter.partial_aggregates import Merger, Partial, quotient, total_of
 
 
 def merge(rows: list[list[Any]], *partials: Partial) -> list[Any]:
