@@ -39,7 +39,7 @@ class PythonProcess:
         a module, ``-c`` and code, or a file.
     :param stdin: ``PIPE`` or ``DEVNULL``.
     :param stdout: ``PIPE``.
-    :param stderr: ``PIPE``, ``STDOUT`` or an open file.
+    :param stderr: ``PIPE``, ``STDOUT``, an open file, or None for that of the test.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PythonProcess:
         cwd: Path,
         env: Mapping[str, str],
         stdin: int = DEVNULL,
-        stderr: int | IO[Any] = PIPE,
+        stderr: int | IO[Any] | None = PIPE,
     ) -> None:
         with contextlib.ExitStack() as after_start:
 
@@ -72,6 +72,8 @@ class PythonProcess:
                 child_stderr, self.stderr = opened("r")
             elif stderr == STDOUT:
                 child_stderr = child_stdout
+            elif stderr is None:
+                child_stderr = 2
             else:
                 assert not isinstance(stderr, int)
                 child_stderr = stderr.fileno()

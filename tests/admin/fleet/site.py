@@ -6,15 +6,15 @@ import html
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from subprocess import PIPE
 from typing import Any
 
 from tests.integration.shards.conftest import ROOT, Fleet
 from tests.patience import PATIENCE
+from tests.python_process import PythonProcess
 
 ADMIN = "/admin/sharded_orm"
 MAP, FIND = f"{ADMIN}/shardmap/", f"{ADMIN}/shardmap/find/"
@@ -55,7 +55,7 @@ class Answer:
 class Site:
     """A process that serves one request at a time, and keeps its connections, as a worker does."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: PythonProcess) -> None:
         self._process = process
 
     def get(self, path: str, user: str | None = "boss") -> Answer:
@@ -85,7 +85,7 @@ class Site:
         return Answer(**self._ask(path=path, user=user, data=data, **more))
 
     def _ask(self, **request: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -99,8 +99,8 @@ class Site:
 def serving(fleet: Fleet, **environment: str) -> Iterator[Site]:
     """Start the site over ``fleet``."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST_"))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.admin.fleet.served"],
+    process = PythonProcess(
+        ["-m", "tests.admin.fleet.served"],
         cwd=ROOT,
         env={
             **inherited,
@@ -109,14 +109,13 @@ def serving(fleet: Fleet, **environment: str) -> Iterator[Site]:
             **fleet.environment,
             **environment,
         },
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        stdin=PIPE,
+        stderr=None,
     )
     try:
         yield Site(process)
     finally:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
         process.stdin.close()
         process.wait(PATIENCE)
         process.stdout.close()
