@@ -31,10 +31,10 @@ def alias_settings(alias: str) -> dict[str, Any] | None:
     """
     current = runtime.topology()
     shard = current.resolve(alias)
-    return None if shard is None else database_settings(shard, current)
+    return None if shard is None else shard_settings(shard, current)
 
 
-def database_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
+def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any]:
     """Return the settings of ``shard``, as an entry of ``DATABASES``.
 
     ``GENERATION`` in the result is the number of topologies that the process has used so far. A
@@ -59,7 +59,7 @@ def settings_as_planned(shard: Shard) -> dict[str, Any] | None:
     None if the node no longer exists.
     """
     current = runtime.topology()
-    return complete(database_settings(shard, current)) if shard.node in current.nodes else None
+    return complete(shard_settings(shard, current)) if shard.node in current.nodes else None
 
 
 def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:

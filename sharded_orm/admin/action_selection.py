@@ -14,7 +14,7 @@ from sharded_orm.admin.identity import Identity, parse
 from sharded_orm.admin.misplaced_rows import misplaced
 from sharded_orm.exceptions import InvalidObjectID, ShardedOrmError
 from sharded_orm.models.sharding.options import ShardOptions
-from sharded_orm.routing.where import OnShard
+from sharded_orm.routing.where_clause import OnShard
 from sharded_orm.topology.model import Shard
 
 

@@ -54,7 +54,7 @@ def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
     """
     # Get the settings of the node by an invented shard without a schema name. On SQLite, NAME is then a
     # file in the node's folder that belongs to no shard.
-    settings = database_settings.database_settings(Shard("", 0, name, None, ""))
+    settings = database_settings.shard_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
         complete(settings), f"node {name}"

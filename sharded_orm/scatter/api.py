@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from django.db.models.sql.query import Query
 
     from sharded_orm.exceptions import ScatterError
-    from sharded_orm.scatter.keys import Row
+    from sharded_orm.scatter.comparison import Row
 
 # The number of rows read at a time by default, as in QuerySet.iterator().
 CHUNK_SIZE = 2000

@@ -32,8 +32,8 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import WhereNode
 
 from sharded_orm.backends.features import features_of
+from sharded_orm.scatter.comparison import Column, OrderKey, column_of
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
-from sharded_orm.scatter.keys import Column, OrderKey, column_of
 from sharded_orm.scatter.partial_aggregates import Partial, partial_of
 from sharded_orm.scatter.refusals import refuse
 

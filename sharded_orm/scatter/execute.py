@@ -24,7 +24,7 @@ from sharded_orm.scatter.failures import (
 )
 
 if TYPE_CHECKING:
-    from sharded_orm.scatter.keys import Row
+    from sharded_orm.scatter.comparison import Row
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sharded_orm.scatter.partial_aggregates import Merger
 
 if TYPE_CHECKING:
+    from sharded_orm.scatter.comparison import Comparison, Row
     from sharded_orm.scatter.execute import Executor
-    from sharded_orm.scatter.keys import Comparison, Row
     from sharded_orm.scatter.plan import ScatterPlan
 
 

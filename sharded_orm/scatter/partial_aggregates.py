@@ -13,7 +13,7 @@ from django.db.models.fields import DurationField
 from django.db.models.functions import Coalesce
 
 from sharded_orm.backends.features import ShardFeatures
-from sharded_orm.scatter.keys import Comparison, Row
+from sharded_orm.scatter.comparison import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
 # The number of decimal places that MariaDB and MySQL add to a quotient: the default of their

@@ -15,15 +15,15 @@ from django.db import DatabaseError, connections
 
 from sharded_orm.backends import text_keys
 from sharded_orm.backends.features import features_of
-from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
-from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
-from sharded_orm.scatter.failures import Failures, is_failure
-from sharded_orm.scatter.keys import (
+from sharded_orm.scatter.comparison import (
     Comparison,
     MySQLComparison,
     OrderKey,
     SQLiteComparison,
 )
+from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
+from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
+from sharded_orm.scatter.failures import Failures, is_failure
 from sharded_orm.scatter.refusals import refuse
 
 if TYPE_CHECKING:

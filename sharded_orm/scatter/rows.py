@@ -14,7 +14,7 @@ from sharded_orm.scatter.refusals import refuse
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-    from sharded_orm.scatter.keys import Row
+    from sharded_orm.scatter.comparison import Row
     from sharded_orm.scatter.plan import ScatterPlan
 
 

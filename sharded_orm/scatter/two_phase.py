@@ -19,7 +19,7 @@ from sharded_orm.scatter.plan import ScatterPlan, Target, make_plan
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
 
-    from sharded_orm.scatter.keys import Row
+    from sharded_orm.scatter.comparison import Row
 
 # The largest number of rows in the result for which two phases are used. The second statement
 # contains the keys of all these rows, so two phases do not pay for more.

@@ -176,7 +176,7 @@ class MySQLCloner(Cloner):
         """
         with self.batch():
             if shard.node not in self._cursors:
-                settings = complete({**database_settings.database_settings(shard), "NAME": None})
+                settings = complete({**database_settings.shard_settings(shard), "NAME": None})
                 engine = load_backend(settings["ENGINE"])
                 cursor: Any = engine.DatabaseWrapper(settings, NO_DB_ALIAS).cursor()
                 self._cursors[shard.node] = cursor

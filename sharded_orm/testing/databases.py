@@ -30,7 +30,8 @@ from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.conf import SETTING
 from sharded_orm.exceptions import ShardDatabaseMissing
 from sharded_orm.testing import cache_isolation
-from sharded_orm.testing.clones import Cloner, SQLiteCloner
+from sharded_orm.testing.clones import Cloner
+from sharded_orm.testing.clones_sqlite3 import SQLiteCloner
 from sharded_orm.testing.names import TestNames, with_test_group, without_test_group
 from sharded_orm.topology.model import Shard, ShardGroup
 

@@ -9,7 +9,7 @@ from django.db.models.expressions import Col
 from django.db.models.sql.where import NothingNode
 
 from sharded_orm.models.sharding.expressions import required_conditions
-from sharded_orm.routing.where import compared_columns, is_equality, plain_values
+from sharded_orm.routing.where_clause import compared_columns, is_equality, plain_values
 
 
 def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, list[Any]]:

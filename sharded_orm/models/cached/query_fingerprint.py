@@ -27,7 +27,7 @@ from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
-from sharded_orm.routing.where import OnShard
+from sharded_orm.routing.where_clause import OnShard
 
 # The types of values that may be in a text. The repr() of such a value shows the whole value and its
 # type. Subclasses are not accepted, as they may have another repr().

@@ -18,7 +18,7 @@ from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
 from sharded_orm.models.sharding.options import colocated_alias, target_field
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
-from sharded_orm.routing.where import OnShard
+from sharded_orm.routing.where_clause import OnShard
 from sharded_orm.scatter import Target
 
 # The number of rows that an iterator reads at a time by default, as in QuerySet.iterator().

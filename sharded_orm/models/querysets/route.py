@@ -30,7 +30,7 @@ from sharded_orm.models.sharding.options import (
     shard_key_required,
     where_key,
 )
-from sharded_orm.routing.where import Bound, OnShard, WhereReader, compares_as
+from sharded_orm.routing.where_clause import Bound, OnShard, WhereReader, compares_as
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 

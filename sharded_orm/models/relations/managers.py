@@ -23,7 +23,7 @@ from sharded_orm.models.sharding.options import (
     describe,
     shard_options,
 )
-from sharded_orm.routing.where import OnShard
+from sharded_orm.routing.where_clause import OnShard
 
 
 class RelatedRows:

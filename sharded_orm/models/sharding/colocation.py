@@ -25,7 +25,7 @@ from sharded_orm.models.sharding.expressions import (
     required_conditions,
 )
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
-from sharded_orm.routing.where import Bound, is_from_django
+from sharded_orm.routing.where_clause import Bound, is_from_django
 
 
 class Colocation:

@@ -38,7 +38,7 @@ from django.db.models.sql.where import AND, XOR, ExtraWhere, NothingNode, WhereN
 from django.utils.tree import Node
 
 from sharded_orm.exceptions import UnknownExpression
-from sharded_orm.routing.where import is_from_django, writes_own_sql
+from sharded_orm.routing.where_clause import is_from_django, writes_own_sql
 
 #: Attributes of ``Query`` that can hold expressions, and so are searched for subqueries.
 HOLDS_EXPRESSIONS = frozenset(

@@ -19,7 +19,7 @@ from django.db.models import Field, Model
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnplacedKey
 from sharded_orm.models.sharding.kept_shard import find_shard
-from sharded_orm.routing.where import ShardKey
+from sharded_orm.routing.where_clause import ShardKey
 from sharded_orm.topology.model import Shard
 
 
@@ -55,7 +55,7 @@ class ShardOptions:
     @cached_property
     def where_key(self) -> ShardKey | None:
         """The group, and the columns whose values name the shard; used by
-        :mod:`sharded_orm.routing.where`.
+        :mod:`sharded_orm.routing.where_clause`.
 
         None if the model has no such column.
         """

@@ -16,7 +16,7 @@ from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, shard_options
-from sharded_orm.routing.where import OnShard
+from sharded_orm.routing.where_clause import OnShard
 
 
 class ShardedQuery(Query):

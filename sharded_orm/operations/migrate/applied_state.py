@@ -10,9 +10,9 @@ from django.db import Error, connections
 from django.db.migrations.exceptions import InconsistentMigrationHistory
 
 from sharded_orm.exceptions import InvalidMigrationTarget, ShardedOrmError
+from sharded_orm.operations.migrate.migration_records import Records
 from sharded_orm.operations.migrate.plan import MigrationPlan
 from sharded_orm.operations.migrate.planner import Planner
-from sharded_orm.operations.migrate.records import Records
 from sharded_orm.topology.model import Shard
 
 # Errors that say that a server does not answer or that its answer cannot be used.

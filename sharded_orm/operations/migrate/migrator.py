@@ -11,9 +11,9 @@ from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.operations.migrate.applied_state import AppliedState, applied_state
 from sharded_orm.operations.migrate.checkpoint import What
 from sharded_orm.operations.migrate.executor import ScriptExecutor, build, compare
+from sharded_orm.operations.migrate.migration_records import TABLE
 from sharded_orm.operations.migrate.plan import MigrationPlan
 from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
-from sharded_orm.operations.migrate.records import TABLE
 from sharded_orm.operations.migrate.rehearsal import Rehearsals
 from sharded_orm.operations.migrate.shard_session import ShardSession
 from sharded_orm.operations.runs.journal import JournalStep, Scripts

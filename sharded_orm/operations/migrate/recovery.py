@@ -13,8 +13,8 @@ from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect, is_repeatable
 from sharded_orm.exceptions import OperationUnclear
 from sharded_orm.operations.migrate.checkpoint import Checkpoint
+from sharded_orm.operations.migrate.migration_records import Records
 from sharded_orm.operations.migrate.recorded_sql import RecordedScript
-from sharded_orm.operations.migrate.records import Records
 
 
 class RecoveryCheck:

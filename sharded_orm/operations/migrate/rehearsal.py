@@ -26,7 +26,7 @@ from sharded_orm.exceptions import RehearsalFailed
 from sharded_orm.operations.migrate.plan import MigrationPlan, Unit
 from sharded_orm.operations.migrate.planner import reading_migrations
 from sharded_orm.operations.migrate.recorded_sql import RecordedScript
-from sharded_orm.operations.migrate.recorder import Recorder
+from sharded_orm.operations.migrate.sql_recorder import Recorder
 from sharded_orm.operations.runs.journal import JournalRun, Scripts
 from sharded_orm.topology.model import ShardGroup
 

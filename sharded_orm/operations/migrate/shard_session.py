@@ -18,7 +18,7 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.exceptions import OperationStopped
 from sharded_orm.operations.migrate.checkpoint import Checkpoint, What
-from sharded_orm.operations.migrate.records import TABLE, Records, marker_name
+from sharded_orm.operations.migrate.migration_records import TABLE, Records, marker_name
 from sharded_orm.operations.runs.journal import JournalStep
 from sharded_orm.topology.model import Shard
 

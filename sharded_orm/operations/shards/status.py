@@ -13,8 +13,8 @@ from sharded_orm import runtime
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.sizes import ShardSize
 from sharded_orm.exceptions import InvalidMigrationTarget
+from sharded_orm.operations.migrate.migration_records import Records
 from sharded_orm.operations.migrate.planner import MigrateOptions, Planner
-from sharded_orm.operations.migrate.records import Records
 from sharded_orm.operations.nodes import Alive, ask_nodes, ignore_answer, node_connection
 from sharded_orm.operations.selection import numbers_text
 from sharded_orm.scatter.failures import is_node_gone

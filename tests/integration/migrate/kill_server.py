@@ -200,14 +200,14 @@ def _whole_stretches() -> None:
 
 def _no_marker() -> None:
     """The engine leaves no marker on the shard of a committed transaction."""
-    from sharded_orm.operations.migrate.records import Records
+    from sharded_orm.operations.migrate.migration_records import Records
 
     Records.mark = lambda self, name: None  # type: ignore[method-assign]
 
 
 def _marker_alone() -> None:
     """The engine commits the marker before the work that it marks."""
-    from sharded_orm.operations.migrate.records import Records
+    from sharded_orm.operations.migrate.migration_records import Records
 
     mark = Records.mark
 

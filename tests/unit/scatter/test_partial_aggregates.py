@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.scatter.keys import Column, SQLiteComparison
+from sharded_orm.scatter.comparison import Column, SQLiteComparison
 from sharded_orm.scatter.partial_aggregates import Merger, Partial, quotient, total_of
 
 

@@ -94,7 +94,7 @@ def test_two_threads_may_be_the_first(
         other.join(0.2)  # waits for this thread
         return make(group, among)
 
-    monkeypatch.setattr(runtime, "group_settings", meanwhile)
+    monkeypatch.setattr(database_settings, "group_settings", meanwhile)
     assert list(many) == ["default", "fleet"]
     other.join(PATIENCE)
     assert seen == [["default", "fleet"]]

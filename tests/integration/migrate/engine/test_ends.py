@@ -19,8 +19,8 @@ from sharded_orm.exceptions import (
 from sharded_orm.models import OperationStep
 from sharded_orm.operations.migrate import MigrateOptions, Migrator
 from sharded_orm.operations.migrate.executor import ScriptExecutor
+from sharded_orm.operations.migrate.migration_records import Records
 from sharded_orm.operations.migrate.per_shard_operation import PerShardOperation
-from sharded_orm.operations.migrate.records import Records
 from sharded_orm.operations.runs import journal
 from tests.integration.migrate.engine import failing
 from tests.integration.migrate.engine.failing import Broken

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from sharded_orm.exceptions import ScatterNotSupported
-from sharded_orm.scatter.keys import (
+from sharded_orm.scatter.comparison import (
     Column,
     MySQLComparison,
     OrderKey,
