@@ -5,6 +5,9 @@ a process goes into importing Django and the library. Here a server of :mod:`mul
 imported them once, and forks for each program. The child then becomes what ``python -m …`` starts:
 its own working directory, environment, standard streams, warnings, ``sys.argv`` and ``sys.path``;
 no settings are read before.
+
+Not for tests of what a process imports, nor for programs that use :mod:`multiprocessing` themselves:
+such a child would take the server for its own.
 """
 
 from __future__ import annotations
