@@ -42,7 +42,7 @@ class PythonProcess:
         a module, ``-c`` and code, or a file.
     :param stdin: ``PIPE`` or ``DEVNULL``.
     :param stdout: ``PIPE``.
-    :param stderr: ``PIPE``, ``STDOUT``, an open file, or None for that of the test.
+    :param stderr: ``PIPE``, ``STDOUT``, an open file or its descriptor, or None for that of the test.
     """
 
     def __init__(
@@ -78,8 +78,7 @@ class PythonProcess:
             elif stderr is None:
                 child_stderr = 2
             else:
-                assert not isinstance(stderr, int)
-                child_stderr = stderr.fileno()
+                child_stderr = stderr if isinstance(stderr, int) else stderr.fileno()
             streams = child_stdin, child_stdout, child_stderr
             self._process = _context.Process(
                 target=_InChild(list(arguments), str(cwd), dict(env), streams)
