@@ -8,13 +8,13 @@ No check in this module connects to a database or a cache server.
 ``sharded_orm.W027``  a model has ``cache = True``, but the setting has no ``CACHE``
 ``sharded_orm.E028``  ``CACHE`` names an alias that is not in ``CACHES``
 ``sharded_orm.E029``  ``CACHE`` names an alias whose BACKEND the library cannot use
-``sharded_orm.W030``  the cache is in the memory of each process, so others do not see changes
-``sharded_orm.E031``  ``isolate_key`` names the shard key, or no field with a column
+``sharded_orm.W030``  the cache is in the memory of each process: other processes miss changes
+``sharded_orm.E031``  ``isolate_key`` is the shard key, or is not a field with a column
 ``sharded_orm.E032``  the database treats different values of a cached model's key as equal
 ``sharded_orm.E033``  ``cache = True`` is set on a child of multi-table inheritance
 ``sharded_orm.W034``  a cached model has ``managed = False``: other programs may write its rows
-``sharded_orm.E035``  ``ShardMeta`` has an unknown name, or ``cache`` is no bool
-``sharded_orm.W036``  under this isolation level, reads in a transaction bypass the cache
+``sharded_orm.E035``  ``ShardMeta`` has an unknown name, or ``cache`` is not a bool
+``sharded_orm.W036``  the isolation level makes reads in a transaction bypass the cache
 ==================  ==========================================================
 """
 
@@ -47,8 +47,8 @@ from sharded_orm.models.global_models import GlobalModel
 from sharded_orm.models.sharding.options import shard_options
 
 _NAMES = {"group", "shard_key", "cache", "isolate_key"}
-# Isolation levels under which every read of a transaction sees the rows as they were committed
-# before the transaction began.
+# Isolation levels under which reads in a transaction bypass the cache, because the cache may be
+# newer than the rows that the transaction may see.
 _SNAPSHOTS = {"repeatable read", "serializable"}
 
 
@@ -56,7 +56,7 @@ _SNAPSHOTS = {"repeatable read", "serializable"}
 def check_cached_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check the ``ShardMeta`` and the keys of models with ``cache = True``."""
+    """Check ``ShardMeta`` of sharded and global models, and the keys of cached models."""
     selected: list[Any] = (
         list(apps.get_models())
         if app_configs is None
@@ -94,7 +94,7 @@ def check_cached_models(
 
 @checks.register(checks.Tags.caches)
 def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the entries of ``CACHES`` that ``SHARDED_ORM["CACHE"]`` names."""
+    """Check the aliases in ``SHARDED_ORM["CACHE"]`` and their entries in ``CACHES``."""
     options = runtime.config().cache
     if options is None:
         return []
@@ -136,8 +136,8 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
 def _own_meta(model: Any) -> Any:
     """Return the ``ShardMeta`` that ``model`` or an abstract base class of it declares.
 
-    Return None if neither declares one. A ``ShardMeta`` that ``model`` inherits from a concrete
-    parent does not count: the check of that parent reports its problems.
+    Return None if there is no such ``ShardMeta``. A ``ShardMeta`` that ``model`` inherits from a
+    concrete parent does not count, because the check of the parent covers it.
     """
     for owner in model.__mro__:
         if "ShardMeta" in owner.__dict__:

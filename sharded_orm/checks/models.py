@@ -5,22 +5,22 @@ The ids of the checks never change. No check in this module queries a database.
 ==================  ==========================================================
 ``sharded_orm.E001``  ``ShardMeta`` is missing or incomplete
 ``sharded_orm.E002``  the group is not in ``SHARDED_ORM["GROUPS"]``
-``sharded_orm.E003``  the shard key is no concrete field of the model
+``sharded_orm.E003``  the shard key is not a concrete field of the model
 ``sharded_orm.E004``  the shard key may be NULL
 ``sharded_orm.W005``  a unique constraint does not contain the shard key
 ``sharded_orm.E006``  a foreign key with a database constraint refers to a table outside the group
-``sharded_orm.E007``  an ``on_delete`` would run on another alias than that of the rows
-``sharded_orm.E008``  a many-to-many table would join rows of different shards
+``sharded_orm.E007``  an ``on_delete`` would run on an alias that does not have the rows
+``sharded_orm.E008``  a many-to-many table would join models of different groups
 ``sharded_orm.E009``  a composite primary key does not contain the shard key
 ``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
-``sharded_orm.W011``  an auto-increment primary key is unique on its shard only
-``sharded_orm.E012``  a child or proxy model has another shard key than its parent
-``sharded_orm.E013``  the querysets of the default manager are no ``ShardedQuerySet``
+``sharded_orm.W011``  an auto-increment primary key is unique only within its shard
+``sharded_orm.E012``  a child or proxy model has another group or shard key than its parent
+``sharded_orm.E013``  the default manager makes querysets that are not ``ShardedQuerySet``
 ``sharded_orm.W014``  directory or tickets are in the SQLite file of the global database
 ``sharded_orm.E015``  an id field has the shard number in other bits than the group expects
 ``sharded_orm.E016``  a ``type_id`` does not fit into its bits
 ``sharded_orm.E017``  two models of a group have the same ``type_id``
-``sharded_orm.E018``  the group has more shards than the bits in an id can number
+``sharded_orm.E018``  the group has too many shards for the bits in an id
 ``sharded_orm.W019``  the ``transaction_mode`` of a ticket server's SQLite file blocks new ids
 ``sharded_orm.W020``  a foreign key inside the group has no database constraint
 ``sharded_orm.E021``  a ``TimestampedIDField`` is not unique
@@ -88,8 +88,8 @@ def check_models(
 def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if the directory or the tickets share an SQLite file with the ``default`` database.
 
-    Directory and tickets are written on separate connections, and SQLite allows one writer per
-    file: a transaction on ``default`` would block new keys and ids.
+    Inside a transaction, directory and tickets are written on separate connections. SQLite allows
+    one writer per file, so a transaction on ``default`` would block new keys and ids.
     """
     config = runtime.config()
     directory = any(g.strategy == "directory" for g in config.topology.groups.values())
@@ -115,10 +115,10 @@ def check_autonomous_files(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register(checks.Tags.models)
 def check_ticket_files(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn about a ``transaction_mode`` of a ticket server's SQLite file other than DEFERRED.
+    """Warn if a ticket server is an SQLite file whose ``transaction_mode`` is not DEFERRED.
 
     In the other modes each transaction on the alias locks the file, even if it writes nothing. New
-    ids are taken on other connections, and would wait until that transaction ends.
+    ids are drawn on other connections, which would wait until that transaction ends.
     """
     messages: list[checks.CheckMessage] = []
     for alias in runtime.config().tickets:

@@ -33,7 +33,7 @@ from sharded_orm.topology.model import Shard
 
 
 class ShardedModelBase(ModelBase):
-    """The metaclass of sharded models: installs their relation descriptors and many-to-many tables."""
+    """The metaclass of sharded models: installs descriptors and managers of relations."""
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
@@ -239,8 +239,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         self, manager: Any, using: str | None, fields: Any, returning_fields: Any, raw: bool
     ) -> Any:
         # Overrides Model._do_insert(), which inserts with a plain base manager. If the model has
-        # fields that generate ids, insert with the library's queryset instead, because only that
-        # calls these fields.
+        # fields that generate ids, insert with the library's queryset instead, because only this
+        # queryset calls these fields.
         options = self._shard_options()
         options.refuse_key_changed_on_insert(self)
         check_insert(colocation_on(options, str(using)), [self])

@@ -21,8 +21,8 @@ from sharded_orm.models.sharding.statements import (
 
 
 class GlobalQuerySet(CachedQuerySet):
-    """The queryset of global models. It has the methods that sharded querysets add to Django's
-    (Y1).
+    """The queryset of global models, with the extra methods of sharded querysets, such as
+    ``scatter()`` (Y1).
 
     A join to a sharded model raises :exc:`CrossShardRelation`.
     """
@@ -48,7 +48,7 @@ class GlobalQuerySet(CachedQuerySet):
         return super().bulk_create(objs, *args, **kwargs)
 
     def scatter(self, *, partial: bool = False) -> Self:
-        """Return a copy of the query; it reads the global database, as without this call.
+        """Return a copy of the query, which reads the global database as before.
 
         The method exists so that code for sharded models works with global models.
         """

@@ -29,8 +29,8 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Model fields that every database compares by value. UUIDs are among them: a UUID that is stored as
-# text can be written in one way only.
+# Model fields that every database compares by value. UUIDs are among them, because Django stores a
+# UUID as text in only one way.
 _COMPARED_BY_VALUE = (
     models.IntegerField,
     models.AutoField,
@@ -51,7 +51,7 @@ class KeyColumn:
     """A text column whose values name the shard, in a sharded model's own table.
 
     :param target: the field at the end of the chain of foreign keys that begins with ``field``;
-        ``field`` itself if it is no foreign key.
+        ``field`` itself if it is not a foreign key.
     """
 
     model: Any
@@ -70,7 +70,7 @@ class KeyColumn:
     def is_colocated_with_target(self) -> bool:
         """Whether the databases that have this column's table also have the table of ``target``.
 
-        If so, migrations of ``target`` also change this column, which refers to it.
+        If so, migrations of ``target`` also change this column, which refers to ``target``.
         """
         options, target_options = shard_options(self.model), shard_options(self.target.model)
         return (
@@ -82,7 +82,7 @@ class KeyColumn:
     def declared_collation(self, connection: Any) -> str | None:
         """Return the collation that the model declares; None for the table's default collation.
 
-        Sends nothing but, possibly, the question for the server's version.
+        Sends nothing, except perhaps a query for the server's version.
         """
         parameters = self.field.db_parameters(connection)
         if collation := parameters.get("collation"):
@@ -258,8 +258,8 @@ class TextKeyGuard:
     """Checks tables with text keys at their first use on a shard; thread-safe.
 
     A process sends one query for all such tables of a shard, or of several shards on one node. It
-    sends none for groups without text keys, and none on SQLite. A failed check is not remembered:
-    the table is checked again at its next use, and works once its column is changed.
+    sends no query for groups without text keys, nor on SQLite. A failed check is not remembered:
+    the table is checked again at its next use, and can be used once its column is changed.
 
     While a schema editor is open on the shard, no table is refused: the migration that repairs a
     column may run after a migration that fills the column's table.

@@ -1,10 +1,10 @@
 """Sets the auto-increment counters of tables with packed ids to the first id of each shard (P1,
 P5).
 
-A packed id consists of the shard, a type and a number that the table counts. So a table's counter
-must start at the first id of its shard and type. ``CREATE TABLE … LIKE``, ``TRUNCATE`` and a
-replayed table definition reset the counter to 1. So the counter is set after each ``migrate`` and
-``flush`` of a shard, and when test shards are cloned.
+A packed id consists of the shard, a type and a local number; the table's counter generates the
+whole id. So the counter must start at the first id of its shard and type. ``CREATE TABLE … LIKE``,
+``TRUNCATE`` and a replayed table definition reset the counter to 1. So the counter is set after
+each ``migrate`` and ``flush`` of a shard, and when test shards are cloned.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def after_migrate(
 ) -> None:
     """Receiver of ``post_migrate``: set the auto-increment counters on the shard ``using``.
 
-    :param counted: a number for each table, keyed by table, that the table's next id is not below,
-        as read by ``migrate_shards``; None if it has read nothing.
+    :param counted: a lower bound of each table's next id, keyed by table, as read by
+        ``migrate_shards``; None if the next ids were not read.
 
     Sends nothing for an app without packed ids, or if ``counted`` shows that all counters are high
     enough. Otherwise one query lists the tables, and for each table with packed ids at most two

@@ -29,8 +29,8 @@ def may_access(user: Any, group: str) -> bool:
     """Whether ``user`` may view the shards of ``group``.
 
     True for superusers, and for every user if ``GROUP_PERMISSIONS`` is not set. Otherwise the
-    permission is needed. Sends at most one query per ``user`` object, which caches its permissions;
-    Django's admin sends the same query anyway.
+    permission is needed. Sends at most two queries per ``user`` object, which caches its
+    permissions; Django's admin sends the same queries anyway.
     """
     if not runtime.config().admin.group_permissions:
         return True
@@ -40,8 +40,8 @@ def may_access(user: Any, group: str) -> bool:
 def after_migrate(
     sender: AppConfig, *, using: str = DEFAULT_DB_ALIAS, apps: Any = apps, **kwargs: Any
 ) -> None:
-    """Receiver of ``post_migrate``: create the permissions of those groups for which none exists
-    yet.
+    """Receiver of ``post_migrate``: create the permission of each shard group that does not have
+    one yet.
 
     Django's own receiver, ``django.contrib.auth.management.create_permissions``, creates only the
     permissions of models. The two receivers may run in any order. Permissions of removed groups

@@ -3,7 +3,7 @@
 A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
 by which the cached lists of a shard key are divided. In the names of cache entries a field value is
 represented by a *token*. Tokens of a field are *exact* if two values are equal in the database
-exactly when their tokens are equal. Values of other fields cannot be used in names.
+exactly when their tokens are equal. Values of fields without exact tokens cannot be used in names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from sharded_orm.topology.model import ALIAS_DIGITS
 #: The token of NULL as the value of an isolate key. No other value has this token.
 NULL = "%N"
 
-# How many Scope objects (sets of rows with a common guard in the cache) each model remembers.
+# How many Scope objects each model remembers. A scope is a set of rows whose cache entries become
+# void together.
 _SCOPES = 2048
 # An argument of a field is part of the model's fingerprint if its value has one of these types.
 _PLAIN = (str, int, float, bool, type(None))
@@ -104,7 +105,7 @@ _PLAIN_INTEGERS = frozenset({models.IntegerField.get_prep_value, models.AutoFiel
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model with ``cache = True``, and the fields that the names of its cache entries depend on.
+    """A model with ``cache = True``, and the fields that determine the names of its cache entries.
 
     Thread-safe.
 
@@ -112,7 +113,7 @@ class CachedModel:
     :param type: describes the model to :mod:`sharded_orm.cache`, which does not use the ORM.
     :param options: the shard options of the model; None for a global (not sharded) model.
     :param key_field: the shard key; None for a global model.
-    :param isolate_field: the field that ``isolate_key`` names; None if there is none.
+    :param isolate_field: the field that ``isolate_key`` names; None without an isolate key.
     :param pk_fields: the field of the primary key; all fields of a composite one.
     """
 
@@ -176,7 +177,7 @@ class CachedModel:
         """A function ``scope(place, key, isolate=None)`` that returns a :class:`Scope` of the model.
 
         A scope is a set of rows whose cache entries become void together. The function caches the
-        scopes that it returns, as a scope must compute the names of its entries.
+        scopes that it returns, because a scope must compute the names of its entries.
         """
 
         @lru_cache(maxsize=_SCOPES)
@@ -229,8 +230,9 @@ class CachedModel:
         return tuple(shard.alias for shard in runtime.group(self.options.group).shards())
 
 
-# What is known of each model. forget() replaces this dict by a new one. A thread that runs _learn()
-# meanwhile adds its result, which may be out of date, to the old dict, where it does no harm.
+# Results of cached_model(), keyed by model. forget() replaces this dict by a new one. A thread that
+# runs _learn() meanwhile adds its result, which may be out of date, to the old dict, where it does
+# no harm.
 _known: dict[Any, CachedModel | None] = {}
 
 
@@ -241,8 +243,8 @@ def cached_model(model: Any) -> CachedModel | None:
     migration, that of the installed model with the same label. If the setting ``SHARDED_ORM`` has
     no ``CACHE``, no model is cached.
 
-    :raises ImproperlyConfigured: ``isolate_key`` names no field of the model, or a field without a
-        column.
+    :raises ImproperlyConfigured: ``isolate_key`` is not the name of a field of the model, or the
+        field has no column.
     """
     known = _known
     try:
@@ -262,8 +264,8 @@ def _learn(known: dict[Any, CachedModel | None], model: Any) -> CachedModel | No
     if meta is None or meta.abstract:
         return None
     if meta.apps is not apps:
-        # The result for a historical model is not remembered, as a run of migrations makes
-        # thousands of such models.
+        # The result for a historical model is not remembered, because migrations make thousands of
+        # such models.
         try:
             installed = apps.get_model(meta.label)
         except (LookupError, ValueError):
@@ -280,7 +282,7 @@ def _learn(known: dict[Any, CachedModel | None], model: Any) -> CachedModel | No
 def declares_cache(model: Any) -> bool:
     """Whether the ``ShardMeta`` of ``model``'s concrete model has ``cache = True``.
 
-    False for a model with a parent (multi-table inheritance), as its rows are in two tables.
+    False for a model with a parent (multi-table inheritance): its rows are in two tables.
     """
     concrete = model._meta.concrete_model
     if concrete is None or concrete._meta.parents or not hasattr(concrete, "_is_sharded"):
@@ -387,7 +389,7 @@ def collations_of(model: Any) -> Collations:
 
 
 def token_field(field: Any, collations: Collations) -> TokenField:
-    """Return the :class:`TokenField` of ``field``, with what the database considers equal values.
+    """Return the :class:`TokenField` of ``field``. It says which values are equal in the database.
 
     :param collations: the collations of the database that holds the field's column.
     """

@@ -48,7 +48,7 @@ class ConnectionState:
         self._isolation = level.lower() if isinstance(level, str) else None
 
     def may_fill(self) -> bool | None:
-        """Tell how the connection may use the cache at this moment.
+        """Return how the connection may use the cache at this moment.
 
         :returns: True if the connection may read from the cache, and store in it what it reads from
             the database; False if it may only read from the cache; None if it must not use the
@@ -65,8 +65,8 @@ class ConnectionState:
         if not in_transaction and not (group is not None and group.levels):
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
-            # The transaction must not use the cache: it sees its own uncommitted writes, or the
-            # rows as of its start, or it must be rolled back.
+            # The transaction must not use the cache: it sees its own uncommitted writes, or rows as
+            # of an earlier time, or it must be rolled back.
             return None
         return False
 
@@ -135,7 +135,7 @@ class InstanceFactory:
         :param values: rows that have passed Django's converters.
         """
         model, alias, names = self._model, self._alias, self._names
-        # ``receivers`` is checked first, as has_listeners() is slow, and few projects have
+        # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
         if not self._is_plain or (
             (pre_init.receivers or post_init.receivers)
@@ -167,7 +167,7 @@ def _is_plain(model: Any) -> bool:
     return (
         model.from_db.__func__ is Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
         and model.__init__ is Model.__init__
-        # A mix-in listed after Model among the bases may define __init__.
+        # A mixin that comes after Model among the bases may define __init__.
         and super(Model, model).__init__ is object.__init__
         and model.__new__ is object.__new__
         and model.__setattr__ is object.__setattr__
@@ -183,11 +183,11 @@ def connection_state(alias: str) -> ConnectionState | None:
     """Return the state of the connection to ``alias``.
 
     Return None if the database backend is not one of this library. Such a connection does not use
-    the cache, as its backend does not tell the cache of writes before COMMIT.
+    the cache, because its backend does not tell the cache of writes before COMMIT.
     """
     connection = connections[alias]
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):
-        # The state is kept on the connection object, as its factories use that connection.
+        # The state is kept on the connection object, because its factories use that connection.
         state = connection.__dict__["_for_cache"] = ConnectionState(connection)
     return state

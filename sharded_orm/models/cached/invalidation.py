@@ -55,7 +55,7 @@ class ModelCache:
             Photo.cache.invalidate()
 
         Call this method after the SQL. Inside of a transaction, the entries become void when the
-        transaction commits; outside of transactions at once. Does nothing if the model is not
+        transaction commits; otherwise they become void at once. Does nothing if the model is not
         cached.
 
         :param using: the alias of one shard. Default: the shard of the shard key; if no shard key
@@ -92,7 +92,7 @@ class ModelCache:
 
 
 class CacheAttribute:
-    """The descriptor behind ``Photo.cache``. As for a manager, access on an instance is an error."""
+    """The descriptor behind ``Photo.cache``. Like a manager, it raises an error on an instance."""
 
     def __get__(self, instance: Any, owner: Any) -> ModelCache:
         if instance is not None:
@@ -262,8 +262,9 @@ def _whole(cached: CachedModel, alias: str) -> VoidRows:
 def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
     """Return the connection of ``alias`` if the connection is inside of a transaction; else None.
 
-    :param only: whether rows on this alias alone are invalidated. If False, a shard without a
-        connection object gets none: nothing was written there, so None is returned.
+    :param only: True if rows on this alias alone are invalidated; False if rows on all shards may
+        be. If False, return None for a shard without an open connection, because this thread has
+        written nothing there.
     """
     connection: Any
     if cached.options is None or only:
@@ -273,7 +274,7 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
         connection = group.shards.wrappers.get(alias)
         if connection is None or connection.connection is None:
             return None
-    # get_autocommit() is not used, as it would open a database connection.
+    # get_autocommit() is not used, because it would open a database connection.
     in_transaction = connection.in_atomic_block or (
         connection.connection is not None and not connection.autocommit
     )
@@ -281,7 +282,7 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
 
 
 def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
-    """Raise ValueError, as ``field`` does not accept ``value``.
+    """Raise ValueError: ``field`` does not accept ``value``.
 
     Do nothing if no value of the field has an exact token: then ``value`` may be valid.
 

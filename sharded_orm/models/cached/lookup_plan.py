@@ -45,7 +45,7 @@ class LookupPlan:
         """Return the fingerprint of rows that a database of ``vendor`` (``"mysql"``, …) returned.
 
         The fingerprint depends on the model's fields and the vendor. Cached rows with another
-        fingerprint are not used, as each vendor's driver returns rows in another format.
+        fingerprint are not used, because each vendor's driver returns rows in another format.
         """
         return digest(self.cached.type.fingerprint, vendor)[:8]
 

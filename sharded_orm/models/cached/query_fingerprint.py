@@ -30,7 +30,7 @@ from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where_clause import OnShard
 
 # The types of values that may be in a text. The repr() of such a value shows the whole value and its
-# type. Subclasses are not accepted, as they may have another repr().
+# type. Subclasses are not accepted, because they may have another repr().
 IMMUTABLE = frozenset(
     {
         int, str, bool, float, bytes, type(None), Decimal, UUID,
@@ -61,8 +61,8 @@ class QueryFingerprint:
         :func:`compiled_text` returns.
     :param equal: lists of values, keyed by column: in every row of the result, the column must be
         equal to each value of its list.
-    :param only_equal: whether the conditions in ``equal`` are all conditions of the query, and the
-        query has no offset and no limit of 0.
+    :param only_equal: whether the query has no conditions except those in ``equal``, no offset, and
+        no limit of 0.
     """
 
     text: str | None
@@ -73,8 +73,8 @@ class QueryFingerprint:
 def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | str:
     """Return the fingerprint of ``query``; if the query cannot be cached, the reason as a str.
 
-    :param ordered: whether the order of the rows matters (default: yes). It does not for
-        ``count()``.
+    :param ordered: whether the order of the rows matters (the default). False for ``count()`` and
+        ``exists()``.
     """
     if type(query) not in QUERIES:
         return "a query of another class"
@@ -90,8 +90,8 @@ def fingerprint_of(query: Query, *, ordered: bool = True) -> QueryFingerprint | 
 
     equal: dict[str, list[Any]] = {}
     where = query.where
-    # Query.base_table is not used: as a cached property, it would keep the value None for a query
-    # whose table is not in alias_map yet.
+    # Query.base_table is not used: it is a cached property, and would keep the value None for a
+    # query whose table is not in alias_map yet.
     base = next(iter(query.alias_map), None)
     parts: Any = _Conditions(base, equal).read(where, True) if where.children else ()
     order: Any = ()
@@ -158,8 +158,8 @@ class _Conditions:
             else:
                 part = None
             if part is None:
-                # The query must be compiled. The loop goes on all the same, as another condition
-                # may set the shard key equal to a value, which compiled queries need, too.
+                # The query must be compiled. The loop goes on all the same, because another
+                # condition may set the shard key equal to a value, and compiled queries need it.
                 unknown = True
             else:
                 parts.append(part)

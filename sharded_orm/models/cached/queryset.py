@@ -34,7 +34,7 @@ _reader: Reader | None = None
 
 
 def _current_reader() -> Reader | None:
-    """Return the reader of this process; None if no cache is configured, or READ is off in it."""
+    """Return the reader of this process; None if there is no cache, or its option READ is off."""
     global _reader
     cache = runtime.cache()
     reader = _reader
@@ -254,7 +254,7 @@ _ROUTINE: dict[type, bool] = {}
 
 
 def _is_routine(kind: Any) -> bool:
-    """Whether the queryset class ``kind`` overrides none of the methods that ``get()`` calls."""
+    """Whether the methods of ``kind`` that ``get()`` calls are all Django's or the library's."""
     is_routine = _ROUTINE.get(kind)
     if is_routine is None:
         is_routine = _ROUTINE[kind] = all(

@@ -91,5 +91,5 @@ class CacheObserver:
 
 def _cached_models() -> list[CachedModel]:
     models = (cached_model(model) for model in apps.get_models())
-    # Each CachedModel once: a proxy model has the one of its concrete model.
+    # List each CachedModel once: a proxy model shares that of its concrete model.
     return list({id(cached): cached for cached in models if cached is not None}.values())

@@ -8,7 +8,7 @@ is then limited to the rows read, so that it cannot change a row that another tr
 between.
 
 Saving or deleting a single instance mostly avoids this query for the keys: the keys of the instance
-are added to the conditions of the statement. The query is made only if no row matches then.
+are added to the conditions of the statement. If no row matches then, the query is made after all.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _ABSENT: Any = object()
 
 
 class KeyColumns(NamedTuple):
-    """The fields of a model that the names of its cache entries depend on.
+    """The fields of a model that determine the names of its cache entries.
 
     :param fixed: names of the fields that identify a row in the cache: primary key and shard key.
-    :param isolate: the name of the field of the isolate key; None if there is none.
+    :param isolate: the name of the isolate key's field; None if the model has no isolate key.
     :param columns: the columns of the primary key, the shard key and the isolate key, in this
         order; None for a key that the model does not have, and for a composite primary key.
     """
@@ -214,9 +214,9 @@ class TrackedWrite:
         Call this after ``pre_save()`` of the fields, which may set attributes of the instances.
 
         :param key: the field of the shard key; None for a global model.
-        :param isolate: the field of the isolate key; None if the model has none.
-        :param keys: the shard keys that the database generated, one for each instance; None if it
-            generated none.
+        :param isolate: the field of the isolate key; None if the model has no isolate key.
+        :param keys: the shard keys that the database generated, one for each instance; None if the
+            INSERT returned no generated shard keys.
         :param upsert: whether the INSERT may also have updated stored rows of the same shard keys.
             If so, all rows of these shard keys count as affected.
         """
@@ -281,8 +281,8 @@ class TrackedWrite:
             try:
                 changed = execute()
             except BaseException:
-                # The database may have executed the statement all the same, as the handler of a
-                # Unix signal can raise anywhere. So the rows count as affected.
+                # The database may have executed the statement all the same, because the handler of
+                # a Unix signal can raise anywhere. So the rows count as affected.
                 self._touch_rows(guessed_rows, new_isolates)
                 raise
             if changed == 1:
@@ -297,11 +297,11 @@ class TrackedWrite:
         """Guess the keys of the written row, for a statement whose conditions name one primary key.
 
         The guessed shard key is that of the instance that is being saved or deleted. The guessed
-        isolate key is the value that the statement sets (the row probably has it already), or
-        else that of the instance.
+        isolate key is the value that the statement sets (the row probably has it already). If the
+        statement sets no isolate key, it is that of the instance.
 
         :param rows: the keys that the conditions of the statement determine.
-        :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if it sets none.
+        :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if there is none.
         :returns: the guessed keys, and the conditions (name and value) to add to the statement:
             with these conditions, the statement changes no row if the guess is wrong. None if
             nothing can be guessed.

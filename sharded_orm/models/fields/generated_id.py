@@ -1,4 +1,4 @@
-"""The base class of fields for ids that carry the number of their row's shard."""
+"""The base class of fields for ids that contain the number of the row's shard."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
 from sharded_orm.models.sharding.options import describe, options_of
 from sharded_orm.topology.model import Shard
 
-#: A function that inserts rows on one database. Its argument lists the columns whose values it
-#: shall return; it returns these values for each row, as ``QuerySet._insert()`` does.
+#: A function that inserts rows on one database. Its argument is a sequence of fields. The function
+#: returns the values of these fields for each row, as ``QuerySet._insert()`` does.
 Insert = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -32,9 +32,9 @@ class EmbeddedShardMixin:
     attname: str
     name: str
 
-    #: If a model has several such fields, the ``insert_rows()`` of one field calls that of the
-    #: next. A field with True is called first. It must be so for a field that opens a transaction:
-    #: inside that transaction, the other fields may fail and try again.
+    #: If a model has several such fields, their ``insert_rows()`` methods call one another in turn.
+    #: True if this field's method must be called first, because it opens a transaction in which the
+    #: other fields may fail and try again. False if the method may be called later.
     outermost = False
 
     @property
@@ -83,7 +83,7 @@ class EmbeddedShardMixin:
 def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     """Return the fields of the model's own table that are of type :class:`EmbeddedShardMixin`.
 
-    A field whose ``outermost`` is true comes last.
+    A field whose ``outermost`` is true comes last: its ``insert_rows()`` then wraps all others.
     """
     # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
     # model.
@@ -93,9 +93,9 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
 
 
 def shard_of(alias: str) -> Shard | None:
-    """Return the shard that ``alias`` names, or None if it names another database.
+    """Return the shard whose alias is ``alias``, or None if there is no such shard.
 
-    The template schema of a group, from which test shards are cloned, is such another database.
+    None, for example, for the template schema of a group, from which test shards are cloned.
     """
     if database_settings.template_group(alias) is not None:
         return None
@@ -103,10 +103,10 @@ def shard_of(alias: str) -> Shard | None:
 
 
 def forget_shard_choice(instances: Sequence[Any]) -> None:
-    """Forget why the rows ``instances``, which are now stored, were put on their shard.
+    """Forget how the shards of the stored rows ``instances`` were chosen.
 
-    The reason is the row given as ``near=``, or a shard that was drawn at random. A later copy of
-    the instance must not inherit it.
+    A shard was chosen by the row given as ``near=``, or drawn at random. A later copy of the
+    instance must not inherit this choice.
     """
     for row in instances:
         row._state.__dict__.pop("near", None)
@@ -114,7 +114,7 @@ def forget_shard_choice(instances: Sequence[Any]) -> None:
 
 
 def _get_near(instance: Any) -> Any:
-    """Return the row given as ``near=``, on whose shard the new ``instance`` will be stored, or None."""
+    """Return the row given as ``near=``, whose shard the new ``instance`` will share, or None."""
     return getattr(instance._state, "near", None)
 
 

@@ -1,4 +1,4 @@
-"""64-bit ids made of shard, type and a local number that the table on the shard counts."""
+"""64-bit ids made of shard, type and a local number, which the table on the shard generates."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     :param type_id: the number of this model among the models of its group; it must never change.
     :param layout: the widths of the three parts; by default 16, 10 and 36 bits.
 
-    The group's strategy must be ``"embedded"`` with the same widths. The table on each shard counts
-    the local ids from 1, by its auto-increment counter, which ``migrate`` sets to the first id of
-    the shard and type (see ``models/after_migrate/auto_increment.py``). The insert checks the new
-    ids inside its transaction: if one is of another shard or type, it raises
-    :exc:`PackedIDMismatch`, and no row is stored. An explicit id is accepted if it is of the row's
-    shard and of this type.
+    The group's strategy must be ``"embedded"`` with the same widths. The auto-increment counter of
+    the table on each shard generates the ids, beginning with local id 1; ``migrate`` sets the
+    counter to that first id (see ``models/after_migrate/auto_increment.py``). The insert checks the
+    new ids inside its transaction: if an id is of another shard or type, the insert raises
+    :exc:`PackedIDMismatch`, and no row is stored. An explicit id must be of the row's shard and of
+    this type.
 
     Cost of a new row: one INSERT, with BEGIN and COMMIT around it if no transaction is open. With
     an explicit id: one INSERT.
@@ -69,8 +69,8 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            # The alias is no shard. It may be a template schema, from which test shards are cloned,
-            # or the database that had the rows before sharding. Insert without a check.
+            # The alias is not that of a shard. It may be a template schema, from which test shards
+            # are cloned, or the database that had the rows before sharding. Insert without a check.
             return insert(returning)
         explicit = [v for row in instances if (v := getattr(row, self.attname)) is not None]
         for value in explicit:
@@ -78,9 +78,9 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         if len(explicit) == len(instances):
             return insert(returning)
         counted = self.counted_on(shard)
-        # An error in the atomic block must roll the rows back. With autocommit off, the block would
-        # open no transaction, and the caller could commit the rows in spite of the error; then the
-        # block needs a savepoint.
+        # An error in the atomic block must roll the rows back. If autocommit is off and no block is
+        # open yet, this block opens no transaction, and the caller could commit the rows in spite
+        # of the error. In this case the block needs a savepoint.
         connection = connections[alias]
         needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
         with transaction.atomic(using=alias, savepoint=needs_savepoint):
@@ -106,7 +106,7 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
             )
 
     def _foreign_id(self, alias: str, counted: range) -> int | None:
-        """Return an id in the table that is of another shard or type; None if there is none.
+        """Return an id in the table that is of another shard or type; None if there is no such id.
 
         Sends one query.
         """

@@ -1,4 +1,4 @@
-"""A field for ids from ticket servers: databases that count ids for all shards."""
+"""A field for ids from ticket servers: databases that hand out ids for all shards."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sharded_orm.conf import MAX_TICKETS
 class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
     """A 64-bit id that is drawn from a ticket server before the insert (Flickr, F1-F5; Y8).
 
-    A ticket server is a database that counts ids for all shards, so each id is unique over all
-    shards.
+    A ticket server is a database that hands out the ids for all shards, so each id is unique over
+    all shards.
 
     :param sequence: the name of the counter on the ticket servers; by default the table's name.
 
@@ -41,7 +41,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return self.sequence or self.model._meta.db_table
 
     def formfield(self, *args: Any, **kwargs: Any) -> Any:
-        # As for an AutoField, a form has no field for the id.
+        # A form has no field for the id. Django's AutoField does the same.
         return None
 
     def get_pk_value_on_save(self, instance: models.Model) -> int:
@@ -55,9 +55,9 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         return value
 
     def fill_many(self, instances: Sequence[models.Model]) -> None:
-        """Give an id to each instance that has none.
+        """Give an id to each instance without an id.
 
-        Sends one request to a ticket server for each million of ids.
+        Sends one request to a ticket server per million ids.
         """
         new = [i for i in instances if getattr(i, self.attname) is None]
         for start in range(0, len(new), MAX_TICKETS):

@@ -1,4 +1,4 @@
-"""64-bit ids made of milliseconds, shard and sequence number, so that they sort by time."""
+"""64-bit ids that sort by time: each consists of milliseconds, shard and sequence number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
 
-# The largest number of attempts of one insert. Each attempt uses a later millisecond, in which two
+# How often an insert is repeated at most. Each repetition uses a later millisecond, in which two
 # processes rarely draw the same id. If all attempts collide, something else is wrong.
 TRIES = 10
 
@@ -37,11 +37,12 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     the column's default generates it. In a group whose strategy is ``"embedded"`` with the same
     SHIFT and BITS, a query by the id goes to the shard in the id. In any other group the id is
     unique over all shards, but does not route queries. An id that is set already is kept. If ids
-    route queries, such an id must name the row's shard (:exc:`CrossShardRelation` otherwise).
+    route queries, the kept id must name the row's shard (:exc:`CrossShardRelation` otherwise).
 
     Cost of a new row: one INSERT. If another process has generated the same id, one query finds
     that out, and the INSERT is repeated with an id of a later millisecond. Except on PostgreSQL,
-    ``bulk_create()`` is refused if it ignores or updates conflicts of this field.
+    ``bulk_create()`` of rows without ids is refused if a conflict of this field would be ignored or
+    would update a row.
     """
 
     layout: TimestampedLayout
@@ -115,7 +116,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             # a later save() does not use the id of a row that was not stored.
             for row in new:
                 setattr(row, self.attname, None)
-        # QuerySet.bulk_create() expects one result per row, even if the INSERT returned none.
+        # QuerySet.bulk_create() expects one result per row, even if the INSERT returned no rows.
         return rows or [()] * len(instances)
 
     def _takes_for_conflict(
@@ -127,20 +128,20 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         """Whether this ``bulk_create()`` would treat an equal id from another process as a
         conflict.
 
-        It would then ignore or update the row of that process, which has nothing to do with the new
-        row.
+        It would then drop the new row, or update the row of that process, although the two rows
+        have nothing to do with each other.
         """
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
         # IGNORE, and ON DUPLICATE KEY UPDATE on MySQL, treat a duplicate in any unique key as a
-        # conflict, also in this field's.
+        # conflict, and this field is a unique key.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:
         """Raise if an explicit id names another shard than ``alias``.
 
-        Only checked in a group whose strategy reads the shard from the id.
+        The check is made only in a group whose strategy reads the shard from the id.
         """
         shard = shard_of(alias)
         if shard is None or runtime.strategy(shard.group).embedded != self.embedded_shard:

@@ -186,9 +186,10 @@ class RoutedQuerySet(CachedQuerySet):
     def scatter(self, *, partial: bool = False) -> Self:
         """Allow this query to ask every shard of its group.
 
-        :param partial: if shards fail, return the rows of the others instead of raising
-            :exc:`ScatterError`. The errors are then in :attr:`failed_shards`. If a table or column is
-            missing on every shard, the query may be wrong, and :exc:`ScatterError` is raised nevertheless.
+        :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
+            True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If
+            a table or column is missing on every shard, :exc:`ScatterError` is raised in any case,
+            because the query may be wrong.
         """
         clone = self._chain()
         clone._scatters, clone._partial = True, partial

@@ -1,4 +1,4 @@
-"""Splits instances by the database of their rows, and prefetch lookups by the group they lead to."""
+"""Splits a list of instances by their database, and a list of prefetch lookups by their group."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def alias_of(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the lookups that begin with a foreign key to another group, and the list of all
-    others.
+    """Return two lists: the lookups that begin with a foreign key to another group, and all
+    other lookups.
     """
     other_group: list[Any] = []
     same_group: list[Any] = []

@@ -38,7 +38,8 @@ class ReadingQuerySet(RoutedQuerySet):
         ``local_columns``: rows with the same key are on one shard, so the groups of a GROUP BY that
         contains the key need no merge.
 
-        :param groups: whether the function to be called accepts ``local_columns``.
+        :param groups: whether the function to be called accepts ``local_columns``. If False,
+            ``local_columns`` is left out.
         """
         failures: dict[str, BaseException] = {}
         self.failed_shards = failures
@@ -153,7 +154,7 @@ class ReadingQuerySet(RoutedQuerySet):
         )
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
-        # Otherwise filter by the ids before calling Django's in_bulk(), because the ids may name
+        # If possible, filter by the ids before calling Django's in_bulk(), because the ids may name
         # the shards. Django's method asks for the alias before it filters.
         if id_list is None or self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
@@ -216,10 +217,11 @@ class ReadingQuerySet(RoutedQuerySet):
     ) -> Any:
         """Run raw SQL on one shard.
 
-        That is the shard that ``using`` names; without ``using``, the one that the filters of this
-        queryset name.
+        That is the shard with the alias ``using``. Without ``using``, the shard follows from this
+        queryset: from its own ``using()`` or its filters.
 
-        :raises ShardKeyRequired: neither names exactly one shard.
+        :raises ShardKeyRequired: there is no ``using``, and the filters do not name exactly one
+            shard.
         """
         if using is None and not self._is_pinned():
             route = self._route()

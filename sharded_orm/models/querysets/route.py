@@ -35,7 +35,7 @@ from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
 # The alias for queries that name no shard; None to refuse these queries. It is set while Django
-# validates an instance: the check whether values are unique must ask the instance's shard only.
+# validates an instance: the check whether values are unique must ask only the instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
@@ -43,7 +43,7 @@ _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 def scoped(alias: str) -> Iterator[None]:
     """Within the ``with`` block, send queries that name no shard to ``alias``.
 
-    This applies to the current context (:mod:`contextvars`) only.
+    This applies only to the current context (:mod:`contextvars`).
     """
     token = _scope.set(alias)
     try:
@@ -57,15 +57,16 @@ class Route:
     """The shards that a query goes to, and the reason.
 
     ``shards`` are the numbers of these shards in ``group``, ascending. ``aliases`` are their Django
-    aliases. ``nodes`` are the names of the primary database servers that hold them. ``str(route)``
-    is a sentence for people.
+    aliases. ``nodes`` are the names of the primary database servers that have these shards.
+    ``str(route)`` is a sentence for people.
     """
 
     group: str
     shards: tuple[int, ...]
     reason: str
-    #: The alias given to ``using()`` if it is no shard of the group, such as the database that had
-    #: the table before the model was sharded. None if ``using()`` names a shard or was not called.
+    #: The alias given to ``using()`` if it is not a shard of the group: for example, the database
+    #: that had the table before the model was sharded. None if ``using()`` names a shard of the
+    #: group, or was not called.
     outside: str | None = None
 
     @property
@@ -113,8 +114,8 @@ def route(
     most one query to the directory for each condition on the key.
 
     :param scatter: whether the query may go to all shards.
-    :param ordered: whether the SQL will have an ORDER BY, so that its expressions are checked too.
-        False for a count, for example.
+    :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are checked
+        too. False for a count, for example.
     :param group: the group of ``options``, if the caller has it already; None to look it up.
     :raises ShardKeyRequired: the query's conditions name no shard, and it may not go to all shards.
     :raises CrossShardRelation: the query reads rows that may be on other shards than its own.
@@ -175,8 +176,9 @@ _PLAIN_KEYS = frozenset({int, str, UUID})
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
     """Return the shard of a query of the form ``key = value AND …``; None for any other query.
 
-    None also if the key has no shard yet. After None, call :func:`route`, which knows every form.
-    This shortcut for the commonest queries takes a fifth of its time, and finds the same shard.
+    None also if the key has no shard yet. If the result is None, call :func:`route`, which knows
+    every form. This shortcut for the commonest queries finds the same shard as :func:`route` in a
+    fifth of the time.
     """
     value = plain_key(options, query, ordered=ordered)
     return None if value is None else runtime.locate(options.group, value)
@@ -209,9 +211,9 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # Skip a condition that is no equality if it compares with plain values: it can exclude
-            # rows, but it does not change the shard. An __in on a key column is not skipped: its
-            # list may have no key of this shard, and then the query needs no shard at all.
+            # Skip a condition that is not an equality if it compares with plain values: it can
+            # exclude rows, but it does not change the shard. An __in on a key column is not
+            # skipped: if its list has no key of this shard, the query needs no shard at all.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
@@ -297,7 +299,7 @@ def _bound_of_hints(options: ShardOptions, hints: dict[str, Any]) -> Bound | Non
 def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route) -> list[Target]:
     """Return each shard of ``route``, paired with the query to send to it.
 
-    If ``query`` lists keys with ``__in``, the query for a shard lists only the keys on that shard.
+    If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's keys.
 
     :param group: the group of ``options``.
     """
@@ -336,7 +338,7 @@ def _key_lists(reader: WhereReader, where: WhereNode) -> Iterator[tuple[WhereNod
 def _narrowed_query(
     reader: WhereReader, query: Query, shard: Shard, numbers: dict[Any, int]
 ) -> Query:
-    """Return a copy of ``query`` whose lists of keys (``key IN (…)``) have only keys of ``shard``.
+    """Return a copy of ``query`` whose lists of keys (``IN (…)``) contain only keys of ``shard``.
 
     In the copy, conditions on instances of other shards match no row.
 

@@ -16,11 +16,11 @@ class ShardedQuerySet(ReadingQuerySet, WritingQuerySet):
 
     Each time the query runs, its conditions name the shards. Equality on the shard key names one
     shard, ``__in`` names the shards of the listed keys, and a comparison with an instance names the
-    shard of that instance. A query that names no shard raises :exc:`ShardKeyRequired`, unless
-    :meth:`scatter` was called, which allows it to ask all shards. A read of several shards gives
-    exactly the result that one database would give, or raises :exc:`ScatterNotSupported`. Writes
-    run shard by shard: the write on each shard is atomic, but the writes on several shards together
-    are not (P14).
+    shard of that instance. A query that names no shard raises :exc:`ShardKeyRequired`; after a call
+    of :meth:`scatter`, it asks all shards instead. A read of several shards gives exactly the
+    result that one database would give, or raises :exc:`ScatterNotSupported`. Writes run shard by
+    shard: the write on each shard is atomic, but the writes on several shards together are not
+    (P14).
     """
 
 

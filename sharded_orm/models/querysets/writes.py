@@ -205,8 +205,8 @@ class WritingQuerySet(RoutedQuerySet):
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
-        # Check all rows before the first write. The checks in super() run shard by shard, so that
-        # some would come after a write on another shard.
+        # Check all rows before the first write. The checks in super() run shard by shard, so some
+        # of them would come after a write on another shard.
         if not all(obj._is_pk_set() for obj in objs):
             raise ValueError("All bulk_update() objects must have a primary key set.")
         columns = [self.model._meta.get_field(name) for name in fields]
@@ -309,9 +309,10 @@ def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], a
 
 
 def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
-    """Raise unless the shard ``alias`` has all rows to which ``rows``, which are new, refer.
+    """Raise if the new ``rows`` cannot be stored on the shard ``alias``.
 
-    Rows that their expressions read are checked too.
+    The shard must have all rows that they refer to, and all rows that their expressions read. The
+    ``pre_save()`` of the key's field must not change the key.
     """
     for row in rows:
         options.refuse_key_changed_on_insert(row)

@@ -76,7 +76,7 @@ class _PerShard:
     def _refuse_several_rows(self, part: Any) -> Any:
         """Raise an error if a relation to a single row has found several rows.
 
-        That can happen because values are unique on each shard only.
+        That can happen because values are unique only within each shard.
         """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
         model = self._sides()[1]

@@ -1,7 +1,7 @@
 """Mixins that make Django's related managers find the right shards.
 
-A manager of Django asks the router for one alias, and passes the instance that it belongs to. That
-is right if the related rows are on the shard of the instance: see :class:`Beside` and
+A related manager of Django asks the router for one alias, and passes the manager's instance as a
+hint. This is right if the related rows are on the shard of the instance: see :class:`Beside` and
 :class:`ManyBeside`. It is wrong if the instance is global or of another group: see
 :class:`FromOutside`.
 """
@@ -27,8 +27,8 @@ from sharded_orm.routing.where_clause import OnShard
 
 
 class RelatedRows:
-    """Base class of the mixins. It declares the attributes of Django's related managers that they
-    use.
+    """Base class of the mixins. It declares the attributes of Django's related managers that the
+    mixins use.
     """
 
     instance: Any

@@ -2,7 +2,7 @@
 relates.
 
 Django derives the models of these tables from :class:`~django.db.models.Model`. So this module adds
-to them what they need of the methods of :class:`~sharded_orm.models.ShardedModel`.
+those methods of :class:`~sharded_orm.models.ShardedModel` that these models need.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Colocation:
     :param alias: the alias of a database for which the statement can be compiled.
     :param shards: the numbers of the shards that execute the statement; None for all of the group.
     :param bound_of: a function that returns the shards named by a subquery's own conditions, or
-        None if they name none.
+        None if these conditions name no shard.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Colocation:
         """Raise :exc:`CrossShardRelation` unless each shard has all rows that ``query`` reads
         there.
 
-        :param outer: the queries that enclose ``query``, outermost first; none if it is no
-            subquery.
-        :param ordered: whether the SQL will have an ORDER BY, so that its expressions are checked
-            too.
+        :param outer: the queries that enclose ``query``, outermost first; empty if ``query`` is not
+            a subquery.
+        :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are
+            checked too.
         :param values: other resolved expressions of the statement to check, such as values to be
             written.
         :raises UnknownExpression: the library cannot tell which rows an expression reads.
@@ -106,8 +106,8 @@ class Colocation:
                 self._check_join(query, join)
 
     def _check_join(self, query: Query, join: Any) -> None:
-        """Raise if the rows of ``join`` may be on another shard. Rows joined by a foreign key never
-        are.
+        """Raise if the rows of ``join`` may be on another shard. A foreign key never leads to
+        another shard.
         """
         field = getattr(join.join_field, "field", join.join_field)
         if self._group is None or isinstance(field, ForeignKey):
@@ -142,8 +142,8 @@ class Colocation:
         """Check the relations that ``select_related()`` follows, and return the query to check
         further.
 
-        That is ``query`` itself, or, if it follows a :class:`FilteredRelation`, a copy that already
-        has the joins of the filtered relation.
+        That is ``query`` itself. If ``select_related()`` follows a :class:`FilteredRelation`, it is
+        a copy that already has the joins of the filtered relation.
         """
         meta: Any = query.get_meta()
         relations: Any = query.select_related
@@ -191,9 +191,9 @@ class Colocation:
     def _check_nested(self, query: Query, nested: Nested, outer: Sequence[Query]) -> None:
         """Raise unless each shard of the statement has all rows that the subquery reads.
 
-        There are two cases in which it has. Either the statement is for one shard and the
-        subquery's own conditions name that shard. Or a condition compares a column of the subquery
-        with a column of the outer query, and equal values of these columns are always on one shard.
+        The check passes in two cases: (1) The statement is for one shard, and the subquery's own
+        conditions name that shard. (2) A condition compares a column of the subquery with a column
+        of the outer query, and equal values of these columns are always on one shard.
         """
         inner = nested.query
         parts = inner.combined_queries or (inner,)
@@ -244,7 +244,7 @@ class Colocation:
         row's shard.
 
         The comparison sees only rows that the subquery returns on that shard. False for a subquery
-        with a slice or an aggregate, whose result differs between one shard and the whole.
+        with a slice or an aggregate, because its result on one shard differs from that on all.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -285,12 +285,10 @@ class Colocation:
 
 
 def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return tokens by which to tell whether two fields have equal values only on one shard of
-    ``group``.
+    """Return tokens that say when equal values of two fields are always on one shard of ``group``.
 
-    Two rows are on one shard if they have equal values in two fields with a common token: both
-    fields hold the shard key, or both refer to the same row. A field without tokens may have equal
-    values on any shards.
+    That is so if the two fields have a common token: both fields contain the shard key, or both
+    refer to the same row. A field without tokens may have equal values on several shards.
     """
     keys: set[tuple[Any, ...]] = set()
     options = shard_options(field.model)
@@ -306,8 +304,8 @@ def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
             return frozenset(keys)
         field = field.target_field
         if not field.primary_key:
-            # The foreign key refers to a field that is no primary key, and that is unique only
-            # within each shard.
+            # The foreign key refers to a field that is not a primary key. Such a field is unique
+            # only within each shard.
             return frozenset(keys)
 
 

@@ -80,8 +80,8 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# Attributes that hold the constructor arguments of an expression. The resolved expression holds
-# them elsewhere, so these are not searched.
+# Attributes that hold the constructor arguments of an expression. They are not searched, because a
+# resolved expression holds its resolved arguments in other attributes.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
 _registered: set[type] = set()
@@ -121,8 +121,8 @@ class Nested:
         otherwise None.
     :param certain: whether SQL's "unknown" has the same effect as "false" at this place, as it has
         in a condition that is not negated.
-    :param not_null: columns that cannot be NULL here, because another condition joined by AND
-        requires it.
+    :param not_null: columns that cannot be NULL here, because another condition, joined by AND,
+        excludes NULL.
     """
 
     query: Query
@@ -137,7 +137,8 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
 
     :param trusted: whether to accept SQL that the library does not know. True for the global
         database, which has all rows of its tables.
-    :raises UnknownExpression: the library cannot tell which rows an expression reads.
+    :raises UnknownExpression: ``trusted`` is False, and the library cannot tell which rows an
+        expression reads.
     """
     for name, value in vars(query).items():
         if not value or name in _SKIPPED:
@@ -197,7 +198,7 @@ def is_known(kind: type) -> bool:
 
 
 def is_plain_value(value: Any) -> bool:
-    """Whether ``value`` is a value, or a list of values, of types that cannot hold an expression."""
+    """Whether the type of ``value``, or of each item in a list, cannot contain an expression."""
     # Compare the distinct types of the values, not each value: a list of keys may be long, but has
     # few types.
     kind = type(value)
@@ -207,7 +208,7 @@ def is_plain_value(value: Any) -> bool:
 def _shows_its_sql(kind: type) -> bool:
     for cls in kind.__mro__:
         if cls in _registered:
-            return True  # reads_own_row declares all that the class inherits, too.
+            return True  # reads_own_row also covers the methods that the class inherits.
         if writes_own_sql(cls):
             return False
     return True
@@ -231,8 +232,8 @@ def _in_where(
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
     child: Any
     for child in node.children:
-        # The usual condition compares a column with a plain value or a list of them. It has no
-        # subquery.
+        # The usual condition compares a column with a plain value or a list of plain values. It has
+        # no subquery.
         if (
             type(getattr(child, "lhs", None)) is Col
             and is_plain_value(child.rhs)

@@ -21,9 +21,9 @@ from sharded_orm.models.sharding.options import shard_options
 def group_of_historical_model(app_label: str, model_name: str) -> str | None:
     """Return the group of a model that is not installed, or None for the global database.
 
-    The first rule that applies decides. (1) A group lists the model in ``FORMER_MODELS``: that
-    group. (2) The model was renamed to an installed model: the group of that model. (3) All current
-    models of the app are in one group: that group.
+    The first rule that applies decides. (1) The model is in the ``FORMER_MODELS`` of a group: that
+    group. (2) The model was renamed to an installed model: the group of that model. (3) All models
+    of the app, installed or in ``FORMER_MODELS``, are in one group: that group. Otherwise None.
 
     Reads the app's migrations from disk, once per process.
     """
@@ -72,8 +72,8 @@ def _current_name(app_label: str, module: str | None, model_name: str) -> str | 
 
 @cache
 def _new_names(app_label: str, module: str | None) -> dict[str, str]:
-    # ``module`` is a parameter only to be part of the cache key: tests may set another migrations
-    # module.
+    # ``module`` is a parameter only because it must be part of the cache key: tests may set another
+    # migrations module.
     loader = MigrationLoader(None, ignore_no_migrations=True)
     return {
         operation.old_name_lower: operation.new_name_lower

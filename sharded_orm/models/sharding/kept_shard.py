@@ -24,7 +24,7 @@ class KeptShard:
         self._shard: Shard | None = None
 
     def close(self) -> None:
-        """Forget the kept shard, and keep none from now on.
+        """Forget the kept shard, and keep no shard from now on.
 
         This holds for copies of the row too, because they share this object.
         """
@@ -36,10 +36,9 @@ class KeptShard:
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]
     ) -> Shard | None:
-        """Return the shard that is kept for ``value``; if none is kept, call ``find(group,
-        value)``.
+        """Return the shard that is kept for ``value``.
 
-        The result of that call is then kept.
+        If no shard is kept, call ``find(group, value)``, and keep the result.
         """
         if not self._is_open or isinstance(value, bytearray | memoryview):
             # Do not keep a shard for a mutable value, because the value may later be another key.

@@ -37,8 +37,9 @@ class ShardOptions:
 
     @cached_property
     def columns(self) -> dict[str, tuple[int, int] | None]:
-        """The columns whose values name the shard of a row, each with how: see
-        ``ShardKey.columns``.
+        """The columns whose values name the shard of a row.
+
+        A dict in the format of ``ShardKey.columns``.
         """
         bits_by_column: dict[str, tuple[int, int] | None] = {}
         # In multi-table inheritance, the tables of parent and child may have columns of the same
@@ -91,7 +92,8 @@ class ShardOptions:
     def relation_arguments(self) -> list[str]:
         """Return keyword arguments, such as ``photo=…``, for the relations of this model.
 
-        They name the shard of a row of a model without a shard key; error messages suggest them.
+        If a model has no shard key, such an argument names the shard of a row. Error messages
+        suggest these arguments.
         """
         return [
             f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation
@@ -188,8 +190,8 @@ class ShardOptions:
         """Raise an error if ``pre_save()`` of the shard key's field would change the key of a new
         row.
 
-        Django's fields with ``auto_now_add`` change their value so. The row's shard has been chosen
-        by the earlier value, so the row would be stored on the wrong shard.
+        Django's fields with ``auto_now_add`` change their value in this way. The row's shard has
+        been chosen by the earlier value, so the row would be stored on the wrong shard.
 
         :raises ShardKeyRequired: ``pre_save()`` returns another key than ``instance`` has.
         """
@@ -220,9 +222,9 @@ class ShardOptions:
 
         If its shard key has no shard yet, the group's strategy chooses one and records it.
 
-        If the key is still to be generated, the shard is that of a row of the group to which
-        ``instance`` refers. If it refers to none, one of the open shards is drawn at random;
-        ``instance`` keeps that shard until it is stored.
+        If the key is still to be generated, this is the shard of the row given as ``near=``, or of
+        another row of the group to which ``instance`` refers. If there is no such row, one of the
+        open shards is drawn at random; ``instance`` keeps that shard until it is stored.
 
         :raises NoOpenShard: no shard is open for new keys.
         :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
@@ -259,9 +261,10 @@ class ShardOptions:
             if hasattr(value, "resolve_expression"):
                 continue  # The database computes the value, so it names no shard yet.
             if value is not None and self.names_shard(field):
-                # ``key`` is that of a referenced row, which is not being written. In a group whose
-                # keys must be placed, runtime.place() would place that key, so only look it up. In
-                # other groups, call place() before a write: it refuses an id that no row can have.
+                # ``value`` is the key of a referenced row, which is not being written. In a group
+                # whose keys must be placed, runtime.place() would place this key, so only look it
+                # up. In other groups, call place() before a write, because place() refuses an id
+                # that no row can have.
                 must_exist = for_write and not runtime.strategy(self.group).places
                 look_up = runtime.place if must_exist else runtime.locate
                 return find_shard(instance, self.group, field.get_prep_value(value), look_up)
@@ -329,7 +332,7 @@ def where_key(model: type[Any]) -> ShardKey | None:
 
 
 def target_field(field: Any) -> Any:
-    """Return the field at the end of a chain of foreign keys; ``field`` itself if it is no relation."""
+    """Return the field at the end of a chain of foreign keys; ``field`` itself if it is not one."""
     while field.is_relation:
         field = field.target_field
     return field

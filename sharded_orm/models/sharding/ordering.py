@@ -34,7 +34,7 @@ def is_plain(query: Query) -> bool:
         if type(name) is not str:
             return False
         column = name[1:] if name[:1] in "-+" else name
-        # An order by an annotation adds no join, because the query has already resolved the
+        # Ordering by an annotation adds no join, because the query has already resolved the
         # annotation.
         if column not in own_columns and column not in annotations and name != "?":
             return False
@@ -45,7 +45,7 @@ def is_plain(query: Query) -> bool:
 def own_names(model: Any) -> dict[str, str]:
     """Return the columns of the model's own table, keyed by the names that ``order_by()`` accepts.
 
-    A name is left out if ordering by it would not order by just that column.
+    A name is left out if ``order_by(name)`` would not order by exactly one column of the table.
     """
     meta = model._meta
     columns = {}

@@ -36,9 +36,9 @@ class ShardedQuery(Query):
         super().add_q(q_object, reuse_all)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Overrides Query.resolve_expression(), which Django calls for every subquery. Check here an
-        # outer query of a model that is not sharded. Nothing else checks it, and its database may
-        # still have an old table with the name of the sharded model's table.
+        # Overrides Query.resolve_expression(), which Django calls for every subquery. Refuse here
+        # an outer query on a model that is not sharded. Nothing else would refuse it, and the
+        # global database may still have an old table with the name of the sharded model's table.
         outer, options = getattr(query, "model", None), shard_options(self.model)  # type: ignore[arg-type]  # it has one
         if outer is not None and options is not None and shard_options(outer) is None:
             raise CrossShardRelation(

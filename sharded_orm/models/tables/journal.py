@@ -15,7 +15,7 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation, and the process that executes it.
+    """One run of a long operation, and the process that executes the run.
 
     That process holds the run's lease. ``unfinished`` is true or NULL, never false. So the unique
     constraint allows only one unfinished run for each kind and subject, but any number of finished
@@ -42,7 +42,7 @@ class OperationRun(models.Model):
     )
     user: models.CharField[str, str] = models.CharField(max_length=64, default="")
     host: models.CharField[str, str] = models.CharField(max_length=255, default="")
-    #: Identifies the machine of the process, because ``pid`` is unique on one machine only.
+    #: Identifies the machine of the process, because ``pid`` is unique only within one machine.
     machine: models.CharField[str, str] = models.CharField(max_length=128, default="")
     pid: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
 

@@ -19,7 +19,7 @@ BATCH = 500
 
 
 class Placement(models.Model):
-    """A shard key of one group, and the number of the shard on which its rows are."""
+    """A shard key of one group, and the number of the shard that has the rows of the key."""
 
     group: models.CharField[str, str] = ExactCharField(max_length=64)
     key: models.CharField[str, str] = ExactCharField(max_length=100)
@@ -41,9 +41,9 @@ class Placement(models.Model):
 class DatabaseDirectory:
     """A store of placements (the shards of keys) in the directory table on ``alias``; thread-safe.
 
-    Reads and writes are autonomous statements: the caller's transaction can neither hide nor roll
-    back a placement. Inside Django's ``TestCase`` they are part of the test's transaction, and the
-    placements that they return are marked as not committed.
+    Each statement is autonomous: the caller's transaction can neither hide nor roll back a
+    placement. Inside Django's ``TestCase`` the statements are part of the test's transaction, and
+    the returned placements are marked as not committed.
     """
 
     def __init__(self, alias: str) -> None:

@@ -1,4 +1,4 @@
-"""The table in which a ticket server stores its sequences of ids, one row for each (Flickr, F1)."""
+"""The table of the sequences of ids on a ticket server, one row per sequence (Flickr, F1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 
 
 class TicketSequence(models.Model):
-    """The state of one sequence of ids on one ticket server: how far it has counted.
+    """The state of one sequence of ids on one ticket server: how far the ids have advanced.
 
     Read-only; query it with ``using()``. ``manage.py tickets create`` creates the table. The model
     is not managed by Django, because the flush after a test would otherwise restart the ids.
