@@ -1,7 +1,7 @@
 """Lower bounds of the keys on new shards, for groups that divide keys by ranges (``BOUNDS``).
 
-A new bound is refused if keys above it are in use: these keys have their rows on an older shard, but
-would be looked up on a new one.
+A new bound is refused if a key at or above the bound is in use: the rows of such a key are on an
+older shard, but would be looked up on a new shard.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
 
 
 def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
-    """Add the bounds of the new range to ``entry``. Do nothing if neither of the two has bounds.
+    """Add the bounds of the new range to ``entry``.
+
+    Do nothing if neither the new range nor the group has bounds.
 
     :param entry: the group's entry in ``GROUPS``.
     :param kind: how the group finds the shard of a key.
-    :raises GrowthRefused: ``new`` has bounds but the group has none, or ``new`` has not exactly one
-        bound for each new shard.
+    :raises GrowthRefused: ``new`` has bounds but the group has no ``BOUNDS``; or the group has
+        ``BOUNDS``, but ``new`` does not have exactly one bound for each new shard.
     """
     group = runtime.group(new.group)
     if kind is not KeyRouting.RANGES or "BOUNDS" not in group.strategy_options:
@@ -67,9 +69,9 @@ def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
 def keys_above(new: NewRange) -> list[str]:
     """Return sentences about keys that are in use and would belong to the new shards.
 
-    Such keys can only be on the shard before the new ones, so all shard keys on that shard are
-    read. This process must already use the topology with the new range. The list is empty if there
-    are no such keys, or if the group has no ``BOUNDS``.
+    Only the shard just before the new shards can have such keys, so all shard keys on that shard
+    are read. This process must already use the topology with the new range. The list is empty if
+    there are no such keys, or if the group has no ``BOUNDS``.
 
     :raises GrowthRefused: the shard could not be read.
     """

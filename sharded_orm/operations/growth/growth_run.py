@@ -24,7 +24,7 @@ from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Seconds to wait until all processes use a topology with the new range, before it is opened.
+#: Seconds to wait, before the new range is opened, until all processes use a topology with it.
 PATIENCE = 30.0
 
 Tell = Callable[[str], None]
@@ -36,8 +36,8 @@ class GrowthReport:
 
     :param created: whether all shards of the range exist and are migrated.
     :param named: whether the topology has the range.
-    :param open: whether the range takes new keys. None if the group divides keys by ranges, because
-        its ranges are never opened or closed.
+    :param open: whether the range takes new keys. None if each shard of the group has a fixed range
+        of keys, because such a group never chooses a shard for a new key.
     :param problems: sentences about what is left to do; empty if the growth is complete.
     """
 
@@ -121,7 +121,8 @@ class GrowthRun:
 
         Return ``document`` itself if it has the range already.
 
-        :raises GrowthRefused: the range does not follow the group's last shard.
+        :raises GrowthRefused: the range does not follow the group's last shard, or its bounds do
+            not fit.
         """
         new = self.new
         if new.entry_in(document) is not None:
@@ -163,7 +164,8 @@ class GrowthRun:
     def _create(self, document: Document) -> bool:
         """Create and migrate the new shards, which no other process knows yet.
 
-        Return whether all are migrated. If not, add a problem to the report.
+        Return True if all of them are migrated. Otherwise add a problem to the report and return
+        False.
         """
         new = self.new
         self._tell(f"makes {new.last - new.first + 1} shards on {new.primary}")
@@ -185,7 +187,7 @@ class GrowthRun:
     # ##### Bounds #####
 
     def _refuse_keys_above(self, document: Document) -> None:
-        """Check that no key in use would belong to the new shards, because its rows are not there.
+        """Check that no key in use would belong to the new shards, which do not have its rows.
 
         :raises GrowthRefused: there is such a key.
         """
@@ -228,7 +230,8 @@ class GrowthRun:
     def _wait_until_used(self) -> bool:
         """Wait until every connected process uses a topology with the new range.
 
-        Return whether all of them use it in time. If not, add a problem to the report.
+        Return True if all of them use one in time. Otherwise add a problem to the report and return
+        False.
         """
         reach = topology.wait_until_used(topology.current().version, PATIENCE)
         if reach is None or not reach.behind:

@@ -13,8 +13,9 @@ from sharded_orm.topology.document import Document
 class NewRange:
     """A range of shards that will be added to a group.
 
-    :param first: the number of the range's first shard, and ``last`` that of its last shard.
-    :param primary: the node of the shards, and ``replica`` that of their copies, if there are any.
+    :param first: the number of the range's first shard; ``last`` is the number of its last shard.
+    :param primary: the node of the shards.
+    :param replica: the node of their copies; None for no copies.
     :param weight: how often a shard of the range gets a new key, relative to other ranges' weights.
     :param bounds: if the group has ``BOUNDS``, the lowest key of each new shard; otherwise empty.
     """

@@ -13,10 +13,11 @@ from sharded_orm.topology.transitions import KeyRouting
 
 
 def set_open(name: str, first: int, last: int, is_open: bool) -> Document:
-    """Open a range of shards for new keys, or close it. Its existing keys stay (Y3).
+    """Open a range of shards for new keys, or close it. Keys that are there already stay (Y3).
 
     :param name: the name of the group.
-    :param first: the number of the range's first shard, and ``last`` that of its last shard.
+    :param first: the number of the range's first shard; ``last`` is the number of its last shard.
+    :param is_open: True opens the range, False closes it.
     :return: the topology document with the change.
     :raises GrowthRefused: the group has no such range, or its strategy never chooses a shard for a
         new key.

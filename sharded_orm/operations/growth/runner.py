@@ -1,4 +1,4 @@
-"""The functions that an operator's commands call: add shards to a group, or give this up."""
+"""The functions that an operator's commands call: add shards to a group, or give up doing so."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def grow(
 ) -> GrowthReport:
     """Add ``count`` shards to group ``name``: create, migrate, publish and open them as one range.
 
-    After any interruption, a call with the same arguments continues; until then, the group cannot
-    grow in any other way. The calling process should do nothing else meanwhile, because it uses a
-    topology with the new shards before they exist.
+    After any interruption, a call with the same arguments continues the growth. Until then, a call
+    with other arguments is refused. The calling process should do nothing else during the call,
+    because this process uses a topology with the new shards before they exist.
 
     :param primary: the node of the new shards.
     :param replica: the node of their copies; None for no copies.
@@ -97,6 +97,7 @@ def give_up(name: str) -> NewRange | None:
     yet. The databases that were created are kept. A later growth uses them if it has the same shards.
 
     :raises GrowthRefused: the topology has the range already.
+    :raises OperationHeld: another process grows the group.
     """
     last = journal.last_run(KIND, name)
     if last is None or last.finished_at is not None:

@@ -15,7 +15,7 @@ from sharded_orm.operations.migrate.plan import MigrationPlan
 from sharded_orm.operations.migrate.planner import Planner
 from sharded_orm.topology.model import Shard
 
-# Errors that say that a server does not answer or that its answer cannot be used.
+# Errors that mean that a server does not answer, or that its answer cannot be used.
 _SERVER_ERRORS = (Error, ShardedOrmError, OSError)
 
 
@@ -24,27 +24,28 @@ class AppliedState:
     """How far the examined shards are migrated.
 
     A *digest* identifies a set of applied migrations. It is "" for a shard without the table
-    ``django_migrations``. The object needs a few words of memory per shard that is not current.
+    ``django_migrations``. The memory that the object needs grows with the number of shards that are
+    not current.
     """
 
-    #: Number of shards that have no migration to run.
+    #: Number of shards that have no migration to run or to record.
     current: int = 0
-    #: Shards that exist and have migrations to run.
+    #: Shards that exist and have migrations to run or to record.
     behind: list[Shard] = field(default_factory=list)
     #: Shards whose database (MySQL schema or SQLite file) does not exist.
     missing: list[Shard] = field(default_factory=list)
-    #: For each shard whose state could not be read, by alias: the error.
+    #: Alias of each shard whose state could not be read -> the error.
     unreachable: dict[str, Exception] = field(default_factory=dict)
-    #: The migrations to run, as (app, migration name, whether backwards), by digest.
+    #: Digest -> the migrations to run, as (app, migration name, whether backwards).
     plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    #: Number of shards by digest. Missing shards count under "".
+    #: Digest -> number of shards with it. Missing shards are counted under the digest "".
     count: dict[str, int] = field(default_factory=dict)
 
 
 def applied_state(planner: Planner, shards: Iterable[Shard]) -> AppliedState:
     """Return how far ``shards`` are migrated.
 
-    One query per node reads the digests of its shards (500 shards at a time). Then one plan is made for
+    The digests of a node's shards are read with one query per 500 shards. Then one plan is made for
     each distinct digest, by queries to one shard with that digest.
 
     :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.

@@ -30,37 +30,39 @@ class What(Enum):
     """Write the row in ``django_migrations`` for a migration with operations of the kind
     ``PER_SHARD``."""
     COMPARE = "compare"
-    """Compare the schema with the one that ``script`` promises, because they differed. The
-    comparison belongs to one of three places: the middle of a migration, which continues with
+    """Compare the schema again with the schema that ``script`` promises, because the two differed.
+    This is done at one of three points: in the middle of a migration, which then continues with
     ``operation``; just before statement ``index``, which records the last migration of ``script``;
     or after a migration that ran in one transaction."""
     END = "end"
-    """Send ``post_migrate`` after the last migration. Written only if a receiver failed, or if no
-    other checkpoint shows that the shard has come this far."""
+    """Send ``post_migrate`` after the last migration. This checkpoint is written only if a receiver
+    failed, or if no other checkpoint shows that the shard has come this far."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One step of a shard's migration, with all facts that show later whether it took effect.
+    """One step of a shard's migration, with all facts that show later whether the step took effect.
 
     :param what: the kind of step.
     :param run: id of the journal run that stores ``script``. A later run may continue from here.
-    :param serial: number of markers that were named so far; the next marker gets the next number.
+    :param serial: how many marker names were given out so far.
     :param migration: app label and name; None for a step that belongs to no single migration.
     :param operation: index of the operation in its migration. For recorded statements: index of the
-        operation at which their script ends.
+        first operation that their script does not run.
     :param outline: :meth:`Unit.outline` of the operations before ``operation``; for the kind
         ``PER_SHARD``, of the operations up to and including ``operation``.
     :param script: key of the recorded script in the journal.
     :param index: position of the (first) statement in ``script``, or in a ``RunSQL`` operation.
     :param count: number of statements that the step runs.
-    :param before: fingerprint of the schema before a ``RunSQL`` statement.
-    :param marker: name of the marker: a row in ``django_migrations`` that the step writes in its
-        own transaction, as a proof of the commit. "" if the step has no marker.
+    :param before: fingerprint of the schema before a ``RunSQL`` statement that may change the
+        schema; "" for other steps.
+    :param marker: name of the marker: a row that the step's transaction adds to
+        ``django_migrations``. The row proves the commit. "" if the step has no marker.
     :param reverts: whether a rollback is known to undo the whole step.
-    :param raised: whether the step failed with an error. False if it was interrupted.
-    :param settled: "done" or "undone" if it is known whether the step took effect: an operator has
-        said so, or the step's own process recorded it. "" otherwise.
+    :param raised: True if the step is known to have failed with an error. False if it is under way
+        or was interrupted.
+    :param settled: "done" or "undone" if an operator, or the process that ran the step, has
+        recorded whether the step took effect; otherwise "".
     """
 
     what: What
@@ -82,7 +84,8 @@ class Checkpoint:
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults.
 
-        The others are left out, because many checkpoints are written for each shard.
+        Fields with their default values are left out, because many checkpoints are written for each
+        shard.
         """
         content = {
             field.name: value

@@ -47,7 +47,7 @@ class ScriptExecutor:
         # The shard's schema; None if it may have changed since it was read.
         self._schema = schema
         self._editor: Any = None
-        #: The next AUTO_INCREMENT number by table; lacks tables for which it is not known.
+        #: Table name -> its next AUTO_INCREMENT value. Tables without a known value are left out.
         self.counters: Mapping[str, int] = {}
 
     def run(self) -> None:
@@ -139,7 +139,7 @@ class ScriptExecutor:
         unit: Unit | None = None,
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Check that the shard now has the schema with which ``script`` (recorded SQL) should end.
+        """Check that the shard has the schema that ``script`` (recorded SQL) promises for its end.
 
         Do nothing inside a migration that runs in one transaction.
 
@@ -200,10 +200,11 @@ class ScriptExecutor:
     ) -> None:
         """Run recorded statements of one migration.
 
-        Write a checkpoint into the journal before each *stretch*: consecutive statements for which the
-        schema shows, after an interruption, how many of them took effect.
+        Unless the whole migration is one transaction, write a checkpoint into the journal before
+        each *stretch*: consecutive statements for which the schema shows, after an interruption,
+        how many of them took effect.
 
-        :param key: the key of ``script``, and ``run`` the journal run that stores it.
+        :param key: the key of ``script``; ``run`` is the id of the journal run that stores it.
         :param numbered: the statements with their indexes in ``script``.
         :param before: the schema when ``script`` began; None if it was not read.
         """
@@ -282,8 +283,8 @@ class ScriptExecutor:
     def _resume(self) -> tuple[int, int]:
         """Finish the step that an earlier process left unfinished.
 
-        Return the index in the plan of the migration with which to continue, and the index of its
-        operation.
+        Return where to continue: the index of a migration in the plan, and the index of an
+        operation in that migration.
         """
         checkpoint = self._session.checkpoint
         if checkpoint is None or checkpoint.migration is None or checkpoint.what is What.UNIT:
@@ -325,7 +326,10 @@ class ScriptExecutor:
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether no part of the checkpoint's migration took effect, so it need not be finished."""
+        """Whether no part of the checkpoint's migration took effect.
+
+        Such a migration need not be finished.
+        """
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (
@@ -356,8 +360,8 @@ class ScriptExecutor:
         """Run the statements of ``script`` from ``start`` on.
 
         Stop before the first migration that is not next in the plan, or that was edited since
-        ``script`` was recorded. Return the index in the plan of the migration with which to continue,
-        and the index of its operation.
+        ``script`` was recorded. Return where to continue: the index of a migration in the plan, and
+        the index of an operation in that migration.
         """
         units = 0
         unit: Unit | None = None
@@ -388,8 +392,8 @@ class ScriptExecutor:
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
         """Return the plan's first migration, which an earlier process began but did not finish.
 
-        Return None if the interrupted migration need not be finished: no part of it took effect,
-        and either the plan begins with another one or somebody has edited the migration's operations.
+        Return None if no part of the interrupted migration took effect, and this plan cannot finish
+        it: the plan begins with another migration, or somebody has edited the operations.
 
         :raises OperationError: the interrupted migration must be finished first, but this plan
             cannot finish it.
@@ -448,7 +452,7 @@ def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> 
     The tables are created as they would be after all statements of ``script``, and the migrations
     of ``script`` are recorded. After an interruption, the function can be called again.
 
-    :param key: the key of ``script``, and ``run`` the journal run that stores it.
+    :param key: the key of ``script``; ``run`` is the id of the journal run that stores it.
     :raises SchemaDiffers: the schema is not as ``script`` promises.
     """
     checkpoint = Checkpoint(What.BUILD, run, script=key)
@@ -465,13 +469,14 @@ def compare(
     checkpoint: Checkpoint,
     before: SchemaSnapshot | None = None,
 ) -> SchemaSnapshot:
-    """Check that the shard has the schema with which ``script`` should end. Return the schema.
+    """Check that the shard has the schema that ``script`` promises for its end. Return the schema.
 
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
         compares the schemas again and, if they are equal, continues.
-    :param before: the schema when ``script`` began; None if it was not read. If it is given and the
-        script only alters tables, only the altered tables and the list of tables are read.
+    :param before: the schema when ``script`` began; None if it was not read. If ``before`` is given
+        and ``script`` only alters tables, the altered tables and the list of tables are read first.
+        If these are as promised, nothing else is read.
     :raises SchemaDiffers: the schema is not as promised.
     """
     tables = script.altered_tables(before) if before is not None else None

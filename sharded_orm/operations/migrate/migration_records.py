@@ -1,8 +1,8 @@
 """The rows of a shard's ``django_migrations``: applied migrations and markers.
 
 A *marker* is a row that is written in the transaction of an operation. After a kill, the marker
-shows that the transaction was committed. Django ignores markers, as it ignores any row of a migration
-that does not exist. The markers of a migration are deleted when the migration is recorded.
+shows that the transaction was committed. Django ignores markers, like any other row about a
+migration that does not exist. The markers of a migration are deleted when it is recorded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class Records:
 
     To be used by one thread.
 
-    :param has_markers: whether an earlier process may have left markers on the shard: rows that
-        prove the commits of its operations.
+    :param has_markers: whether an earlier process may have left markers on the shard.
     """
 
     def __init__(self, alias: str, *, has_markers: bool = False) -> None:
@@ -68,10 +67,10 @@ class Records:
         return bool(self._rows.filter(app=MARKER_APP, name=name).exists())
 
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
-        """Record migrations as applied, or as not applied if ``backwards``.
+        """Record that migrations are applied; if ``backwards``, that they are not applied any more.
 
-        In the same transaction, delete all markers, which prove the commits of single operations
-        and are not needed any more.
+        In the same transaction, delete all markers: once the migrations are recorded, no proof is
+        needed that their single operations were committed.
         """
         if not backwards and not self._has_markers:
             self._insert(list(keys))  # A single statement needs no explicit transaction.

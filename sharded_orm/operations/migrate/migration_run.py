@@ -1,7 +1,7 @@
 """Migrating the selected shards of one group, and reporting the outcome.
 
-:class:`Migrator` migrates one shard, and :class:`Waves` give the order of the shards. The journal
-(tables in the global database) records how far each shard has come.
+:class:`Migrator` migrates one shard, and :class:`Waves` decides the order of the shards. The
+journal (tables in the global database) records how far each shard has come.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class Progress(Protocol):
 
 @dataclass
 class MigrationReport:
-    """The outcome of a migration for the shards of one group. The numbers count shards."""
+    """The outcome of a migration for the shards of one group."""
 
     group: str
+    #: Number of shards that the request applies to.
     selected: int
     #: Number of shards that had no migration to run.
     current: int = 0
@@ -81,7 +82,7 @@ class MigrationReport:
     stopped: str = ""
     #: Number of shards that the run did not begin or did not finish.
     left: int = 0
-    #: The run's id in the journal; None if there was nothing to do, so that no run was begun.
+    #: The run's id in the journal; None if no run was begun, because there was nothing to do.
     run: int | None = None
 
     @property
@@ -110,14 +111,14 @@ def migrate(
     are more failures than ``request.waves`` allows. After any interruption, another call continues
     where this one stopped.
 
-    :param stopping: a flag that ends the migration early once it is set. The report counts the shards
-        that are left.
+    :param stopping: a flag that ends the migration early once it is set. ``left`` in the report
+        then says how many shards are not migrated yet.
     :raises OperationHeld: another process migrates the group.
-    :raises LeaseLost: another process has taken the run over.
+    :raises LeaseLost: another process has taken over the journal's run.
     :raises JournalMissing: the global database is not migrated.
 
-    Cost of finding out which shards are behind: one query per node for all its shards. If none is
-    behind, the call needs only two more queries and writes nothing.
+    Cost of finding out which shards are behind: see :meth:`Migrator.applied_state`. If all are
+    current, the call needs only two more queries, on the journal, and writes nothing.
     """
     migrator = Migrator(selected.group, request.options, journal.Scripts())
     pending = PendingShards(migrator, selected, request)
@@ -155,7 +156,7 @@ def migrate(
 
 
 def _finish_broken_off(group: str) -> None:
-    """Finish the group's last run if its process was killed after it had done the last shard."""
+    """Finish the group's last run if its process was killed after the last shard was done."""
     last = journal.last_run(KIND, group)
     if last is None or last.state != "broken off":
         return
@@ -308,7 +309,7 @@ def _outcome(report: MigrationReport) -> tuple[str, str]:
 def settle(alias: str, *, done: bool) -> None:
     """Record an operator's answer: whether the shard's interrupted operation took effect.
 
-    The next :func:`migrate` continues from there.
+    The next :func:`migrate` continues after that operation, or with it.
 
     :param alias: the alias of a shard whose step is "unclear".
     :param done: True if the operation took effect. False if it did not; then it is run again.
@@ -345,7 +346,10 @@ def _unclear(shard: Shard) -> QuerySet[OperationStep]:
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """How far the shards of a group are migrated now. The numbers count shards."""
+    """How far the shards of a group are migrated now.
+
+    ``selected``, ``current`` and ``behind`` are numbers of shards.
+    """
 
     group: str
     selected: int
@@ -353,13 +357,13 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: Number of unfinished steps in the journal by state, for all shards of the group.
+    #: State -> number of unfinished steps in the journal, for all shards of the group.
     left: dict[str, int]
     #: The failed and unclear steps of all shards of the group.
     failures: list[Failure]
     #: The latest run; None if there was none.
     run: journal.RunStatus | None
-    #: Number of the latest run's steps by state.
+    #: State -> number of the latest run's steps.
     steps: dict[str, int]
     #: For each set of migrations to run: (number of shards, names of the migrations).
     plans: list[tuple[int, list[str]]]
@@ -377,7 +381,7 @@ def status(selected: Selected, options: MigrateOptions) -> MigrationStatus:
 
     :raises JournalMissing: the global database is not migrated.
 
-    Cost: one query per node, and three on the journal.
+    Cost: that of :meth:`Migrator.applied_state`, and three queries on the journal.
     """
     run = journal.last_run(KIND, selected.group.name)
     state = Migrator(selected.group, options, journal.Scripts()).applied_state(selected.shards)

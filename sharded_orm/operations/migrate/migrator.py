@@ -32,29 +32,33 @@ class Migrator:
         self._rehearsals = Rehearsals(group, scripts, fake_initial=options.fake_initial)
 
     def applied_state(self, shards: Sequence[Shard]) -> AppliedState:
-        """Return how far ``shards`` are migrated; the state lists those that are behind.
+        """Return how far ``shards`` are migrated, and which of them are behind.
 
-        Cost: per node, one query for each 500 of its shards, and three more if some of its shards
-        do not exist; three queries per distinct set of applied migrations.
+        Cost: one query per 500 shards of each node. If a shard or its table ``django_migrations``
+        does not exist, these queries are repeated, and two more are sent to its node. In addition,
+        each distinct set of applied migrations costs five queries at most.
 
         :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """
         return applied_state(self._planner, shards)
 
     def migrate(self, shard: Shard, step: JournalStep, *, stopping: Callable[[], bool]) -> None:
-        """Bring one shard to the target, from the position of ``step`` on.
+        """Bring one shard to the target, beginning at the checkpoint that ``step`` has recorded.
 
         The shard's database must exist. This thread's connection to the shard is closed at the end.
 
         :param step: the shard's step in the journal, which holds the latest checkpoint.
         :param stopping: called between two statements; returns whether to stop there.
-        :raises OperationStopped: ``stopping`` returned True. Another call continues from there.
+        :raises OperationStopped: ``stopping`` returned True. Another call continues at this point.
         :raises OperationUnclear: an earlier process was interrupted in a step, and nothing shows
             whether the step took effect. An operator must find out, and report the answer by
             :meth:`settle`.
-        :raises RehearsalFailed: a migration fails on a copy of the schema without rows.
+        :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
+        :raises OperationError: an interrupted migration must be finished first, but the way to the
+            target does not begin with it, or its file was edited.
+        :raises RehearsalFailed: a migration fails on a copy of the schema that has no rows.
         :raises SchemaDiffers: the shard does not have the schema that its migrations promise.
-        :raises LeaseLost: another process has taken the run over.
+        :raises LeaseLost: another process has taken over the journal's run.
 
         Any other exception comes from a migration on this shard. Another call continues with the
         operation that failed.
@@ -76,7 +80,7 @@ class Migrator:
         snapshot = self._finish_interrupted(session, session.snapshot())
         if snapshot.is_empty:
             session.checkpoint = (
-                None  # The shard's database is new, so earlier steps have left nothing in it.
+                None  # The shard's database is empty, so earlier steps have left nothing in it.
             )
         else:
             snapshot = session.ensure_records(snapshot)
@@ -96,7 +100,7 @@ class Migrator:
     ) -> SchemaSnapshot:
         """Finish an interrupted step of the kind BUILD or COMPARE. Return the shard's schema.
 
-        These steps need no plan.
+        Steps of these two kinds can be finished before a plan is made.
         """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):

@@ -123,9 +123,9 @@ class PerShardOperation:
                 with self._observe_statements():
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The deferred statements run after the commit. So the marker, a row that proves the
-                    # commit, will not prove that they ran. Note this in the journal before the marker
-                    # is committed.
+                    # The deferred statements run after the commit. So the marker, a row that proves
+                    # the commit, does not prove that these statements ran. Note this in the journal
+                    # before the marker is committed.
                     self._forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
@@ -133,10 +133,10 @@ class PerShardOperation:
 
     @contextmanager
     def _observe_statements(self) -> Iterator[None]:
-        """A context manager that watches for DDL statements on databases where these commit implicitly.
+        """A context manager that watches for DDL statements if these commit implicitly.
 
-        Before the first such statement runs, the journal notes that a rollback does not undo the
-        operation as a whole. On other databases, nothing is watched.
+        Before the first such statement runs, it is noted in the journal that a rollback does not
+        undo the whole operation. On other databases, nothing is watched.
         """
         if self._editor.connection.features.can_rollback_ddl:
             yield
@@ -199,12 +199,13 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # A session variable ends with the session and may be set again. So it counts as no effect.
+        # A session variable ends with the session and may be set again. So setting it has no effect
+        # that would have to be checked.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 
 class _Collector:
-    """A stand-in for a schema editor that collects an operation's statements and runs none."""
+    """A stand-in for a schema editor that collects the statements of an operation but runs none."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection

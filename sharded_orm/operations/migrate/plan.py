@@ -26,7 +26,7 @@ from sharded_orm.backends.snapshot import applied_digest
 #: App label and name of a migration.
 Key = tuple[str, str]
 
-# Modules of Django's operations that send SQL only through the schema editor, so that the SQL can be
+# Modules of Django's operations that send SQL only through the schema editor. So their SQL can be
 # recorded. A subclass in another module may do anything, so it runs on each shard.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
@@ -79,14 +79,14 @@ class Unit:
         """Whether operation ``number`` must run on each shard because its SQL cannot be recorded."""
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
-            # RunPython and RunSQL do nothing where the router refuses. Most such operations belong to
-            # apps without tables on shards, and so need not run on each shard.
+            # RunPython and RunSQL do nothing if the router refuses the app. Most such operations
+            # belong to apps without tables on shards, and so need not run on each shard.
             hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # Both have it
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
         return type(operation).__module__ not in _SCHEMA_OPERATIONS
 
     def is_atomic(self, number: int) -> bool:
-        """Whether Django opens a transaction for operation ``number`` if DDL is not atomic."""
+        """Whether operation ``number`` gets a transaction of its own if its migration has none."""
         operation = self.operations[number]
         if any(operation is listed for listed in self.migration.operations):
             # Use the same condition as Migration.apply().
@@ -98,8 +98,8 @@ class Unit:
     def outline(self, count: int) -> str:
         """Return a digest of the first ``count`` operations.
 
-        If the digest is a different one later, somebody has edited the migration. From an operation
-        that runs on each shard, only the class name and the description enter the digest.
+        If the digest is a different one later, somebody has edited the migration. For an operation
+        that runs on each shard, the digest covers only the class name and the description.
         """
         contents = "\n".join(self._contents[:count])
         return hashlib.sha256(contents.encode()).hexdigest()[:16]
@@ -180,10 +180,11 @@ class MigrationPlan:
     #: The migrations that ``django_migrations`` records.
     applied: frozenset[Key]
     #: The migrations that Django regards as applied: those in ``applied``, and squashed migrations
-    #: without a record whose replaced migrations are all applied.
+    #: that are not recorded themselves, if all migrations that they replace are applied.
     done: frozenset[Key]
     units: Sequence[Unit]
-    #: Squashed migrations to record after the units, because all that they replace is applied then.
+    #: Squashed migrations to record after the units, because all migrations that they replace are
+    #: applied then.
     replacements: Sequence[Key]
     # The project state before the plan.
     _base: ProjectState

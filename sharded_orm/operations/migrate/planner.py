@@ -15,7 +15,8 @@ from django.db.migrations.loader import MigrationLoader
 from sharded_orm.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.plan import Key, MigrationPlan, Unit
 
-#: Hold this lock while Django reads migrations: Django reloads the packages, so only one thread may.
+#: Hold this lock while Django reads migrations: Django reloads their packages, so only one thread
+#: at a time may do this.
 reading_migrations = threading.RLock()
 
 
@@ -23,8 +24,8 @@ reading_migrations = threading.RLock()
 class MigrateOptions:
     """The migration options that are taken over from Django's ``migrate`` command."""
 
-    #: App label and migration name, as ``migrate`` takes them. The label None means all apps, the
-    #: name None all migrations of the app.
+    #: App label and migration name, as ``migrate`` takes them. If the label is None, all apps are
+    #: meant; if the name is None, all migrations of the app.
     targets: tuple[str | None, str | None] = (None, None)
     fake: bool = False
     fake_initial: bool = False
@@ -33,7 +34,8 @@ class MigrateOptions:
 class Planner:
     """Makes one plan per set of applied migrations and keeps it in memory. Thread-safe.
 
-    A new plan costs two queries, and all migrations are read from disk.
+    A new plan costs four queries, or none if no migration is applied. All migrations are read from
+    disk for it.
     """
 
     def __init__(self, options: MigrateOptions) -> None:

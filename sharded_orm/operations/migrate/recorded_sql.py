@@ -1,6 +1,7 @@
 """SQL statements that were recorded on an empty copy of a schema, for all shards with that schema.
 
-This module uses no database. The journal stores a script as JSON before any shard is touched.
+This module uses no database. The statements form a *script*, which is stored as JSON in the journal
+before any shard is touched.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ class RecordedScript:
         """Return the indexes of the statements, from ``index`` on, that one checkpoint can cover.
 
         After an interruption, the schema must show how many of the statements took effect. So they
-        belong to one operation, and the schema is a different one after each of them. The statement
-        that records the migration may be the last one, because the rows of ``django_migrations`` show
+        belong to one operation, and each of them leaves a different schema. The statement that
+        records the migration may follow them, because the rows of ``django_migrations`` show
         whether it took effect.
         """
         first = self.statements[index]
@@ -157,7 +158,8 @@ class RecordedScript:
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
         """Return the tables of ``before`` that the script mentions.
 
-        Return None if any statement of the script does something else than alter existing tables.
+        Return None if any statement of the script does something else than alter existing tables,
+        or if a table changes that no statement mentions.
         """
         schema_statements = [
             statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA

@@ -66,7 +66,7 @@ class RecoveryCheck:
         )  # fmt: skip
 
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
-        """Whether a ``RunSQL`` statement took effect. The schema after it was not recorded.
+        """Whether a ``RunSQL`` statement took effect. No rehearsal has shown the schema after it.
 
         :param label: a description of the operation for people.
         :param effect: whether the statement changes rows or the schema.
@@ -102,7 +102,7 @@ class RecoveryCheck:
             # The step failed with an error and was not interrupted. Run it again, as Django would.
             return False
         if checkpoint.marker and checkpoint.reverts:
-            return False  # The transaction was rolled back, because the marker is not there.
+            return False  # The marker is missing, so the transaction was rolled back.
         raise self._unclear(
             checkpoint, label, sql,
             "it is not in one transaction, so a part of it may have taken effect"

@@ -1,4 +1,4 @@
-"""Rehearsals: migrations run on a copy of a shard's schema without rows, to record their SQL.
+"""Rehearsals: to record the SQL of migrations, run them on an empty copy of a shard's schema.
 
 The copy is on the shard's server, and Django uses it under the shard's alias. So schema editors
 introspect the same schema, and routers give the same answers, as on the shard itself. See
@@ -32,7 +32,7 @@ from sharded_orm.topology.model import ShardGroup
 
 _SUFFIX = "_rehearsal"
 _MAX_SCRIPTS = 64  # Number of scripts that are kept in memory.
-_MAX_SCHEMA_NAME = 64  # Characters in the name of a schema.
+_MAX_SCHEMA_NAME = 64  # Maximum length of a schema's name, in characters.
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Segment:
     """Consecutive operations of a plan whose SQL is recorded in one script.
 
     A *unit* is one migration in one direction. A *mixed* unit has operations without recorded SQL,
-    such as ``RunPython``, which run on each shard. If ``unit`` is not mixed, the segment reaches
-    from there to the next mixed unit. If ``unit`` is mixed, the segment is *partial*: it reaches
+    such as ``RunPython``, which run on each shard. If the first unit is not mixed, the segment ends
+    before the next mixed unit. If the first unit is mixed, the segment is *partial*: it reaches
     from ``operation`` to the next operation that runs on each shard, or to the end of the unit.
 
     :param unit: the index of the segment's first unit in the plan.
@@ -66,7 +66,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after a segment that is a part of one unit."""
+        """The index of the first operation after a partial segment, in the segment's only unit."""
         unit = self.plan.units[self.unit]
         return next(
             (
@@ -79,13 +79,14 @@ class Segment:
 
 
 class Rehearsals:
-    """Records, stores and returns the SQL (a script) of a plan's operations on a given schema.
+    """Returns the SQL (a *script*) that a plan's operations run on a shard with a given schema.
 
     At first use, a script is recorded on an empty copy of the schema (a rehearsal) and stored in the
     journal. Thread-safe: if several threads need the same script, one of them records it and the
     others wait.
 
-    :param fake_initial: whether an initial migration whose tables exist is recorded but not run.
+    :param fake_initial: whether an initial migration whose tables exist is marked as applied
+        without being run.
     """
 
     def __init__(self, group: ShardGroup, scripts: Scripts, *, fake_initial: bool) -> None:
@@ -93,7 +94,7 @@ class Rehearsals:
         self._scripts = scripts
         self.fake_initial = fake_initial
         self._lock = threading.Lock()
-        # The scripts that were used last, keyed by the id of the journal run and the script's key.
+        # The scripts that were loaded last, keyed by id of the journal run and key of the script.
         self._scripts_by_key: dict[tuple[int, str], RecordedScript] = {}
         self._last: SchemaSnapshot | None = None
 
@@ -110,7 +111,7 @@ class Rehearsals:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:40]
 
     def script(self, run: JournalRun | int, key: str) -> RecordedScript | None:
-        """Return the script that ``run`` has stored under ``key``; None if there is none.
+        """Return the script that ``run`` has stored under ``key``; None if the key is not found.
 
         :param run: the present run, or the id of an earlier run.
         """
@@ -136,9 +137,10 @@ class Rehearsals:
         :param connection: the connection of a shard with that schema. During a rehearsal, the shard's
             alias leads to the copy in this thread.
         :raises RehearsalFailed: a migration fails on the copy, which has no rows.
+        :raises LeaseLost: another process has taken over ``run``.
 
-        A rehearsal costs a copy of the schema. On servers without transactional DDL, it also costs
-        two packets for each statement.
+        A rehearsal costs a copy of the schema. Unless the migration runs in one transaction, each
+        statement that changes the schema costs two more round trips.
         """
         last = self._last
         if last is None or not snapshot.looks_like(last):
@@ -153,8 +155,8 @@ class Rehearsals:
                 if script is None:
                     run.check()
                     rehearsed = self._rehearse(connection, segment, snapshot)
-                    # If another process took the run over meanwhile, it may have replaced the copy,
-                    # and the recorded script may be wrong. Raise LeaseLost then.
+                    # If another process has taken over the run meanwhile, that process may have
+                    # replaced the copy, so the recorded script may be wrong. Raise LeaseLost then.
                     run.check()
                     stored = self._scripts.put(run, key, rehearsed.to_json())
                     script = self._remember(run.id, key, RecordedScript.from_json(stored))
@@ -230,9 +232,9 @@ class Rehearsals:
         label = unit.migration.app_label
         with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
-            # The editor runs its deferred statements (indexes, constraints) when the block ends,
-            # which is the end of the segment. So an operation that runs on each shard afterwards
-            # finds the indexes and constraints in place.
+            # The editor runs its deferred statements (indexes, constraints) when this block ends.
+            # So an operation that runs on each shard after the segment finds the indexes and
+            # constraints in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue

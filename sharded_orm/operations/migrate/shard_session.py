@@ -23,7 +23,8 @@ from sharded_orm.operations.runs.journal import JournalStep
 from sharded_orm.topology.model import Shard
 
 END_LABEL = "Tell of the end"
-# Seconds that one attempt waits for the lock of a shard. Between two attempts, the process may stop.
+# Seconds that one attempt waits for the lock of a shard. Between two attempts, the waiting process
+# checks whether to stop.
 _LOCK_WAIT = 1.0
 
 
@@ -57,15 +58,15 @@ class ShardSession:
         self.step.run.check()
         if self._stopping():
             raise OperationStopped(f"{self.alias} was left in order, to be gone on with.")
-        # Lock the shard at the first call, and again if an operation has closed the connection,
-        # because that released the lock.
+        # Lock the shard at the first call, and again if an operation has closed the connection:
+        # closing it has released the lock.
         if self._lock_holder is None or self._lock_holder is not self.connection.connection:
             self.lock()
 
     def lock(self) -> None:
-        """Lock the shard, so that no other session migrates it. Wait while another session does.
+        """Lock the shard, so that no other session migrates it. Wait while it is locked.
 
-        After a process was killed, its session lasts until the server has finished its statement.
+        The session of a killed process lasts until the server has finished the session's statement.
 
         :raises OperationStopped: ``stopping`` said to stop during the wait.
         :raises LeaseLost: another process may have taken the journal's run over.
@@ -85,9 +86,10 @@ class ShardSession:
         return self.connection.schema_snapshot()
 
     def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return ``base`` with ``tables`` read again; see ``schema_glance()`` of the connection.
+        """Return ``base`` with the present definitions of ``tables``.
 
-        If one of the tables does not exist, read the whole schema.
+        See ``schema_glance()`` of the connection. If one of the tables does not exist, read the
+        whole schema.
         """
         try:
             return self.connection.schema_glance(base, tables)
@@ -133,11 +135,11 @@ class ShardSession:
 
     @contextmanager
     def attempt(self, label: str = "") -> Iterator[None]:
-        """A context manager: execute the step that :meth:`begin` has recorded in its block.
+        """A context manager whose block executes the step that :meth:`begin` has recorded.
 
-        If the block raises an error, record in the journal that the step failed, so that it does
-        not count as interrupted. But record nothing if the session was lost, because the server may
-        still be running the statement.
+        If the block raises an error, record in the journal that the step failed, so that the step
+        does not count as interrupted. But record nothing if the session was lost, because the
+        server may still be running the statement.
 
         :param label: if the step consists of several statements, a description of this one for
             people; otherwise "".
@@ -163,7 +165,7 @@ class ShardSession:
 
     @contextmanager
     def completion(self) -> Iterator[None]:
-        """A context manager: do the work after the last migration (``post_migrate``) in its block.
+        """A context manager whose block does the work after the last migration (``post_migrate``).
 
         Write a checkpoint of the kind END if the block raises an error, or if the shard has no
         checkpoint that would lead a later attempt here. Otherwise write none.

@@ -1,4 +1,4 @@
-"""Record the SQL statements of a migration's operations while these run on an empty shard copy."""
+"""Record the SQL statements of a migration's operations, which run on an empty copy of a shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Recorder:
     """Records, in order, the statements on one connection that change rows or the schema.
 
     A recorder observes the connection and not the schema editor, because an editor may open cursors
-    itself. Reads are not recorded: the empty copy answers them as any shard with the same schema would.
+    itself. Statements that only read are not recorded: the empty copy gives the same answers as any
+    shard with the same schema.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -51,7 +52,8 @@ class Recorder:
     def add_record(self, unit: Unit) -> None:
         """Add the statement that records the unit's migration in ``django_migrations``.
 
-        For a unit that runs backwards, the statement deletes the migration's row.
+        If the unit (a migration in one direction) runs backwards, the statement deletes the
+        migration's row.
         """
         count = len(unit.operations)
         self.statements.append(

@@ -17,9 +17,9 @@ READERS_PATIENCE: Final = 10.0
 def invalidate(record: PromotionRecord) -> None:
     """Wait until every process reads from the new primary, then invalidate the cache.
 
-    There are two reasons. The cache may hold rows that a forced promotion has lost. And as long as a
-    process does not know the new map (topology document), it may read a row from the old primary and
-    put it into the shared cache, after the row has changed on the new primary.
+    The invalidation has two reasons. The cache may have rows that a forced promotion has lost. And
+    as long as a process does not know the new map (topology document), it may read a row from the
+    old primary and put it into the shared cache, after the row has changed on the new primary.
 
     If a process still uses the old map after :data:`READERS_PATIENCE`, or the cache does not
     answer, the report gets a warning. Does nothing if the project has no cache.
@@ -42,7 +42,8 @@ def invalidate(record: PromotionRecord) -> None:
 def _wait_for_readers(record: PromotionRecord) -> None:
     """Wait until every process that is connected to the source of the topology uses the new topology.
 
-    Add a warning if some do not after :data:`READERS_PATIENCE` seconds.
+    Add a warning if a process still does not use it after :data:`READERS_PATIENCE` seconds, or if
+    the source does not answer.
     """
     try:
         reach = topology.wait_until_used(runtime.topology_status().version, READERS_PATIENCE)

@@ -1,7 +1,7 @@
 """Measure how long a promotion refused writes, even if several processes have executed it.
 
 The times are in the journal, by the clock of the global database. So the clocks of the operators'
-hosts need not agree, also if a promotion is resumed on another host. The result is wrong only if
+hosts need not agree, even if a promotion is resumed on another host. The result is wrong only if
 the database's clock is set during the promotion.
 """
 
@@ -70,5 +70,5 @@ def moment(run: JournalRun) -> str:
 
 def _seconds(since: str, until: str) -> float:
     elapsed = datetime.fromisoformat(until) - datetime.fromisoformat(since)
-    # Never negative, although the clock may have been set back.
+    # Return no negative number: the clock may have been set back.
     return max(elapsed.total_seconds(), 0.0)

@@ -11,11 +11,11 @@ before the phase ``switching``, which begins only when the source has answered. 
 does not answer, the old primary does not stay fenced for long.
 
 ============ ==================================================================================
-fencing      The old primary becomes read-only; its running statements have ended then.
+fencing      The old primary becomes read-only, after its running statements have ended.
 waiting      The replica executes everything that is in the old primary's binary log.
 stopping     The replication on the new primary stops.
 unfencing    The new primary accepts writes, but nobody sends any yet.
-switching    The map is published. Only the source can say whether it was.
+switching    The map is being published. After a kill, only the source knows whether it was.
 switched     The map is published. The cache is invalidated, and the run is finished.
 undoing      Both servers get their former roles back.
 ============ ==================================================================================
@@ -88,6 +88,7 @@ class ForwardPhases:
     def _come_near(self, old: ReplicationServer) -> None:
         """Wait until the replica is near the old primary, before the old primary is fenced.
 
+        That is, wait until the replica has executed all that the old primary has logged so far.
         Writes are still accepted meanwhile, so they are refused only for a moment afterwards.
 
         :raises PromotionRefused: the replica did not come near in time.
@@ -108,8 +109,8 @@ class ForwardPhases:
         primary, return the last position that the replica has received.
         """
         record = self._record
-        # Ask the source of the topology now, while writes are still accepted. If it does not
-        # answer, the promotion would refuse writes in vain.
+        # Ask the source of the topology now, while writes are still accepted. If only the map's
+        # publication showed that the source does not answer, writes would be refused in vain.
         switchover.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
@@ -236,8 +237,8 @@ class ForwardPhases:
     def _switch(self) -> bool:
         """Publish the map. Return whether the source has confirmed it at once.
 
-        Return False if the confirmation got lost and the source said only later that the map is
-        published, so that the exact time is not known.
+        Return False if the confirmation got lost, and the source said only later that the map is
+        published. Then the exact time of publication is not known.
         """
         record = self._record
         try:
@@ -257,7 +258,7 @@ class ForwardPhases:
 
         The write to the journal fails if another process has taken the run over; it is not enough
         that this process's lease has not expired by the clock. A topology that was read before the
-        takeover does no harm, because the other process has made its publication fail
+        takeover does no harm: the other process has made any publication that is based on it fail
         (:meth:`PromotionRecord.rule_out`).
 
         :raises LeaseLost: another process has taken the run over.

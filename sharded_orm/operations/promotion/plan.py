@@ -20,7 +20,7 @@ from sharded_orm.topology.model import ShardRange, Topology, server_of
 class Move:
     """A range of shards whose primary changes from node ``old`` to node ``new``.
 
-    :param first: the number of the range's first shard, and ``last`` that of its last shard.
+    :param first: the number of the range's first shard; ``last`` is the number of its last shard.
     """
 
     group: str
@@ -37,7 +37,7 @@ class Move:
 class PromotionPlan:
     """All moves of a promotion. Several node names may stand for the same server.
 
-    :param node: the name of the old primary that the operator gave.
+    :param node: the node name by which the operator called the old primary.
     :param new: a node name of the new primary, to which the ranges move.
     """
 

@@ -64,7 +64,8 @@ class Findings:
     :param problems: the reasons for which the promotion is refused; empty if it may begin.
     :param old: the state of the old primary; None if it was not asked.
     :param new: the state of the new primary; None if it was not asked.
-    :param link: the new primary's replication connection from the old one; None if not found.
+    :param link: the replication connection by which the new primary receives from the old primary;
+        None if it was not found.
     :param loss: what a forced promotion loses; None for any other promotion.
     """
 
@@ -296,7 +297,7 @@ def _check_dead(plan: PromotionPlan, findings: Findings) -> None:
 
 
 def answers(plan: PromotionPlan) -> bool:
-    """Whether the old primary answers. A refusal of the operator's account counts as an answer.
+    """Whether the old primary answers. A refusal of the application's account counts as an answer.
 
     Takes up to five seconds.
     """
@@ -347,7 +348,7 @@ def _addresses(host: str) -> set[str]:
 
 
 def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
-    """Add problems if something else uses the old primary's server or can write in spite of a fence.
+    """Add problems if the fence would stop other writes too, or not all writes of the application.
 
     The fence is ``read_only``, which makes the whole server read-only. So no other node and no
     other entry of ``DATABASES`` may be on that server, and the application's accounts must not have

@@ -31,7 +31,7 @@ class PromotionRecord:
         self.options = options
         self.tell = tell
         self.plan = PromotionPlan.from_json(run.arguments)
-        #: Name of the replication connection on the new primary that receives from the old one.
+        #: Name of the replication connection by which the new primary receives from the old one.
         self.link: str = run.arguments["link"]
         loss = run.arguments["loss"]
         self.report = PromotionReport(
@@ -55,7 +55,7 @@ class PromotionRecord:
 
         :param line: a description of the phase for people.
         :param details: more values to store in the run's arguments.
-        :raises LeaseLost: another process may hold the run by now, so this one must stop.
+        :raises LeaseLost: another process may hold the run by now, so this process must stop.
         """
         self.run.check()
         self.run.note(phase=phase, **details)

@@ -35,10 +35,10 @@ def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
 
 
 def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
-    """Return sentences that say where a run was broken off and whether it can be finished or undone.
+    """Return sentences that say where a promotion was broken off, and how to finish or undo it.
 
     Cost: a login to each of the two servers, and one or two round trips to the source of the
-    topology. Each of these three that does not answer takes up to five seconds.
+    topology. If a server or the source does not answer, this takes up to five seconds for each.
     """
     plan, forced = PromotionPlan.from_json(run.arguments), bool(run.arguments["force"])
     node, phase = plan.node, run.arguments["phase"]

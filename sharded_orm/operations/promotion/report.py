@@ -18,8 +18,8 @@ class PromotionOptions:
 
     :param force: whether to promote without the old primary, which must be dead. The writes that the
         old primary did not send to the replica are lost.
-    :param timeout: seconds that the replica may take to come near the old primary, and then again
-        to execute the rest, after the old primary was made read-only.
+    :param timeout: seconds for each of two waits: until the replica is near the old primary; and,
+        after the old primary was made read-only, until the replica has executed the rest.
     """
 
     force: bool = False

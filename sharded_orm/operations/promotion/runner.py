@@ -16,8 +16,8 @@ from sharded_orm.operations.promotion.report import PromotionOptions, PromotionR
 from sharded_orm.operations.runs import journal
 
 KIND: Final = "promote"
-#: The journal's subject of all promotions. It is not the name of the node, because two node names
-#: may stand for the same server. So only one promotion runs at a time.
+#: The subject of all promotions in the journal. Because of it, only one promotion runs at a time.
+#: It is not the name of the node, because two node names may stand for the same server.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]
@@ -107,7 +107,7 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | Non
 
 
 def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
-    """Whether the promotion ``run`` may have changed anything: it has got beyond the checks."""
+    """Whether the promotion may have changed anything: it has begun a phase after the checks."""
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 

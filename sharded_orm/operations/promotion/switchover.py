@@ -51,7 +51,7 @@ def switch(
     :param forced: whether the promotion does without the old primary.
     :param confirm: called each time after the topology was read and before the changed one is
         published. It raises an error if nothing may be published any more. If another process calls
-        :func:`rule_out` after that, the publication fails.
+        :func:`rule_out` after the topology was read, the publication fails.
     :raises PromotionRefused: the ranges on the old primary have changed.
     :raises TopologyError: the document was not published, or the answer got lost.
     """

@@ -17,12 +17,12 @@ class PromotionUndo:
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
         self._earlier_warnings = len(record.report.warnings)
-        #: Whether both servers have their former roles again. A server that did not answer does not
-        #: count; the report has a warning about it.
+        #: Whether both servers have their former roles again. A server that did not answer is
+        #: ignored here; the report has a warning about it.
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:
-        """Undo the promotion. Return False if its new topology turns out to be published, else True.
+        """Undo the promotion. Return False if the new map turns out to be published, else True.
 
         :param reason: why the promotion is undone; recorded in the journal.
         :param lenient: what to do if the login to the old primary fails: True adds a warning and goes
@@ -67,7 +67,8 @@ class PromotionUndo:
     def _restore_old(self, *, lenient: bool) -> bool:
         """Make the old primary writable again, unless it was read-only before the promotion.
 
-        Return whether the old primary was read-only until now because of the promotion.
+        Do nothing in a forced promotion, which has not made the old primary read-only. Return
+        whether the old primary was read-only until now because of the promotion.
         """
         record = self._record
         if record.options.force or record.run.arguments["was"]["old"]:
