@@ -41,8 +41,8 @@ class ActionSelection:
     :param parts: one part for each shard with selected rows.
     :param outages: the shards that failed when the selected rows were counted.
     :param queryset: all selected rows in one queryset.
-    :param unknown: the number of selected object ids (see :mod:`identity`) for which no row was
-        found.
+    :param unknown: the number of selected object ids (see :mod:`identity`) whose rows were not
+        found or are refused; see :func:`select`.
     :param misplaced: the number of misplaced rows left out on each shard, keyed by the shard's
         alias. A row is misplaced if its shard key leads to another shard.
     """
@@ -61,12 +61,12 @@ class ActionSelection:
 def select(
     options: ShardOptions, queryset: Any, object_ids: Iterable[str], within: Shard | None
 ) -> ActionSelection:
-    """Return the rows of ``queryset`` that ``object_ids`` name.
+    """Return the rows of ``queryset`` that have the given object ids.
 
     An object id (see :mod:`identity`) is counted as unknown if it is forged or outdated, or if its
-    row is misplaced: on another shard than its key leads to. Costs one ``COUNT`` query per shard.
-    If object ids are primary keys without the shard key, one more query per shard reads the shard
-    keys of these rows.
+    row is misplaced: on another shard than the row's key leads to. Costs one ``COUNT`` query per
+    shard, and look-ups in the directory (the table that records the shard of each key). If object
+    ids have no shard key and do not tell the shard, the queries of :func:`misplaced` are added.
 
     :param within: the shard that the page shows; None if the page shows several shards. If a shard
         is given, rows of other shards are counted as unknown, and an object id may be a primary key
@@ -86,8 +86,8 @@ def select(
             unknown += 1
             continue
         by_shard.setdefault(identity.shard, []).append(identity)
-    # If the primary key names the shard, parse() has used it to find the right shard of the row. So
-    # no row that is found there is misplaced.
+    # If the primary key determines the shard, parse() has found each row's shard by the primary
+    # key. So no row that is found there is misplaced.
     pk_tells_shard = options.names_shard(options.model._meta.pk)
     outages = Outages()
     all_selected = Q()

@@ -28,7 +28,7 @@ class ActionsMixin(ShardedBase):
     An action is called once for each shard that has selected rows. Each call gets a queryset of the
     rows on that shard, and runs in a transaction of that shard. The entries that the call makes in
     the admin's log are committed after the shard's transaction. If the call for one shard fails,
-    the other shards still get theirs. Messages tell the user what was done on which shards.
+    the action is still called for the others. Messages tell the user what was done on which shards.
 
     An action with the attribute ``across_shards = True`` is called only once, with the rows of all
     shards, and without a transaction.

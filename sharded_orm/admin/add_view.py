@@ -1,4 +1,4 @@
-"""The add page. It must know the shard of the new row before it can build the form."""
+"""The add page. Often it must know the shard of the new row before it can build the form."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return scope
 
     def _choose_shard(self, request: HttpRequest, scope: ShardScope) -> Any:
-        """Set the scope for a new row whose key is generated, so that the row may be put on any shard.
+        """Set the scope for a new row whose key is generated. Any open shard may store such a row.
 
-        The scope is the shard that the page names, if it is open for new rows. Otherwise it is a
-        random open shard, if the form needs a shard or the user may not look at all shards.
-        Otherwise it is the whole shard group.
+        If the page names a shard that is open for new rows, the scope is that shard. Otherwise, if
+        the form needs a shard or the user may not look at all shards, the scope is a random open
+        shard. Otherwise, the scope is the whole shard group.
 
-        :return: None; or a redirect to this page with a random shard in the URL, if the form needs
-            a shard.
+        :return: None; or, if the form needs a shard and the page names no open shard, a redirect to
+            this page with a random shard in the URL.
         :raises PermissionDenied: no shard is open, or the user may not look at any of the random
             open shards that were tried.
         """
@@ -111,9 +111,10 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return None
 
     def alias_of_page(self, request: HttpRequest, *, known: bool) -> str:
-        """Return the alias for the page's transaction: that of one shard, or that of the whole shard group.
+        """Return the alias on which the page opens its transaction.
 
-        For a new row whose shard is not known yet, return the alias of the group.
+        This is the alias of the row's shard. If the shard of a new row is not known yet, it is the
+        alias of the whole shard group.
 
         :param known: whether the page is about a stored row. The shard of a stored row is always
             known.
@@ -127,8 +128,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
     def relates_inside_group(self, request: HttpRequest) -> bool:
         """Whether the form of a new row needs rows of the same shard group.
 
-        True if a field of the form is a relation to a model of the group, or if the page has an
-        inline of one.
+        True if an editable field is a relation to a model of the group, or if the page has an
+        inline of such a model.
         """
         group = self.shard_options.group
         fields: list[Any] = [*self.opts.fields, *self.opts.many_to_many]
@@ -142,8 +143,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return any(options is not None and options.group == group for options in related)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> Any:
-        # Drop values of URL parameters to which no related row can exist: the widgets would query
-        # for them, which may make the database fail.
+        # Drop values of URL parameters that no related row can have: the widgets would query for
+        # these values, which may make the database fail.
         initial: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in (*self.opts.fields, *self.opts.many_to_many):
             value = initial.get(field.name)
@@ -161,7 +162,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
         """Return the form field that asks for the shard key.
 
         Usually this is the key's field in the model's form. If the key is a foreign key to a
-        sharded model, it is an input for the value that the foreign key stores.
+        sharded model, this is a field for the value that the foreign key stores.
         """
         key: Any = self.shard_options.key
         related = None if key.remote_field is None else shard_options(key.related_model)

@@ -50,7 +50,7 @@ class ShardedBase(_ModelAdmin):
     """Base class of the mixins of ``ShardedModelAdmin``.
 
     Gives access to the scope of a request (:class:`ShardScope`), to the rows of that scope, and to
-    the user's permissions. Each mixin derives from this class, so that each mixin can be read and
+    the user's permissions. Each mixin derives from this class, so each mixin can be read and
     type-checked without the others.
     """
 
@@ -89,8 +89,8 @@ class ShardedBase(_ModelAdmin):
         try:
             scope = self.focus(request)
         except InvalidFocus as exc:
-            # Only other pages get here: the changelist has read the scope before, and shows a page
-            # that explains the error.
+            # The changelist never gets here: it has read the scope before, and shows a page that
+            # explains the error.
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()
@@ -131,7 +131,7 @@ class ShardedBase(_ModelAdmin):
         """Whether the user may look at ``shard`` and change its rows; True unless overridden.
 
         A user also needs Django's permissions and the permission for the shard group. If this hook
-        refuses any shard of the group, the user gets no list of all shards.
+        refuses any shard of the group, the user cannot see the list of the rows of all shards.
         """
         return True
 

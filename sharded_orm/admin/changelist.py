@@ -1,4 +1,4 @@
-"""The ``ChangeList`` of a sharded model: it lists one shard, the rows of one key, or all shards."""
+"""The ``ChangeList`` of a sharded model: the rows of one shard, of one key, or of all shards."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ COUNT_VAR = "_count"
 class ShardedChangeList(ChangeList):
     """Django's ``ChangeList``, restricted to the scope of the request (:class:`ShardScope`).
 
-    For one shard or one key, the page makes the same queries as Django's. Over all shards, the rows
-    are counted only if the user asks for their number; see :func:`pagination.read` for the cost.
+    For one shard or one key, the page makes Django's queries, and looks up the shard keys of its
+    rows; see :func:`identify`. Over all shards, the rows are counted only if the user asks for
+    their number; see :func:`pagination.read` for the cost.
     """
 
     def __init__(
@@ -227,8 +228,8 @@ class ShardedChangeList(ChangeList):
         self.result_count = self.queryset.count() if self.counted else known
         if not self.page_of_rows.rows and self.page_num > 1:
             self.notes.append(f"There is no page {self.page_num}.")
-        # Show the date drill-down only if no shard has failed: its query would wait for the failed
-        # shard once more.
+        # Show the date drill-down only if no shard has failed, because the query of the drill-down
+        # would wait for the failed shard once more.
         if self.date_hierarchy and not self.page_of_rows.errors:
             self.date_choices = self._date_choices()
 
@@ -236,8 +237,8 @@ class ShardedChangeList(ChangeList):
         """Return the context of Django's template tag ``date_hierarchy``.
 
         The query is made without the ``distinct()`` that Django adds, because aggregates of
-        distinct rows cannot be merged over shards. Django adds it since a search through a relation
-        may find a row several times; here the dates are distinct anyway.
+        distinct rows cannot be merged over shards. Django adds ``distinct()`` because a search
+        through a relation may find a row several times. Here the dates are distinct anyway.
         """
         not_distinct = copy.copy(self)
         not_distinct.queryset = self.queryset._chain()

@@ -96,8 +96,8 @@ class ChangeListMixin(ShardedBase):
     ) -> HttpResponse:
         """Return the response of Django's view, adapted to the scope.
 
-        Django redirects after an invalid lookup, and drops the URL parameters of the scope: add
-        them to the redirect. If the rows are not counted, the text for "all rows selected" gives no
+        After an invalid lookup, Django redirects without the URL parameters of the scope: add them
+        to the redirect. If the rows are not counted, the text for "all rows selected" gives no
         number.
         """
         if isinstance(response, HttpResponseRedirect):
@@ -144,8 +144,8 @@ class ChangeListMixin(ShardedBase):
         return [pk for pk in pks if stored_value(self.opts.pk, pk) is not None]
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
-        # Leave the shard key out of the form: it never changes, so a list with list_editable only
-        # shows it.
+        # Leave the shard key out of the form, because the key never changes. If list_editable has
+        # the key, the list shows it as text, without an input.
         key = self.shard_options.key
         if key is not None:
             kwargs.setdefault("exclude", [key.name])
@@ -154,7 +154,7 @@ class ChangeListMixin(ShardedBase):
     def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
         kwargs["formset"] = with_base(kwargs.get("formset", BaseModelFormSet), OnShardFormSet)
         formset = super().get_changelist_formset(request, **kwargs)
-        # Wrap the form in this method, after the project may have replaced it. The wrapper also
+        # Wrap the form after get_changelist_form(), which a project may override. The wrapper also
         # checks constraints that include the shard key, although the form has no field for the key.
         formset.form = with_fixed_key(formset.form, self.shard_options)
         return formset

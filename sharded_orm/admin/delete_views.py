@@ -33,8 +33,8 @@ from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
 
-#: The most selected rows of each shard that the confirmation page lists, with their related rows.
-#: The counts on the page include all selected rows.
+#: The confirmation page shows at most this many selected rows of each shard, with their related
+#: rows. The totals on the page include all selected rows.
 MAX_LISTED = 100
 
 
@@ -76,7 +76,7 @@ def delete_selected(
     return response
 
 
-# Makes ActionsMixin call this action once with the whole selection, instead of once for each shard.
+# This makes ActionsMixin call the action once for the whole selection, not once for each shard.
 delete_selected.takes_selection = True  # type: ignore[attr-defined]  # Django sets such attributes, too
 
 
@@ -258,9 +258,9 @@ class DeleteViewsMixin(ObjectViewsMixin):
 
 
 def _digest(deletions: list[Deletion]) -> str:
-    """Return a digest of the number of rows to delete, of each model on each shard.
+    """Return a digest of how many rows would be deleted, per model and shard.
 
-    If the digest has changed, so have the numbers that the user saw.
+    If the digest has changed, the numbers that the user saw are outdated.
     """
     counts = [(deletion.part.alias, sorted(deletion.counts.items())) for deletion in deletions]
     return hashlib.sha256(repr(counts).encode()).hexdigest()
@@ -269,8 +269,8 @@ def _digest(deletions: list[Deletion]) -> str:
 def _first_rows(nested: list[Any]) -> tuple[list[Any], int]:
     """Return the first :data:`MAX_LISTED` rows with their related rows, and the number of further rows.
 
-    :param nested: a list of rows. If an item is a list, it holds the related rows of the row before
-        it.
+    :param nested: a list of rows. After a row, there may be a list with the related rows of that
+        row.
     """
     starts = [index for index, entry in enumerate(nested) if not isinstance(entry, list)]
     if len(starts) <= MAX_LISTED:

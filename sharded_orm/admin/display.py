@@ -59,17 +59,17 @@ def change_url(row: Any, site: str) -> str | None:
 
 
 def unwrap(row: Any) -> Any:
-    """Return the row inside a :class:`NamedRow`, or ``row`` itself if it is no wrapper."""
+    """Return the row inside a :class:`NamedRow`, or ``row`` itself if it is not a wrapper."""
     return row.row if isinstance(row, NamedRow) else row
 
 
 def site_url(admin: Any, row: Any) -> str | None:
-    """Return the "view on site" link of a row; None if the page is not to have one.
+    """Return the "view on site" link of a row; None if the page should not have this link.
 
     Django's link leads to a view of content types, which does not know the shard. So return a link
-    to ``site_view`` of the row's model admin: it calls ``get_absolute_url()``, which may cost
-    queries, only when somebody follows the link. If the model admin has no such view, return the
-    result of ``get_absolute_url()``.
+    to ``site_view`` of the row's model admin. That view calls ``get_absolute_url()``, which may
+    cost queries, only when somebody follows the link. If the model admin has no such view, return
+    the result of ``get_absolute_url()``.
 
     :param admin: the model admin or the inline whose page shows the link.
     """
@@ -144,7 +144,7 @@ class _Like:
     def like(cls, original: Any) -> Any:
         """Return an instance of this class with the attributes of ``original``.
 
-        :param original: an instance of the class of Django from which this class derives.
+        :param original: an instance of the Django class from which this class derives.
         """
         copy = cls.__new__(cls)
         copy.__dict__.update(original.__dict__)

@@ -12,8 +12,8 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 # Numbers of MySQL's errors for a refused login. Show users only the number: the text would reveal
-# the account. Check this before is_node_gone(), which takes some of these errors for a node that
-# does not answer.
+# the account. Check these numbers before calling is_node_gone(), which takes some of these errors
+# for a node that does not answer.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
@@ -46,9 +46,8 @@ def cause_of(error: BaseException) -> str:
     if isinstance(code, int) and is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
-        # Show only the kind of this error, not its text: the text names folders of the server. It
-        # also differs from shard to shard, so that shards with this error could not be shown as one
-        # group.
+        # Do not show the text of this error, because it names folders of the server. The text also
+        # differs from shard to shard, so shards with this error could not be shown as one group.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name

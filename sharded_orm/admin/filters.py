@@ -1,7 +1,7 @@
 """List filters of sharded models.
 
-Some filters work over all shards, others need one shard. Filters that would join two databases get
-subclasses that query the databases one after the other.
+Some filters work over all shards, others need one shard. A filter that would join two databases is
+replaced by a subclass that queries the databases one after the other.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
     if issubclass(cls, RelatedFieldListFilter):
         related = field.path_infos[-1].to_opts.model if field.is_relation else None
         return related is not None and shard_options(related) is not None
-    # AllValuesFieldListFilter lists every value of a field. It can list the values of a field in
-    # the global database, but not the values of a field over all shards.
+    # AllValuesFieldListFilter offers every value of a field. It can read all values of a field in
+    # the global database, but not all values of a field over all shards.
     return (
         issubclass(cls, AllValuesFieldListFilter)
         and global_lookups.global_lookup(model, path) is None
@@ -139,8 +139,8 @@ else:
 class _EvaluatedChoices(_Related):
     """Mixin of ``RelatedOnlyFieldListFilter`` for related rows that may be in another database.
 
-    Reads the keys of the related rows in one query, and the related rows with these keys in a
-    second one.
+    The filter reads the keys of the related rows in one query, and the related rows with these keys
+    in a second query.
     """
 
     field_path: str
@@ -162,10 +162,10 @@ class _EvaluatedChoices(_Related):
 
 
 class _GlobalFieldFilter:
-    """Mixin for filters of sharded rows by a field of the global model that they refer to.
+    """Mixin for filters of sharded rows by a field of a global model to which these rows refer.
 
-    The filter first looks up the matching rows in the global database, and then compares the
-    foreign keys of the sharded rows with them.
+    The filter first looks up the matching rows in the global database. Then it finds the sharded
+    rows whose foreign keys refer to the matching rows.
     """
 
     global_lookup: GlobalLookup

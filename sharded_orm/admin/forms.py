@@ -50,9 +50,9 @@ class KeepsKey(_ModelForm):
     """Model form that does not let a user change the shard key of a stored row.
 
     :func:`with_fixed_key` combines this class with the project's form. ``new_key`` is the shard key
-        for a new row; None if the user types the key in or the model generates it. ``new_shard`` is
-        the number of the shard for a new row whose key is generated; None if the row may be put on
-        any shard.
+    for a new row; None if the user types the key in or the model generates it. ``new_shard`` is the
+    number of the shard for a new row whose key is generated; None if the row may be put on any
+    shard.
     """
 
     sharded: ShardOptions
@@ -110,9 +110,9 @@ class KeepsKey(_ModelForm):
             self.add_error(name if name in self.fields else None, error)
 
     def _get_validation_exclusions(self) -> set[str]:
-        # Overrides BaseModelForm's method, so that constraints that include the shard key are
-        # checked. Django skips a constraint if one of its fields is not in the form. The shard key
-        # is not in the form, but most constraints of a sharded model include it.
+        # Overrides BaseModelForm's method, to check constraints that include the shard key. Django
+        # skips a constraint if one of its fields is not in the form. The shard key is not in the
+        # form, but most constraints of a sharded model include the shard key.
         excluded = super()._get_validation_exclusions()
         if self._fixed_key is not None:
             excluded.discard(self._key.name)
@@ -155,7 +155,7 @@ def with_fixed_key(
         key.
     :param new_shard: the number of the shard for a new row with a generated key, as in
         :class:`KeepsKey`; None if the row may be put on any shard.
-    :param hidden: names of fields to leave out if ``form`` declares them; none by default.
+    :param hidden: names of fields to leave out if ``form`` declares them; empty by default.
     """
     if options.key is None:
         # Rows of an automatic many-to-many table have no shard key: each is stored on the shard of
@@ -298,14 +298,14 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
             return
         if above is None or above.key is None or above.group != options.group:
             return
-        # Set the key only if it is not generated: a generated key encodes the parent's shard, which
-        # it takes from the foreign key.
+        # Do not set a generated key. It will contain the number of the parent's shard, which is
+        # found by the foreign key.
         if not options.key_is_generated:
             setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether shard ``number`` is open: new rows that may be put on any shard can be put on it."""
+    """Whether shard ``number`` is open: whether it takes new rows that any shard may store."""
     shard_range = runtime.group(options.group).range_of(number)
     return shard_range.open and shard_range.weight > 0
 
@@ -313,9 +313,9 @@ def is_open(options: ShardOptions, number: int) -> bool:
 def draw_shard(options: ShardOptions, permits: Callable[[Shard], bool]) -> Shard | None:
     """Return a random open shard for a new row whose key is generated.
 
-    Return None if no shard is open, or if ``permits`` allows none of a thousand random open shards.
+    Return None if no shard is open, or if ``permits`` refuses each of 1000 random open shards.
 
-    :param permits: a function that tells whether the user may put rows on a shard.
+    :param permits: a function that returns whether the user may put rows on a shard.
     """
     strategy = runtime.strategy(options.group)
     for _ in range(_DRAWS):

@@ -1,8 +1,8 @@
 """Lookups of sharded models by columns of the global database.
 
 ``owner__username__icontains`` needs a join of two databases, which no shard can make. So two
-queries replace it: the first finds the ids of the matching owners in the global database, the
-second finds rows on the shards with ``owner__in`` these ids.
+queries replace the join. The first query finds the ids of the matching owners in the global
+database. The second query finds the rows on the shards by ``owner__in`` with these ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django.db.models.constants import LOOKUP_SEP
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.scatter.failures import is_node_gone
 
-#: The most values found in the global database that a lookup passes on to the shards.
+#: A lookup passes at most this many values from the global database on to the shards.
 MAX_VALUES = 1000
 
 
@@ -41,14 +41,14 @@ class GlobalLookup:
 
     @property
     def name(self) -> str:
-        """The lookup that takes the values of :meth:`find` on sharded rows, such as ``owner__in``."""
+        """The lookup of sharded rows that takes the values of :meth:`find`: ``owner__in``."""
         return f"{self.prefix}__in"
 
     def find(self, queryset: Any, request: Any, term: Any) -> list[Any]:
         """Return the values with which foreign keys refer to the global rows of ``queryset``.
 
         Costs one query. Returns at most :data:`MAX_VALUES` values. If there are more, a sentence
-        about it is added to the notes that :func:`lookup_notes` returns.
+        that says so is added to the notes that :func:`lookup_notes` returns.
 
         :param queryset: rows of the global model.
         :param term: the text that the user searched for; quoted in the sentence.
@@ -87,7 +87,7 @@ class GlobalLookup:
 def lookup_notes(request: Any) -> list[str]:
     """Return sentences about lookups of this request that match too many global rows.
 
-    Of the rows that such a lookup matches, only :data:`MAX_VALUES` were used.
+    Such a lookup has used only :data:`MAX_VALUES` of the matching rows.
     """
     return list(_lookup_notes(request))
 

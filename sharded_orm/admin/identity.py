@@ -55,7 +55,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """What :func:`identify` stores on a row: the row's object id, and whether it is misplaced.
+    """What :func:`identify` stores on a row: the object id, and whether the row is misplaced.
 
     The stored values are used only while the row keeps the alias, primary key and shard key
     recorded here.
@@ -73,11 +73,11 @@ def object_id(row: Model) -> str:
     """Return the object id of a stored row. In URLs it has to be quoted by Django's ``quote()``.
 
     - ``414~7``: shard key and primary key;
-    - ``7``: the primary key alone, if its values name the shard;
+    - ``7``: the primary key alone, if it determines the shard;
     - ``@photos_00003~7``: the shard and the primary key of a misplaced row.
 
-    Costs nothing after :func:`identify`. Otherwise it costs a look-up in the directory, which
-    records the shards of keys, if this process does not remember the shard of the row's key.
+    Costs nothing after :func:`identify`. Otherwise, if this process does not remember the shard of
+    the row's key, costs a query of the directory, the table that records the shard of each key.
     """
     identity = _kept_identity(row)
     if identity is not None:

@@ -148,8 +148,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def has_shard_permission(self, request: HttpRequest, shard: Shard) -> bool:
         """Whether the user may look at ``shard`` and change its rows.
 
-        Unless this is overridden, return what the method of the same name says in the model admin
-        of the inline's model; True if that model has no such model admin.
+        By default, return the result of the same method of the model admin of the inline's model.
+        If the site has no model admin with this method for that model, return True.
         """
         own = self._own_admin
         return own is None or own.has_shard_permission(request, shard)
@@ -165,7 +165,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def _restricts_shards(self) -> bool:
         """Whether an overridden ``has_shard_permission()`` may refuse shards.
 
-        If it cannot, permissions are decided without a look-up of the shard.
+        If this is False, permissions are decided without a look-up of the shard.
         """
         if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
             return True

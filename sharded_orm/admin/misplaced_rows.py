@@ -16,15 +16,15 @@ from sharded_orm.exceptions import RoutingError, TooManyMisplaced
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard
 
-#: The most shard keys whose misplaced rows an action can leave out on one shard. If more keys have
-#: misplaced rows there, the action fails.
+#: An action can leave out the misplaced rows of at most this many shard keys on one shard. If more
+#: keys have misplaced rows there, the action fails on that shard.
 MAX_MISPLACED_KEYS = 1000
 #: The number of shard keys that are read in one query. Their shards are then looked up together.
 _BATCH = 1000
 
 
 def misplaced(options: ShardOptions, rows: Any, shard: Shard) -> Q | None:
-    """Return a condition for the misplaced rows among ``rows``; None if there are none.
+    """Return a condition for the misplaced rows among ``rows``; None if no row is misplaced.
 
     Costs one query of ``shard`` for each 1000 different shard keys of ``rows``. If this process
     does not remember the shards of all these keys, each 1000 keys also cost one query of the

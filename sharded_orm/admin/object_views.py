@@ -48,8 +48,8 @@ class ObjectViewsMixin(AddViewMixin):
     ) -> Any:
         """Return the row that the object id in a URL names; None if there is no such row.
 
-        Object ids are described in :mod:`sharded_orm.admin.identity`. Once the row's shard is
-        found, it is the scope of the request (:class:`ShardScope`).
+        Object ids are described in :mod:`sharded_orm.admin.identity`. If the row's shard can be
+        found, the scope of the request (:class:`ShardScope`) becomes that shard.
         """
         options = self.shard_options
         try:
@@ -75,8 +75,8 @@ class ObjectViewsMixin(AddViewMixin):
     ) -> tuple[Shard, Callable[[Any], Any]]:
         """Return the shard of a row, and a function that narrows a queryset to the row.
 
-        Costs at most one query of the directory, the table that records the shard of each key. The
-        shard itself is not queried.
+        Usually costs at most one query of the directory, the table that records the shard of each
+        key. The shard itself is not queried.
 
         :param object_id: an object id; or a value of ``from_field``.
         :param from_field: the name of the field that has the value ``object_id``; None or the
@@ -91,8 +91,8 @@ class ObjectViewsMixin(AddViewMixin):
             except (InvalidFocus, InvalidObjectID):
                 if by_object_id:
                     raise
-        # A link of a related-field widget has the URL parameter _to_field: it names the related row
-        # by the field to which the foreign key refers.
+        # The link of a related-field widget gives a value of the field to which the foreign key
+        # refers. The URL parameter _to_field gives the name of that field.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
         home = locate(options, value) if options.names_shard(field) else within
@@ -152,8 +152,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (ShardKeyChanged, CrossShardRelation, NoOpenShard) as exc:
             if request.method != "POST":
                 raise
-            # Since the form was checked, either this row has moved to another shard, or a row to
-            # which this row refers has moved.
+            # After the form was checked, this row or a row to which it refers has moved to another
+            # shard, or the last open shard was closed.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -162,7 +162,7 @@ class ObjectViewsMixin(AddViewMixin):
             return self._shard_down(request, exc)
 
     def _scope_to_row(self, request: HttpRequest, object_id: str) -> None:
-        """Make the shard of the row that ``object_id`` names the scope of the request.
+        """Set the scope of the request to the shard of the row with the id ``object_id``.
 
         This has to be done before Django's view opens a transaction.
         """
@@ -180,7 +180,7 @@ class ObjectViewsMixin(AddViewMixin):
         """Set the scope of the request for "save as new".
 
         The copy gets the shard key of the original. If the key is generated, the copy gets a new
-        one on the same shard.
+        key on the same shard.
         """
         row = self.get_object(request, unquote(object_id))
         if row is None:
@@ -338,9 +338,9 @@ class ObjectViewsMixin(AddViewMixin):
 
 
 def _action(request: HttpRequest) -> str:
-    """Return the URL to which the page's form posts; empty if the page's URL names no scope.
+    """Return the URL to which the page's form posts; empty if the page's URL names no shard or key.
 
-    The URL keeps the parameters that name a shard or a key. Django would drop them.
+    The returned URL has the parameters that name a shard or a key. Django would drop them.
     """
     scope = {name: request.GET[name] for name in (SHARD_VAR, KEY_VAR) if request.GET.get(name)}
     return f"?{urlencode(scope)}" if scope else ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     _Paginator, _Page = Paginator, Page
 
-#: The number of the last row that a page may show. Late pages are expensive: for each page, every
+#: No page may begin after the row with this number. Late pages are expensive: for each page, every
 #: shard reads all rows before the page and drops them.
 LAST_ROW = 10_000
 
@@ -78,7 +78,7 @@ def last_page(size: int) -> int:
 
 
 class Pages(_Paginator):
-    """A paginator over all shards that does not count rows, and ends at :data:`LAST_ROW`.
+    """A paginator over all shards. It does not count rows; no page begins after :data:`LAST_ROW`.
 
     Each page knows whether a next page exists. The total number of pages is not known.
     """
@@ -86,7 +86,7 @@ class Pages(_Paginator):
     def page(self, number: Any) -> Any:
         """Read page ``number``, with one query per node. The page is empty if there are too few rows.
 
-        :raises InvalidPage: ``number`` is no positive integer, or the page begins after row
+        :raises InvalidPage: ``number`` is not a positive integer, or the page begins after row
             :data:`LAST_ROW`.
         """
         try:
@@ -109,11 +109,13 @@ class _PageOfMany(_Page):
 
 
 def read(queryset: Any, number: int, size: int) -> PageOfRows:
-    """Read page ``number`` of ``queryset``, and the row after it to know whether there is a next page.
+    """Read page ``number`` of ``queryset``, and one more row to know whether there is a next page.
 
     Costs one query per node; see :meth:`ShardedQuerySet.scatter`. If the conditions of ``queryset``
-    allow only one shard, only that shard is queried. Errors of shards are not raised, but returned
-    in the result.
+    allow only one shard, only that shard is queried. If shards fail, their errors are returned in
+    the result.
+
+    :raises ScatterError: the query failed on all shards, and may itself be wrong.
     """
     low = first_row(number, size)
     route = queryset.explain_routing()

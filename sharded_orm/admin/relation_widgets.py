@@ -28,7 +28,7 @@ else:
 
 
 class RawId(widgets.ForeignKeyRawIdWidget):
-    """An input for the id of a related row. Its magnifying glass links to the list of the rows on the shard of the form."""
+    """An input for the id of a related row, with an icon that links to the rows on the shard."""
 
     #: URL parameters for the links of the widget; they name the shard or the shard key.
     scope_query: dict[str, str] = {}
@@ -74,7 +74,7 @@ class Autocompletes(_Autocomplete, widgets.AutocompleteSelectMultiple):
 
 
 class SeveralRows(_Several):
-    """A field for several related rows. It refuses ids that no column can hold, with which SQLite fails."""
+    """A field for several related rows. Refuses ids that no column can hold: SQLite would fail."""
 
     def _check_values(self, value: Any) -> Any:
         # Overrides the method of ModelMultipleChoiceField, which queries for all ids at once. Check
@@ -88,7 +88,7 @@ class SeveralRows(_Several):
 
 
 class Wrapper(widgets.RelatedFieldWidgetWrapper):
-    """The links next to a widget that add, change, delete and view related rows of one shard."""
+    """Links next to a widget, with which users add, change, delete or view rows of one shard."""
 
     scope_query: dict[str, str] = {}
 
@@ -171,7 +171,7 @@ class PickersMixin(_Admin):
         return scope_of(request, options)
 
     def _options_in_group(self, db_field: Any) -> ShardOptions | None:
-        """Return the related model's shard options if it is in this model's shard group; else None."""
+        """Return the shard options of the related model; None outside this model's shard group."""
         own = shard_options(self.opts.model)
         model = getattr(db_field.remote_field, "model", None)
         related = None if model is None else shard_options(model)
@@ -181,9 +181,9 @@ class PickersMixin(_Admin):
 
 
 def can_be_related(field: Any, value: Any) -> bool:
-    """Whether a row that the relation ``field`` refers to can have ``value``.
+    """Whether ``value`` is possible in the column to which the relation ``field`` refers.
 
-    A query for a value that is not possible, such as a number too large for the column, may make
+    If it is not, such as a number that is too large for the column, a query for the value may make
     the database fail.
     """
     target = field.related_model._meta.pk if field.many_to_many else field.target_field

@@ -41,8 +41,8 @@ def run_by_shard(
     whole is not atomic over several shards (P14).
 
     :return: the page that ``run`` has returned, if all selected rows are on one shard; else None.
-    :raises PermissionDenied: ``run`` raised it before any shard was done or had failed. In the same
-        case ``SuspiciousOperation`` and ``Http404`` are raised too.
+    :raises PermissionDenied: ``run`` raised this error before any shard was done or had failed. The
+        same applies to ``SuspiciousOperation`` and ``Http404``.
     """
     outages, done = selection.outages, list[Part]()
     response = None

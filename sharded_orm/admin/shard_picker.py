@@ -14,11 +14,12 @@ from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The most shards that the picker lists, to keep the list readable. For a larger shard group, the
-# picker lists the first permitted shard of each range. The user can type in any other shard.
+# The picker offers at most this many choices, so that the list stays readable. If a shard group has
+# more shards, each choice is the first permitted shard of a range of shards. The user can type in
+# any other shard.
 MAX_CHOICES = 256
-#: URL parameters that links to another shard or key drop: the present shard and key, the page
-#: number, and flags that hold for this request only.
+#: URL parameters that are left out of links to another shard or key: the present shard and key, the
+#: page number, and flags that apply only to this request.
 _OF_THIS_PAGE = frozenset({"p", "e", "all", "_count", SHARD_VAR, KEY_VAR})
 
 
@@ -30,8 +31,7 @@ class ShardPicker:
     parameters: QueryDict
     #: The scope of the request; None if the URL names a shard or key that does not exist.
     scope: ShardScope | None
-    #: Whether the user may look at a shard. The picker does not offer shards for which this is
-    #: False.
+    #: Returns whether the user may look at a shard. If False, the picker does not offer the shard.
     permits: Callable[[Shard], bool]
 
     @cached_property
@@ -51,7 +51,8 @@ class ShardPicker:
     def key_text(self) -> str:
         """The chosen key as a user types it; empty if no key is chosen.
 
-        A template would write a number with thousands separators in some locales.
+        This is text, because a template would write a number with thousands separators in some
+        locales.
         """
         return str(self.key) if self.key is not None else ""
 
@@ -65,7 +66,7 @@ class ShardPicker:
 
     @property
     def state(self) -> str:
-        """Whether the chosen shard takes new keys: ``"open"`` or ``"closed"``; empty for no shard."""
+        """Whether the chosen shard takes new keys: ``"open"`` or ``"closed"``; empty if no shard."""
         shard = self.shard
         if shard is None:
             return ""
@@ -83,7 +84,7 @@ class ShardPicker:
 
     @property
     def choices(self) -> list[tuple[str, str]]:
-        """Alias and description of each shard that the picker lists."""
+        """The alias and the description of each shard that the picker offers."""
         group = self.group
         if group.count <= MAX_CHOICES:
             shards = filter(self.permits, group.shards())

@@ -16,8 +16,8 @@ from sharded_orm.models.sharding.options import ShardOptions, target_field
 from sharded_orm.topology.model import Shard
 
 SHARD_VAR, KEY_VAR = "_shard", "_key"
-#: The URL parameter in which links from a changelist hand on that changelist's query string
-#: (``get_preserved_filters()``).
+#: The URL parameter with the query string of the changelist from which the user came (Django's
+#: ``get_preserved_filters()``).
 _PRESERVED = "_changelist_filters"
 
 
@@ -82,8 +82,8 @@ def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
     if scope is None:
         of_group: ShardScope | None = scopes.get(options.group)
         if of_group is not None:
-            # set_scope() was called for another model of the shard group: use the shard of the
-            # scope that it has set.
+            # set_scope() was called for another model of the shard group: use the shard of that
+            # model's scope.
             scope = ShardScope(options, shard=of_group.home, home=of_group.home)
         else:
             scope = read_scope(request.GET, options)
@@ -123,7 +123,7 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 
 
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
-    """Return the scope that the parameters ``values`` of a URL name.
+    """Return the scope that is given by ``values``, the parameters of a URL.
 
     :raises InvalidFocus: the named shard or key does not exist, or the key is not on that shard.
     """
@@ -190,7 +190,7 @@ def stored_value(field: Any, text: Any) -> Any:
 def locate(options: ShardOptions, key: Any) -> Shard | None:
     """Return the shard to which the shard key ``key`` leads; None if the key has no shard yet.
 
-    :raises InvalidFocus: no row can have the key.
+    :raises InvalidFocus: no row can have the key, or the key leads to a shard that does not exist.
     """
     strategy = runtime.strategy(options.group)
     try:

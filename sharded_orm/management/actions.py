@@ -85,7 +85,7 @@ def problems_error(texts: Iterable[str]) -> CommandError:
 
 
 def line_writer(command: BaseCommand, options: dict[str, Any]) -> Callable[[str], None]:
-    """Return a function that writes a line to standard error, or does nothing with verbosity 0."""
+    """Return a function that writes a line to standard error. With verbosity 0, it does nothing."""
 
     def tell(line: str) -> None:
         if options["verbosity"]:

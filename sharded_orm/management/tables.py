@@ -19,8 +19,8 @@ def write_table(
         for numbers.
     :param lines: the rows, with a cell for each heading. A row may also be a single cell; such a
         row does not affect the widths.
-    :param bad: texts that mark a problem. A row with such a text in a cell is printed in the style
-        of errors; none by default.
+    :param bad: texts that mark a problem. A row that has a cell with exactly such a text is printed
+        in the style of errors. By default, there are no such texts.
     """
     right_aligned = [head.startswith(">") for head in headings]
     rows = [[head.lstrip(">") for head in headings], *lines]

@@ -33,8 +33,8 @@ from sharded_orm.operations.shards.where import (
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.model import Shard
 
-#: The most keys of a shard that a page counts in the directory, the table that records the shard of
-#: each key.
+#: A page counts at most this many keys of a shard in the directory, the table that records the
+#: shard of each key.
 _MAX_COUNTED = 10_000
 
 
@@ -76,9 +76,9 @@ class DirectoryPages(FleetAdmin):
     def find_view(self, request: HttpRequest) -> HttpResponse:
         """Find the key that the URL parameters ``model``, ``field`` and ``value`` give, and show its shard.
 
-        The default of ``field`` is the shard key. Instead of both, the parameter ``by`` may give
-        model and field as ``model:field``. Costs one or two queries of the directory; no shard is
-        queried.
+        The default of ``field`` is the shard key. The parameter ``by`` may replace ``model`` and
+        ``field``; it has the form ``model:field``. Costs at most two queries of the directory; no
+        shard is queried.
         """
         model, field = _model_and_field(request)
         value = request.GET.get("value", "")
@@ -105,7 +105,7 @@ class DirectoryPages(FleetAdmin):
     def _links(self, request: HttpRequest, location: KeyLocation) -> list[tuple[str, str]]:
         """Return names and URLs of the changelists that can show the rows of the key.
 
-        The list has an entry for each model of the shard group whose rows have this shard key.
+        There is an entry for each model of the shard group that is sharded by this key.
         """
         query = urlencode({"_key": location.key})
         return [

@@ -38,7 +38,7 @@ else:
 DEADLINE: Final = 3.0
 TEMPLATES: Final = "admin/sharded_orm/fleet"
 SOURCE: Final = "the source of the topology"
-#: The most sentences that one list shows, so that a page stays readable.
+#: A list shows at most this many sentences, so that a page stays readable.
 _MAX_LISTED = 100
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class FleetAdmin(_ModelAdmin):
         return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
 
     def url(self, name: str, *args: Any) -> str:
-        """Return the URL of the page of this model admin whose URL name ends in ``name``."""
+        """Return the URL of a page of this model admin; ``name`` is the end of the URL's name."""
         return reverse(f"admin:{self.url_name(name)}", args=args, current_app=self.admin_site.name)
 
     def _protected(self, view: View) -> View:
@@ -253,8 +253,9 @@ class FleetAdmin(_ModelAdmin):
         confirmation.
 
         :param back: the URL to which the page's "no" leads.
-        :param expected: a text for the state of what is to be changed. If the user confirmed when
-            it was another text, the page asks again; by default the state is not compared.
+        :param expected: a text that stands for the present state of what will be changed. If the
+            text was another one when the user was asked, the page asks again. By default, the state
+            is not compared.
         """
         confirmed = request.POST.get("confirmed") == "yes"
         if confirmed and request.POST.get("expected", "") == expected:

@@ -15,7 +15,7 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import MAX_WEIGHT, ShardGroup, ShardRange, is_weight
 from sharded_orm.topology.transitions import KeyRouting
 
-#: The most ranges that one page describes.
+#: A page describes at most this many ranges.
 _MAX_RANGES = 20
 #: The ways of routing keys in which a new key may be put on any open shard. In all other ways, the
 #: value of the key determines the shard.

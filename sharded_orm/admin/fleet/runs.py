@@ -26,10 +26,10 @@ from sharded_orm.operations.runs.redaction import without_accounts
 
 #: The number of runs on a page of runs, and of steps on a page of steps.
 _RUNS, _STEPS = 50, 100
-#: The most shards that a page lists as being worked on.
+#: A page names at most this many of the shards on which a run is working now.
 _MAX_BUSY = 20
-#: The states of a step, the work of a run on one shard or node, in the order in which a step goes
-#: through them.
+#: The states of a step, in the order in which pages show them. A step is the work of a run on one
+#: shard or node.
 STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
     journal.UNCLEAR, journal.CARRIED,
@@ -82,8 +82,8 @@ class RunAdmin(FleetAdmin):
         if state in STATES:
             steps = steps.filter(state=state)
         pages = Paginator(steps, _STEPS)
-        # Tell the paginator the number of steps, which is known here, so that it does not count
-        # them again.
+        # Tell the paginator the number of steps, which is known here. Otherwise the paginator would
+        # count the steps again.
         counts = context["counts"]
         pages.__dict__["count"] = counts.get(state, 0) if state in STATES else context["total"]
         page = pages.get_page(request.GET.get("page"))

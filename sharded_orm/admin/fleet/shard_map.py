@@ -1,4 +1,4 @@
-"""The shard map: a lane for each node, in it a strip for each range, in it a cell for each shard."""
+"""The shard map. Nodes are lanes; ranges are strips in a lane; shards are cells in a strip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.operations.shards.status import FleetStatus, ShardStatus
 from sharded_orm.topology.model import Shard, ShardGroup, ShardRange, Topology
 
-#: The most cells on one page. If there are more shards, each cell stands for several shards.
+#: A page has at most this many cells. If there are more shards, a cell stands for several shards.
 CELLS: Final = 600
 #: The number of ranges on one page.
 RANGES: Final = 60
@@ -68,7 +68,8 @@ class Addresses:
     def of_shards(self, shards: Sequence[Shard]) -> str:
         """Return the URL of the page of ``shards``.
 
-        It is a shard's page for one shard, and a range's page for several neighbouring shards.
+        For one shard, this is the page of the shard. For several neighbouring shards, this is the
+        page of a range.
         """
         first, last = shards[0], shards[-1]
         if first is last:
@@ -83,7 +84,7 @@ def span(first: int, last: int) -> str:
 
 @dataclass(frozen=True)
 class RangeOnNode:
-    """A range of shards of a shard group, with the node on which the primary databases of the range are."""
+    """A range of shards of a shard group, with the node that has the range's primary databases."""
 
     node: str
     group: ShardGroup
@@ -366,5 +367,5 @@ def _label(
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
-    """Return the numbers of shards in each state as text, such as ``7 current, 1 behind``."""
+    """Return how many shards are in each state as text, such as ``7 current, 1 behind``."""
     return ", ".join(f"{counts[name]:,} {name}" for name in RANK if counts.get(name))

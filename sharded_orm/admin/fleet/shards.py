@@ -44,17 +44,17 @@ from sharded_orm.operations.shards.detail import seconds_left, shard_detail, siz
 from sharded_orm.operations.shards.status import FleetStatus, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: The most shards whose sizes the map reads by default: to find sizes, a database server looks into
-#: every table. For more shards, sizes are read only if the URL asks for them.
+#: If the map shows more shards than this, it reads their sizes only if the URL asks for sizes. The
+#: reason is that a database server looks into every table to find sizes.
 _MAX_SIZED = 1000
 #: The number of shards on one page of a range.
 _PER_PAGE = 100
-#: The most problems that the map lists; ``manage.py shards status`` lists all problems.
+#: The map shows at most this many problems; ``manage.py shards status`` shows all problems.
 _PROBLEMS = 20
-#: The most differences that a shard's page lists between the shard's schema and the expected
-#: schema.
+#: The page of a shard shows at most this many differences between the schema of the shard and the
+#: schema of similar shards of the group.
 _DIFFERENCES = 10
-#: The number of latest operations that the page of a shard lists.
+#: The page of a shard shows at most this many operations, the latest ones.
 _STEPS = 5
 #: Matches the name of a range in the admin's log, such as ``photos 0-7``.
 _RANGE = re.compile(r"(\w+) (\d{1,9})-(\d{1,9})")
@@ -77,7 +77,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### The map #####
 
     def map_view(self, request: HttpRequest) -> HttpResponse:
-        """Show all nodes, and their ranges in pages.
+        """Show nodes and their ranges of shards, in pages.
 
         Costs the queries of :func:`status` and, if the map shows sizes, also those of
         :func:`sizes`.
@@ -96,8 +96,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
         by = request.GET.get("size", "")
         if by not in ("bytes", "rows", "same"):
             by = "bytes" if len(shards) <= _MAX_SIZED else "same"
-        # If the page shows all shards, call status() without a list of shards: only then it also
-        # finds schemas that belong to no shard.
+        # If the page shows all shards, call status() without a list of shards: such a call also
+        # finds schemas that do not belong on their node.
         whole = pages.num_pages == 1 and len(groups) == len(topology.groups)
         fleet = status(None if whole else shards, within=DEADLINE, sizes=False)
         sizes_by_alias = (
@@ -175,8 +175,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     def shard_view(self, request: HttpRequest, alias: str) -> HttpResponse:
         """Show what is known about one shard.
 
-        Costs the queries of :func:`shard_detail`, one or more queries of the journal of operations,
-        and a query of the directory, the table that records the shard of each key.
+        Costs the queries of :func:`shard_detail`, and at most one query of the journal of
+        operations and one query of the directory, the table that records the shard of each key.
         """
         shard = runtime.topology().resolve(alias)
         if shard is None or shard.group not in runtime.topology().groups:
@@ -251,7 +251,7 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### From the log of the admin #####
 
     def logged_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect an entry of the admin's log to the page of the range, shard or group that it names."""
+        """Redirect from an entry of the admin's log to the page of its range, shard or group."""
         name = unquote(object_id)
         if match := _RANGE.fullmatch(name):
             return HttpResponseRedirect(self.url("range", match[1], int(match[2]), int(match[3])))

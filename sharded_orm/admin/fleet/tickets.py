@@ -38,9 +38,9 @@ class TicketAdmin(FleetAdmin):
         return [("", self.tickets_view, "changelist")]
 
     def tickets_view(self, request: HttpRequest) -> HttpResponse:
-        """Show all ticket servers and, in pages, all sequences.
+        """Show all ticket servers and, in pages, the sequences that the user may see.
 
-        Each server is queried for all its sequences, including those that other pages show.
+        Each server is queried for all its sequences, including the sequences on other pages.
         """
         outcome = _status()
         status, error = (None, outcome) if isinstance(outcome, str) else (outcome, "")
@@ -75,8 +75,8 @@ def _status() -> TicketStatus | str:
     servers = len(runtime.config().tickets)
     if not servers:
         return ""
-    # Seconds to wait for each server, because the servers are queried one after the other. A fifth
-    # of the deadline is left for the rest of the page.
+    # Seconds to wait for one server. The servers share the time, because they are queried one after
+    # the other. A fifth of the deadline is left for the rest of the page.
     patience = 0.8 * DEADLINE / servers
     return ask_service("one of the ticket servers", lambda: tickets.status(patience=patience))
 
@@ -84,8 +84,8 @@ def _status() -> TicketStatus | str:
 def _hidden(request: HttpRequest) -> set[str]:
     """Return the names of sequences that the user may not see.
 
-    A sequence is hidden if only models of shard groups into which the user may not look take ids
-    from it.
+    A sequence is hidden if all models that take ids from it are in shard groups into which the user
+    may not look.
     """
     allowed = {*groups_of(request), None}
     return {

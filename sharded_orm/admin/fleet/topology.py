@@ -1,7 +1,7 @@
 """The admin pages of the topology, the map of all nodes, shard groups and ranges.
 
-The pages show the topology in use, the topology in the source and its earlier versions. A user can
-go back to an earlier version.
+The pages show the topology in use, the topology in the source (the store from which processes load
+it), and earlier versions. A user can go back to an earlier version.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from sharded_orm.operations.shards.detail import seconds_left
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process, Revision
 
-#: The most versions that the page lists.
+#: The page shows at most this many versions.
 _HISTORY = 50
-#: The most digits of a version number in a URL, so that the number fits into 64 bits.
+#: A version number in a URL has at most this many digits, so it fits into 64 bits.
 _DIGITS = 18
 #: Shown to users who may not look into every shard group, instead of texts that may name any group.
 _WITHHELD = "It is told to those who may look into all groups."
@@ -108,7 +108,7 @@ class TopologyAdmin(FleetAdmin):
         return self._diff(request, f"Version {first} to {last}", first, last, DEADLINE)
 
     def version_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show what a version changed in the version before it, and a button to go back to the version."""
+        """Show how a version differs from the one before, and a button for the rollback."""
         version = _version(unquote(object_id))
         if version is None:
             raise Http404(f"There is no version {unquote(object_id)!r}.")
@@ -160,7 +160,7 @@ class TopologyAdmin(FleetAdmin):
         step = Step(f"Version {version}", back)
         began = time.monotonic()
         # Compare with the topology in the source, because going back replaces that topology. This
-        # process may still use another one.
+        # process may still use another topology.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)
@@ -235,9 +235,9 @@ def _changes(request: HttpRequest, before: Document, after: Document) -> list[st
 
 
 def _comment(request: HttpRequest, revision: Revision) -> str:
-    """Return the comment of a version; empty unless the user may look into all shard groups.
+    """Return the comment of a version; empty if the user may not look into all shard groups.
 
-    The reason is that a comment may name any group.
+    A comment may name any group.
     """
     return without_accounts(revision.comment) if sees_all(request) else ""
 
@@ -245,7 +245,7 @@ def _comment(request: HttpRequest, revision: Revision) -> str:
 def _by_version(processes: Any) -> list[dict[str, Any]] | None:
     """Return the processes grouped by the version of the topology that they use, newest version first.
 
-    Return None if the source does not record which processes there are.
+    Return None if the source did not answer, or does not record which processes there are.
     """
     if not isinstance(processes, list):
         return None

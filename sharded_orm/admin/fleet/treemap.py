@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 #: The width of the picture in SVG units. The browser scales the picture to the page.
 WIDTH = 1000.0
-#: Heights in SVG units: of the largest range, the smallest height of any range, and the height of a
-#: row of equal boxes.
+#: Heights in SVG units: the height of the largest range, the smallest height that a range may have,
+#: and the height of a row of equal boxes.
 _TALLEST, _SMALLEST, _ROW = 190.0, 34.0, 28.0
 #: The smallest area of a rectangle, as a fraction of the average area, so that users can see and
 #: click it.
@@ -49,8 +49,8 @@ def strips(weights: Sequence[float], part: float) -> tuple[list[Box], float]:
     the order of ``weights``: neighbours stay neighbours, and a small change of a weight does not
     make rectangles jump. Very small weights get a larger area than in proportion.
 
-    :param part: the size of this range divided by the size of the largest range, 0 to 1. It
-        determines the total height.
+    :param part: the size of the drawn range of shards divided by the size of the largest range, 0
+        to 1. This determines the total height.
     """
     height = max(_SMALLEST, _TALLEST * part)
     total = sum(weights)

@@ -26,7 +26,7 @@ from sharded_orm.operations.migrate import MigrateOptions, migration_run
 from sharded_orm.operations.runs.rollout import Stopping, Waves
 from sharded_orm.operations.selection import Selected, numbers_text
 
-# Options of Django's migrate command that this command refuses, with the reason.
+# Options of Django's migrate command that this command refuses, each with the reason.
 _REFUSED = {
     "database": "shards are chosen by --group, --shards and --node; for one of DATABASES, or one"
     " shard as Django does it, there is 'migrate --database'",
@@ -386,7 +386,7 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
 
 
 class _SignalStopping(Stopping):
-    """Tells the work to stop after a signal. ``status`` is the exit status for the command."""
+    """A stop flag that is set by a signal. ``status`` is the exit status if the command fails."""
 
     status = 1
 
@@ -403,10 +403,10 @@ class _SignalStopping(Stopping):
 
 @contextmanager
 def _signals() -> Iterator[_SignalStopping]:
-    """Within the block, let SIGINT and SIGTERM stop the work cleanly; a second signal kills the process.
+    """Within the block, let SIGINT and SIGTERM stop the work cleanly.
 
-    Yields an object that tells whether to stop. Python installs signal handlers in the main thread
-    only: in any other thread, signals do not change that object.
+    The same signal once more kills the process. Yields the stop flag. Python can install signal
+    handlers only in the main thread: in any other thread, signals do not change the flag.
     """
     stopping = _SignalStopping()
     if threading.current_thread() is not threading.main_thread():

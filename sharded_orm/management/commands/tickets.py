@@ -209,7 +209,7 @@ class Command(BaseCommand):
     def _table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table.
 
-        Of consecutive rows about the same sequence, only the first shows the sequence's name.
+        If consecutive rows are about the same sequence, only the first row shows its name.
         """
         lines, last = [], ""
         for name, *cells in rows:
@@ -224,8 +224,8 @@ class Command(BaseCommand):
     def _progress(self, options: dict[str, Any]) -> tickets.Progress | None:
         """Return a function that shows the name of the current sequence on the terminal.
 
-        Each call overwrites the line of the call before. Return None if the output is no terminal,
-        or with verbosity 0.
+        Each call overwrites the line of the call before. Return None if the output is not a
+        terminal, or with verbosity 0.
         """
         if not options["verbosity"] or not getattr(self.stdout, "isatty", lambda: False)():
             return None

@@ -181,8 +181,7 @@ class Pull(Action):
             command.stdout.write(text, ending="")
             return
         try:
-            # Let only the file's owner read it: if the settings allow it, the topology contains
-            # passwords.
+            # Let only the owner read a new file, because the topology may contain passwords.
             with open(os.open(options["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # fmt: skip
                 file.write(text)
         except OSError as exc:
@@ -332,10 +331,12 @@ def _report_published(command: BaseCommand, document: Document, options: dict[st
 
 
 def _wait(command: BaseCommand, document: Document, options: dict[str, Any]) -> None:
-    """Wait until the other processes use ``document``, and print the number that do.
+    """Wait until all other processes use ``document`` or a later version; print how many use it.
 
-    :raises CommandError: some processes still use another topology after the seconds of the option
-        ``--wait``.
+    Do nothing if the option ``--wait`` is 0.
+
+    :raises CommandError: some processes still use an earlier version after the seconds of the
+        option ``--wait``.
     """
     if not options["wait"]:
         return

@@ -95,8 +95,8 @@ class Promote(Action):
             _write_json(command, options, {"outcome": "refused", "problems": exc.problems})
             raise
         except (CommandError, JournalMissing, OperationHeld, TopologyError) as exc:
-            # An error of these types comes before the first change. An error after that is a
-            # PromotionFailed.
+            # Errors of these types come before the first change. Later errors are of the types in
+            # the next "except".
             _write_json(command, options, {"outcome": "refused", "problems": [str(exc)]})
             raise
         except (PromotionFailed, LeaseLost, Error) as exc:
