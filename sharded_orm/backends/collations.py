@@ -1,4 +1,7 @@
-"""Tell which texts a database treats as equal. Only the name of the collation is judged; no query is sent."""
+"""Which texts a database treats as equal, judged by the name of the collation.
+
+Sends no query, except that :meth:`Collations.exact_collation` may ask for the server's version.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,9 @@ class Collations:
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether the database certainly does not compare a shard key with this ``collation`` exactly.
+        """Whether the database is certain to compare a shard key with this ``collation`` inexactly.
 
-        False if it does, or if that is uncertain.
+        False if the comparison is exact, or if this is uncertain.
 
         :param is_colocated_with_target: whether the field that declares the collation is migrated on
             the same shards as the key's column.
@@ -93,7 +96,7 @@ class MySQLCollations(Collations):
 class PostgreSQLCollations(Collations):
     """The collations of PostgreSQL.
 
-    The default collation of a database is always exact, because it cannot be nondeterministic.
+    The default collation of a database is always exact, because it is always deterministic.
     """
 
     def equality(self, collation: str | None) -> TextEquality:

@@ -1,4 +1,4 @@
-"""Creation of test databases for ordinary aliases, whose rows get separate keys in the cache.
+"""Creation of test databases for ordinary aliases. Their rows get separate keys in the cache.
 
 ``sharded_orm.testing`` changes the cache keys, and must be imported only when tests run. So this module
 does not import it. Instead, the app passes a function to :func:`provide_isolation`.
@@ -48,7 +48,7 @@ class IsolatedCacheCreation(BaseDatabaseCreation):
     """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
-        # Isolate the cache before migrations run, as migrations may write rows.
+        # Isolate the cache before migrations run, because migrations may write rows.
         if _isolation is not None:
             _isolation().isolate(self.connection.alias)
         return super().create_test_db(*args, **kwargs)

@@ -24,8 +24,9 @@ class ShardFeatures:
     shards_are_files: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
-    #: The most idle connection objects of a group's shards that a thread keeps. A higher value of the
-    #: setting ``MAX_IDLE_ALIASES`` is lowered to this number. None if the setting alone decides.
+    #: Limit on the connection objects of a group's shards in one thread. Above it, idle objects are
+    #: dropped. If the setting ``MAX_IDLE_ALIASES`` is higher, this limit applies. None if the
+    #: setting alone decides.
     max_idle_aliases: ClassVar[int | None] = None
     #: How texts from several shards are compared in Python: by their bytes, or by the ``WEIGHT_STRING``
     #: that the server adds to each row. None if such texts cannot be compared.
@@ -39,8 +40,8 @@ class ShardFeatures:
     averages_integers_exactly: ClassVar[bool] = False
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The default isolation level of a session, in SQL's words and lower case. None if ``OPTIONS`` does
-    #: not accept such words as ``isolation_level``.
+    #: The isolation level that the server uses by default: SQL's words in lower case. None if
+    #: ``isolation_level`` in ``OPTIONS`` is not given in such words.
     default_isolation_level: ClassVar[str | None] = None
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False

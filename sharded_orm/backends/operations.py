@@ -26,12 +26,12 @@ class OperationsMixin(BaseDatabaseOperations):
 
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
-        """Raise each table's counter (AUTO_INCREMENT or the like) to the table's first id.
+        """Raise each table's counter (AUTO_INCREMENT or the like) to its id in ``firsts``.
 
-        A higher counter stays as it is: a lower one would hand out ids of deleted rows again. At most
-        two queries per table.
+        A higher counter stays as it is: if it were lowered, it would hand out ids of deleted rows
+        again. At most two queries per table. The tables must exist.
 
-        :param cursor: a cursor in the schema of the tables, which must exist.
+        :param cursor: a cursor in the schema of the tables.
         :param firsts: table -> the lowest id that the counter may hand out.
         """
         raise NotImplementedError

@@ -51,7 +51,7 @@ class ShardExecuteWrappers(list[Any]):
     """The ``execute_wrappers`` of a shard's connection object.
 
     The list itself has the wrappers that were installed on the shard. ``reversed()``, which Django
-    calls, also gives the group's wrappers, so that these run around the shard's.
+    calls, also gives the group's wrappers. So the group's wrappers run around the shard's wrappers.
 
     :param group_wrappers: function that returns the ``execute_wrappers`` of the shard's group.
     """

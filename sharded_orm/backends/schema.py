@@ -1,4 +1,4 @@
-"""A mixin for schema editors, by which the connection object counts how many editors are open."""
+"""A mixin for schema editors. It counts open editors in an attribute of the connection object."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sharded_orm.exceptions import PoolTimeout
 
-# Seconds for which an expired session stays open after its last use, if another thread used it last: at
-# the end of this thread's request, the other thread may be between two statements of a request.
+# If another thread used a session last, the session stays open for this many seconds after it has
+# expired. The other thread may be in the middle of a request when this thread's request ends.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 
@@ -158,7 +158,8 @@ class SessionPool(Generic[S]):
     def prepare(self) -> None:
         """Check that a session can be leased, to notice early that the node is down.
 
-        Opens a session only if the pool has none, idle or leased. Never waits for a leased session.
+        Idle sessions are tested. If they are all dead, or if the pool has no sessions, a session is
+        opened. If all sessions are leased, nothing is checked, so this method never waits.
 
         :raises: the driver's error if the driver cannot connect.
         """
@@ -205,8 +206,8 @@ class SessionPool(Generic[S]):
         """Note that a connection object that used this pool has moved to another node.
 
         The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection
-        objects that still use this pool then open new sessions. If there are none, the old node ends up
-        without sessions.
+        objects that still use this pool then open new sessions. If no object still uses the pool,
+        the old node ends up without sessions.
 
         :param occasion: number of the move, the same for all connection objects that move together.
         """
@@ -248,7 +249,7 @@ class BoundedPool(SessionPool[S]):
     """A pool that leases at most ``maximum`` sessions at the same time.
 
     :param maximum: the largest number of sessions that may be leased at the same time.
-    :param timeout: seconds for which a lease waits until another session is released. After that time,
+    :param timeout: seconds for which a lease waits until a session is released. After that time,
         :exc:`PoolTimeout` is raised.
     """
 

@@ -27,7 +27,7 @@ class ShardDatabaseMixin:
     """
 
     def is_idle(self) -> bool:
-        """Whether closing this connection object would lose nothing.
+        """Whether this connection object can be closed without any loss.
 
         True if the object has no unread results, no session state and no leased session.
         """
@@ -40,7 +40,8 @@ class ShardDatabaseMixin:
     def schema_snapshot(self) -> SchemaSnapshot:
         """Return the definitions of all tables, views, triggers, … in this alias's schema.
 
-        They are read outside of any open transaction of this alias. Two round trips.
+        If this alias has an open transaction, they are read on the session of that transaction,
+        which stays open. Two round trips.
 
         :raises django.db.OperationalError: the schema does not exist.
         """
@@ -130,10 +131,10 @@ class ShardDatabaseMixin:
     def lock_schema(self, seconds: float) -> bool:
         """Take the lock that prevents other sessions from migrating this schema.
 
-        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema` releases
-        the lock. So does :meth:`close`, which ends the session. If the client process dies, the server
-        keeps the lock until the client's last statement is done. Without a server (SQLite), this method
-        only returns True.
+        Return False if the lock did not become free within ``seconds``. :meth:`unlock_schema`
+        releases the lock. So does :meth:`close`, which ends the session. If the client process
+        dies, the server keeps the lock until the client's last statement is done. Without a server
+        (SQLite), nothing is locked, and True is returned.
 
         :param seconds: seconds to wait for the lock.
         """

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-#: ``app``, and beginning of ``name``, of the marker rows in the table ``django_migrations``. While a
-#: migration runs on a shard, there is a marker for each of its operations. Django ignores these rows,
-#: like those of any migration that does not exist.
+#: ``app``, and beginning of ``name``, of the marker rows in the table ``django_migrations``. A
+#: marker is written in the transaction of one operation of a migration, and proves that the
+#: transaction was committed. Django ignores markers, because they belong to no migration that
+#: exists.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
@@ -111,9 +112,9 @@ def kind_of(definition: str) -> str:
 def applied_digest(applied: Iterable[tuple[str, str]]) -> str:
     """Return a digest of a set of applied migrations. Their order does not matter.
 
-    The digest consists of the number of migrations, and of the XOR of one half of each migration's MD5.
-    On MySQL, ``applied_digests`` lets the server compute the same digest. The server would take twice
-    as long to compute it with both halves.
+    The digest has two parts: how many migrations there are, and the XOR of the first halves of
+    their MD5 sums. On MySQL, ``applied_digests`` lets the server compute the same digest. With
+    whole MD5 sums, the server would take twice as long.
 
     :param applied: app and name of each migration. Marker rows of running migrations are ignored.
     """

@@ -6,7 +6,7 @@ import re
 from enum import Enum
 
 # Matches statements that change nothing but the schema: if the schema is unchanged, such a statement
-# has had no effect. A statement that also matches one of the next two patterns does not count.
+# has had no effect. Statements that also match one of the next two patterns are excluded.
 _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )
@@ -29,8 +29,8 @@ class Effect(Enum):
 def is_repeatable(sql: str) -> bool:
     """Whether ``sql`` may be run again, if the schema is still as before the first attempt.
 
-    False if the statement can move or remove rows (``TRUNCATE``, ``RENAME``, …), or if ``sql`` has
-    several statements.
+    False if the statement can move or remove rows and leave the schema as it was (``TRUNCATE``,
+    ``RENAME``, …), or if ``sql`` has several statements.
     """
     return _REPEATABLE.match(sql) is not None and not (
         _MOVES_ROWS.search(sql) or _SEVERAL.search(sql)

@@ -17,7 +17,7 @@ from sharded_orm.backends.collations import is_exact_collation
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-#: The most schemas that one query for the types of columns reads.
+#: The largest number of schemas in one query for the types of columns.
 BATCH = 500
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
@@ -28,8 +28,8 @@ class ColumnType:
 
     :param data_type: name of the type: ``varchar``, ``bigint``, …
     :param collation: name of the collation; None for types without one, such as numbers and bytes.
-    :param length: the most characters that fit (bytes for ``tinytext``, ``text``, …); None if the
-        column has no text.
+    :param length: the most characters that fit (bytes for ``tinytext``, ``text``, …); None for
+        types without a length, such as numbers.
     :param definition: the type and ``NULL`` or ``NOT NULL``, in SQL.
     """
 

@@ -38,8 +38,9 @@ class GroupAliasMixin(GroupTransactions):
     the backend class. If one of these has to query a server, one node of the group is asked.
     """
 
-    # Whether ensure_connection() is running. If not, connect() calls it first. Django's test cases
-    # replace ``connect`` to forbid an alias, see ShardConnectionMixin._cursor().
+    # Whether ensure_connection() is running. If not, connect() calls ensure_connection(), which
+    # calls connect() again. To forbid an alias, Django's test cases replace ``connect``: see
+    # ShardConnectionMixin._cursor().
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -103,7 +104,7 @@ class GroupAliasMixin(GroupTransactions):
     def connect(self) -> None:
         """Set the attributes as after connecting. No session is opened: only shards have sessions.
 
-        Every statement of every shard calls this method, so it is cheap.
+        Every statement of every shard calls this method, so it must be cheap.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()

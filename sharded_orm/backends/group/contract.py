@@ -1,7 +1,8 @@
-"""Protocols for what the connection objects of a shard group and of its shards use of each other.
+"""Protocols between the connection object of a shard group and those of its shards.
 
-In each thread, a group's alias has one connection object, and so has each shard in use. The connection
-objects of the shards are called the group's members.
+In each thread, a group's alias has one connection object, and so has each shard in use. The
+connection objects of the shards are called the group's members. Each protocol has only what the
+other side uses.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class GroupMember(Protocol):
         """
 
     def is_idle(self) -> bool:
-        """Whether closing this connection object would lose nothing.
+        """Whether this connection object can be closed without any loss.
 
         True if it has no unread results, no session state and no leased session.
         """
@@ -139,9 +140,7 @@ class GroupAlias(Protocol):
         """Note whether the transaction of the shard ``alias`` needs a rollback."""
 
     def record_transaction(self, alias: str, is_open: bool) -> None:
-        """Note whether the shard ``alias`` is in a transaction, be it the group's or one of that shard
-        only.
-        """
+        """Note whether the shard ``alias`` is in a transaction, of its group or of its own."""
 
     def add_hook(self, wrapper: Any, hook: Any) -> None:
         """Take over a function that was registered with ``on_commit`` on a shard.

@@ -105,9 +105,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             relocation.follow(self)
         group = self.group_wrapper
         if group is not None:
-            # This does nothing if the group is connected. But a test case that does not allow the
-            # group's alias replaces connect() by a method that raises, which thus forbids all shards of
-            # the group.
+            # If the group is connected, this does nothing. But if a test case does not allow the
+            # group's alias, it has replaced connect() by a method that raises an error. So all
+            # shards of the group are forbidden too.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
@@ -196,10 +196,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
 
     # ##### Transactions #####
     #
-    # Django's Atomic, on_commit and durability checks read in_atomic_block and similar attributes. Here,
-    # each is a property that makes the shard join its group's transaction before it returns a value. So
-    # if a user opens an atomic block on a shard inside an atomic block on the group, the shard's block
-    # is nested in the group's block.
+    # Django's Atomic, on_commit and durability checks read in_atomic_block and atomic_blocks. Here,
+    # these two are properties that make the shard join its group's transaction before they return a
+    # value. So if a user opens an atomic block on a shard inside an atomic block on the group, the
+    # shard's block is nested in the group's block.
 
     @property
     def _is_behind(self) -> bool:
@@ -266,10 +266,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         """Open an atomic block on this shard for each open block of its group that has none on this
         shard yet.
 
-        An open atomic block of the group is called a level. Invariant: ``_mirrored`` has the shard's
-        blocks for the outermost levels, and Django's stack ``atomic_blocks`` has them in the same
-        order. As ``with`` blocks nest, a block that the user opened on the shard itself is at the right
-        depth in that stack.
+        An open atomic block of the group is called a level. Invariant: ``_mirrored`` has the
+        shard's blocks for the outermost levels, and Django's stack ``atomic_blocks`` has them in
+        the same order. Because ``with`` blocks nest, a block that the user opened on the shard
+        itself is at the right depth in that stack.
         """
         group = self.group_wrapper
         assert group is not None
@@ -337,9 +337,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # savepoint_ids has no entry for the outermost block, so an inner block's entry is at its
-            # index minus one. If the outermost block is dropped, the next block becomes the outermost
-            # and loses its entry.
+            # savepoint_ids has no entry for the outermost block, so the entry of an inner block is
+            # at the block's index minus one. If the outermost block is dropped, the next block
+            # becomes the outermost and loses its entry.
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:

@@ -1,9 +1,9 @@
 """Move connection objects to another node if a new topology has their shard there.
 
-A connection object (wrapper) gets its settings from one topology and outlives it. The wrapper remembers
-that topology's number, the generation. So one comparison per statement shows whether its settings must
-be looked up again. A transaction, unread results and session state end on the old node. Everything else
-continues on the new node.
+A connection object (wrapper) gets its settings from one topology, and may still exist when a new
+topology comes. The wrapper remembers its topology's number, the generation. So one comparison per
+statement shows whether the settings must be looked up again. A transaction, unread results and
+session state end on the old node. Everything else continues on the new node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Number of the topology in use. Each new topology in this process adds 1. Only the module ``runtime`` changes it.
+# Number of the topology in use. topology_changed() adds 1; only the module ``runtime`` calls it.
 generation = 0
 
 # Settings that do not affect where or how a wrapper connects.
@@ -63,7 +63,7 @@ def follow(wrapper: GroupMember) -> None:
 def close_relocated(wrapper: GroupMember) -> None:
     """Close ``wrapper`` if its shard has moved to another node and no atomic block is open.
 
-    Called when Django closes unusable connections: session state on the old node thus ends with the
+    Called when Django closes unusable connections. So session state on the old node ends with the
     request.
     """
     settings = current_settings(wrapper)

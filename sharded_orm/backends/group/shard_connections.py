@@ -29,7 +29,8 @@ class ShardConnections:
 
     ``wrappers`` is ordered by use, the least recently used wrapper first.
 
-    :param limit: the most idle wrappers to keep; None to keep all, as in test runs.
+    :param limit: the most wrappers to keep. Above the limit, idle wrappers are dropped. None to
+        keep all, as in test runs.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -45,12 +46,12 @@ class ShardConnections:
         return iter(list(self.wrappers.values()))
 
     def add(self, wrapper: GroupMember) -> None:
-        """Make ``wrapper`` the thread's connection object of its alias. Above the limit, evict other
-        wrappers.
+        """Make ``wrapper`` the thread's connection object of its alias. Does nothing if the alias
+        has another wrapper.
 
-        A caller may still refer to a wrapper that was evicted. It is added again at its next use,
-        unless its alias has got another wrapper: then the evicted one stays separate, like
-        ``connection.copy()``.
+        Above the limit, other wrappers are evicted: closed and dropped. If a caller still uses an
+        evicted wrapper, the wrapper is added again. But if its alias has got another wrapper, the
+        evicted wrapper stays separate, like ``connection.copy()``.
         """
         alias = wrapper.alias
         current = _thread_wrapper(alias)

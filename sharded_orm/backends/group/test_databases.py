@@ -27,7 +27,8 @@ class TestDatabases(Protocol):
         The template is the only schema that is migrated. Test shards are clones of it.
 
         :param connection: the connection object of the group's alias.
-        :param keep: whether to use an existing template and existing test shards (``--keepdb``).
+        :param keep: whether to use an existing template and existing test shards (``--keepdb``);
+            otherwise they are dropped first.
         """
 
     def enter_worker(self, connection: Any, worker: str) -> None:
@@ -59,7 +60,7 @@ class TestDatabases(Protocol):
         """Replace the rows of each shard in :attr:`touched` by the rows of the template."""
 
     def reset_sequences(self) -> None:
-        """Reset the counters (AUTO_INCREMENT or the like) of all tables."""
+        """Reset the tables' counters (AUTO_INCREMENT or the like) on the shards used so far."""
 
 
 #: The test databases of each group, by the group's name. Empty outside of test runs.
@@ -69,8 +70,8 @@ test_databases: dict[str, TestDatabases] = {}
 def prepare_shards(group: str, shards: Iterable[Shard]) -> None:
     """Create the missing test databases of ``shards``. Does nothing outside of test runs.
 
-    Call this before SQL that names the shards' schemas but bypasses the shards' connection objects.
-    Those objects call it themselves.
+    Call this function before a statement that uses the shards' schemas, but does not go through the
+    shards' connection objects. When these objects connect, they call this function themselves.
     """
     tests = test_databases.get(group)
     if tests is not None:
@@ -114,8 +115,8 @@ class GroupCreation(BaseDatabaseCreation):
         """Create and migrate the template. Each test shard is cloned from the template at the shard's
         first use.
 
-        Schemas that an earlier test run left behind are dropped without a question, because only test
-        schemas of this group have such names.
+        Schemas that an earlier test run left behind are dropped without a question, because their names
+        show that they are test schemas of this group.
         """
         self._say(verbosity, keepdb, "Creating", "Using existing")
         return self._tests.create(self.connection, verbosity=verbosity, keep=keepdb)
@@ -123,8 +124,8 @@ class GroupCreation(BaseDatabaseCreation):
     def clone_test_db(
         self, suffix: str, verbosity: int = 1, autoclobber: bool = False, keepdb: bool = False
     ) -> None:
-        # Nothing is cloned here, as all workers share the template. But an earlier test run may have
-        # left shards of this worker behind.
+        # Nothing is cloned here, because all workers share the template. But an earlier test run
+        # may have left shards of this worker behind.
         self._say(verbosity, keepdb, "Cloning", "Using existing clones of")
         if not keepdb:
             self._tests.drop_worker(suffix)
@@ -163,6 +164,6 @@ class GroupCreation(BaseDatabaseCreation):
         )
 
     def test_db_signature(self) -> tuple[str, str, str, str]:
-        # No other alias has this signature: Django gives aliases with equal signatures one common test
-        # database.
+        # Return a signature that no other alias has, because Django gives aliases with equal
+        # signatures one common test database.
         return ("", "", "sharded_orm", self.connection.alias)

@@ -31,13 +31,13 @@ class Level:
     """An open block of a group's transaction: the outermost block (``sid`` is None), or a savepoint."""
 
     sid: str | None = None
-    # Whether some shard has already released this savepoint. If so, the group cannot roll back to it.
+    # Whether some shards had released this savepoint when another shard failed to release it. If
+    # so, the group cannot roll back to the savepoint.
     half_released: bool = False
 
 
 class GroupTransactions(BaseDatabaseWrapper):
-    """Base class of a group's connection object: keeps the state of the group's transaction, and ends
-    it.
+    """Base class of a group's connection object: keeps the group's transaction, and ends it.
 
     ``levels`` has the open blocks of the transaction, outermost first. ``participants`` has the
     connection objects of the shards in the transaction, by alias. Invariant: each participant has
@@ -56,7 +56,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         # Aliases of the participants that need a rollback. If there is any, the whole group needs a
         # rollback.
         self._broken = set()
-        # Aliases of the shards that are in a transaction, be it the group's or one of that shard only.
+        # Aliases of the shards that are in a transaction of the group or of one shard alone.
         self._in_transaction = set()
         # on_commit functions of the shards that had already committed when another shard failed to
         # commit. They run when autocommit is switched on.
@@ -98,7 +98,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         return False, False
 
     def _savepoint_index(self, sid: str) -> int:
-        # A savepoint made by transaction.savepoint() has no block. Its index here is out of range.
+        # A savepoint made by transaction.savepoint() has no block: return an index that is out of
+        # range.
         return (
             self.savepoint_ids.index(sid) if sid in self.savepoint_ids else len(self.atomic_blocks)
         )
@@ -225,7 +226,7 @@ class GroupTransactions(BaseDatabaseWrapper):
     ) -> None:
         try:
             self._roll_back_to(0)
-        except Exception:  # Logged, as the caller gets the error of the commit.
+        except Exception:  # Logged, because the caller gets the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
         # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Atomic would call
         # rollback() only after a database error.
@@ -295,5 +296,5 @@ class GroupTransactions(BaseDatabaseWrapper):
             for _, func, _ in hooks:
                 try:
                     func()
-                except Exception:  # Logged, as the caller gets PartialCommitError.
+                except Exception:  # Logged, because the caller gets PartialCommitError.
                     logger.exception("calling %r, a hook of on_commit", func)

@@ -97,8 +97,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
-        # Call the method of Django's base class, not of its MySQL backend: that one runs SET
-        # statements, which have run already when the pool opened the session.
+        # Call the method of Django's base class, not of its MySQL backend. The latter runs SET
+        # statements, but they have run already, when the pool opened the session.
         BaseDatabaseWrapper.init_connection_state(self)
         if self.queries_logged and "SHARD" not in self.settings_dict:
             # For an ordinary alias, add these statements to the query log, as Django's backend does.
@@ -232,9 +232,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return types
 
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
-        """Return the rows of a query without an entry in the query log, because tests count the log's
-        entries.
-        """
+        """Run a query and return its rows. It is not logged, because tests count logged queries."""
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor, self.wrap_database_errors:
                 cursor.cursor.execute(sql, params)

@@ -95,7 +95,7 @@ class VirtualConnection(DriverFace):
         #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
-        #: Weak references to the cursors that have unread results.
+        #: Weak references to cursors with unread results, each on a session leased only for it.
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
             self.session = pool.lease_new()
@@ -219,8 +219,8 @@ class VirtualConnection(DriverFace):
         The prefix has statements such as ``USE``, ``BEGIN`` and ``SAVEPOINT``. Leases a session if
         none is held.
 
-        :param plain: whether the next statement neither commits implicitly nor leaves state in the
-            session. If false, ``autocommit=0`` is set first in a transaction.
+        :param plain: False if the next statement commits implicitly or leaves state in the session;
+            otherwise True. If False in a transaction, the prefix sets ``autocommit=0``.
         """
         mode = self.mode
         if mode >= SessionMode.PINNED:
@@ -329,7 +329,7 @@ class VirtualConnection(DriverFace):
     def hold(self) -> None:
         """Keep one session until release(), so that the caller can leave state in the session.
 
-        Repeated calls change nothing. close() ends the session and its state; so does a lost session.
+        Repeated calls change nothing. The state ends with close(), or when the session is lost.
         """
         self._ensure_session()
         self.is_held = True
@@ -341,7 +341,7 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def hold_after_commit(self) -> None:
-        """Keep the session when its transaction ends, until release_ or discard_after_commit()."""
+        """Keep the session after its transaction, until one of the next two methods is called."""
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
@@ -393,7 +393,7 @@ class VirtualConnection(DriverFace):
             return session_id(session, self.pool)
 
     def settle(self) -> None:
-        """Set ``mode`` from the other attributes. If none of them keeps the session, return it.
+        """Set ``mode`` from the other attributes. Release the session if no attribute keeps it.
 
         Does nothing if the session is pinned or lost, or if the connection is closed.
         """

@@ -120,7 +120,7 @@ class LeaseMixin(BaseCursor):
     ) -> Any:
         """Run a statement in autocommit, on a session leased for this statement.
 
-        If the statement is a read and its session turns out to be dead, it is repeated once.
+        A read is repeated once if its session turns out to be dead.
         """
         pool = connection.pool
         session = pool.lease() if kind is not _AFFINE else traces.lease(connection, query)
@@ -190,7 +190,7 @@ class LeaseMixin(BaseCursor):
                 # are on, so there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
-            connection.begin_statement()  # Raises, as the session is lost.
+            connection.begin_statement()  # Raises, because the session is lost.
         if kind is _IMPLICIT or kind is _STATE:
             connection.announce_implicit_commit()
         if mode is not _PINNED:
@@ -215,7 +215,8 @@ class LeaseMixin(BaseCursor):
         try:
             session, prefix = connection.begin_statement(plain=kind is not _IMPLICIT)
             if kind is _AFFINE and traces.is_show(query):
-                # Send nothing before SHOW WARNINGS: it would empty the list of warnings.
+                # Send nothing before SHOW WARNINGS: any other statement empties the list of
+                # warnings.
                 prefix = []
             elif kind is _AFFINE and traces.must_forget(connection, session, query):
                 prefix = [FORGET_INSERT_ID, *prefix]
@@ -385,9 +386,7 @@ class LeaseMixin(BaseCursor):
             self._kind = None
 
     def callproc(self, procname: Any, args: Any = ()) -> Any:
-        """Call a stored procedure, and pin the session, as the procedure may leave any state in the
-        session.
-        """
+        """Call a stored procedure. Pin the session first: the procedure may leave state in it."""
         connection = self.connection
         if connection is None:
             raise ProgrammingError("cursor closed")

@@ -1,7 +1,8 @@
 """Tell which session of which server made a write, and whether that session still exists.
 
-A session's id means nothing without the identity of its server: after a promotion, another server may
-have the same address. So each session asks its server once for both.
+A session's id means nothing without the identity of its server: after a promotion, another server
+may have the same address. So each session asks its server once for its id and for the server's
+identity.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class ReplicationLink:
     received: str
     #: Position of the last event from the source that this server has executed.
     executed: str
-    #: Seconds by which the server is behind its source; None if it is not connected to the source.
+    #: Seconds by which the server is behind its source; None if it does not receive or execute
+    #: events.
     seconds_behind: int | None
     delay: int
     #: Settings that exclude events from replication, as name -> value. Settings without a value are left
@@ -264,8 +265,8 @@ class ReplicationServer:
         self._rows(f"START SLAVE {self._connection_name(link)}")
 
     def _connection_name(self, link: str) -> str:
-        # In MariaDB's grammar, the connection's name is a string literal: no parameter, and no quoted
-        # name.
+        # In MariaDB's grammar, the connection's name must be a string literal. Parameters and
+        # quoted names are not allowed.
         return str(self._connection.connection.literal(link).decode())
 
 
@@ -335,9 +336,7 @@ def positions(text: str) -> dict[int, tuple[int, int]]:
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return those GTIDs of ``wanted`` that the position ``have`` has not reached; "" if it has reached
-    all.
-    """
+    """Return the GTIDs of ``wanted`` that are not yet in the position ``have``; "" if all are."""
     reached = positions(have)
     return ",".join(
         f"{domain}-{server}-{number}"

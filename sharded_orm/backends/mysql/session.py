@@ -17,8 +17,8 @@ _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
 _BUSY = 0.001  # seconds
-#: Sent before LAST_INSERT_ID() if its alias has inserted nothing: another alias may have inserted a row
-#: on the same session, and its id must not be returned.
+#: Sent before LAST_INSERT_ID() if the alias that asks has inserted nothing: another alias may have
+#: inserted a row on the same session, and the id of that row must not be returned.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
 # Error codes after which the server closes the session: shutdown, network errors, a killed session
 # (MariaDB), or a session that was idle for too long (MySQL).
@@ -41,8 +41,8 @@ class NodeSession:
     """A physical session with a node's server. While the session is idle in the pool, it is in
     autocommit.
 
-    Some attributes are C functions of the driver, so that code which runs for each statement can call
-    them directly.
+    Some attributes are C functions of the driver. Code that runs for each statement calls them
+    directly, to save time.
     """
 
     __slots__ = (
@@ -73,9 +73,9 @@ class NodeSession:
         self.identity: SessionID | None = None
         #: The virtual connection that used this session last.
         self.last_user: object = None
-        #: The virtual connection whose insert LAST_INSERT_ID() would report on this session. An insert
-        #: with an explicit id counts too, although LAST_INSERT_ID() then returns the id of an earlier
-        #: insert.
+        #: The virtual connection that ran the last insert with an id on this session: the insert
+        #: that LAST_INSERT_ID() is about. An insert with an explicit id counts too, although
+        #: LAST_INSERT_ID() then returns the id of an earlier insert.
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
         base: Any = super(Connection, raw)
@@ -92,9 +92,9 @@ class NodeSession:
     def send(self, prefix: Sequence[bytes], statement: bytes) -> int:
         """Run the statements ``prefix`` and then ``statement``, all in one packet.
 
-        Return the number of prefix statements. The caller has to fetch the result of ``statement``. If
-        the driver raises an error, it has the attribute ``prefix_done``: the number of prefix
-        statements that succeeded.
+        Return the number of prefix statements. The caller has to fetch the result of ``statement``.
+        An error of the driver gets the attribute ``prefix_done``: how many prefix statements
+        succeeded.
         """
         done = 0
         self.stored = False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
     from sharded_orm.backends.mysql.node_cursor import NodeCursor
 
-#: The most schemas that one query reads.
+#: The largest number of schemas in one query.
 BATCH = 500
 _RECORDS = "django_migrations"
 # Error codes for a schema or table that does not exist, or that the account is not allowed to see.
@@ -42,8 +42,8 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # Variables of the session show the same values, but they may be those of a dropped schema of this
-    # name.
+    # The session has variables for these settings, too. But their values may be those of a dropped
+    # schema of the same name.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
@@ -123,7 +123,11 @@ def _without_counter(name: str, definition: str, counters: dict[str, int]) -> st
 
 
 def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
-    """Create those tables, views, … of ``snapshot`` that ``schema`` does not have. Three packets."""
+    """Create those tables, … of ``snapshot`` that ``schema`` does not have, and replace all its
+    views.
+
+    Three packets.
+    """
     statements = [_repeatable(definition) for definition in _in_order(snapshot)]
     if not statements:
         return
@@ -261,8 +265,8 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # This happens if a column has the name of a view. Keep the order, and let the server decide whether
-        # it works.
+        # This happens if a column has the name of a view. Keep the order, and let the server raise
+        # an error if a view cannot be created.
         return list(views.values())
 
 

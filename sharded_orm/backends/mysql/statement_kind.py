@@ -146,7 +146,7 @@ def _bare(sql: str) -> str | None:
 
 def _classify(sql: str) -> StatementKind:
     text = sql.strip()
-    # Look for savepoints before quoted names are removed, as Django quotes the names of savepoints.
+    # Look for savepoints before quoted names are removed: Django quotes the names of savepoints.
     if text[:1] in "SRsr" and (match := _SAVEPOINT.match(text)):
         return (
             {"S": StatementKind.SAVEPOINT, "R": StatementKind.RELEASE}[match[1][0]]

@@ -2,7 +2,7 @@
 
 Such a statement (``LAST_INSERT_ID()``, ``ROW_COUNT()``, ``SHOW WARNINGS``) must run on the session
 where the same alias ran the earlier statement. If another alias has used that session since, the
-statement is refused, so that it never reads what another alias left.
+statement is refused. So it never reads what another alias left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
     """Lease the session on which the earlier statement of ``connection`` ran.
 
     The earlier statement is the last insert if ``query`` reads the id of an insert; otherwise it is the
-    last statement. If there was none, lease any session and make it forget the id of its last insert.
+    last statement. If there was no such statement, any session is leased, and forgets the id of its
+    last insert.
 
     :raises SessionStateRefused: another alias has used the session since.
     """

@@ -23,7 +23,7 @@ class ServerTransaction:
     def __init__(self) -> None:
         #: Whether the server has begun the transaction.
         self.is_open = False
-        #: Whether the session was put into autocommit=0, so that it is always in a transaction.
+        #: Whether the session was put into autocommit=0, and so is always in a transaction.
         self.strict = False
         #: Whether an error or an implicit commit may have ended the transaction or removed savepoints.
         self.unsure = False
@@ -33,9 +33,9 @@ class ServerTransaction:
     def prefix(self, *, plain: bool) -> list[bytes]:
         """Return the statements to send before the next one: BEGIN and savepoints, if needed.
 
-        :param plain: whether the next statement neither commits implicitly nor leaves state in the
-            session. If false, the first statement returned sets ``autocommit=0``, unless that was done
-            already.
+        :param plain: False if the next statement commits implicitly or leaves state in the session;
+            otherwise True. If False, the first returned statement sets ``autocommit=0``, but only
+            if that was not done yet.
         """
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
@@ -69,8 +69,8 @@ class ServerTransaction:
     def defer(self, kind: StatementKind, sql: str) -> bool:
         """Defer one of Django's savepoint statements. Return False if it must be sent now instead.
 
-        If a savepoint is released before another statement is sent, none of the savepoint's statements
-        is sent.
+        If a savepoint is released before another statement is sent, the savepoint's statements are
+        not sent at all.
         """
         statement = sql.encode()
         if kind is StatementKind.SAVEPOINT:

@@ -22,5 +22,5 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
         prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(prefix):
             settings["TEST"]["NAME"] = None
-        creation: Any = super()  # Any, as Django's type stubs leave this method out.
+        creation: Any = super()  # Any, because Django's type stubs leave this method out.
         return str(creation._get_test_db_name())

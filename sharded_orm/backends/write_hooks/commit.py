@@ -131,11 +131,11 @@ class CommitHookMixin(_Wrapper):
         try:
             listener.announce()
         except BaseException as exc:
-            # Roll back here, as Atomic would do so only after a database error. If the transaction
-            # stayed open, it would be committed when autocommit is switched on.
+            # Roll back here, because Atomic would do so only after a database error. If the
+            # transaction stayed open, it would be committed when autocommit is switched on.
             try:
                 self._rollback()
-            except Exception:  # Logged, as the caller gets the first error.
+            except Exception:  # Logged, because the caller gets the first error.
                 logger.debug("rolling back %r after %r", self.alias, exc, exc_info=True)
                 self.close()
             # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Otherwise the next

@@ -52,8 +52,8 @@ class WriteMixin(ReadMixin):
     """
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
-        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler. As their
-        # arguments differ, all arguments are passed on.
+        # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler.
+        # Because their arguments differ, all arguments are passed on.
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
             # Check the keys before the observer sends its queries.

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 class TransactionListener(Protocol):
     """An object that is told how one transaction ends: ``transaction_writes`` of the connection object.
 
-    All its methods are called in the thread that owns the connection object. None is called after
-    :meth:`over` or :meth:`lost`.
+    All its methods are called in the thread that owns the connection object. After :meth:`over` or
+    :meth:`lost`, no method is called any more.
     """
 
     @property
@@ -67,7 +67,10 @@ class WriteObserver(Protocol):
         """
 
     def table_flush(self, connection: Any) -> AbstractContextManager[object]:
-        """Return a context manager for statements that empty whole tables outside of transactions."""
+        """Return a context manager for statements that empty whole tables, as Django's flush does.
+
+        At the end of the block, the writes count as committed.
+        """
 
 
 _observer: WriteObserver | None = None

@@ -1,6 +1,6 @@
 """Types for the identity of a database session.
 
-A write marker in the cache contains the identity of the session that is about to commit a change of the
+A write marker in the cache contains the identity of the session that is about to commit a change of a
 cached row.
 """
 
