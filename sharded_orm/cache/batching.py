@@ -1,6 +1,6 @@
 """Several reads from the cache, run together to save round trips.
 
-A read is a generator that yields queries to cache servers; the reply to each is sent into it.
+A read is a generator: it yields queries to cache servers, and is sent the reply to each query.
 :func:`drive` runs several reads step by step. In each step every read has one query, and all
 queries to the same server are sent in one packet, for one round trip.
 """
@@ -26,7 +26,7 @@ def read_leased(
     """Read entries for a caller that will store missing objects.
 
     A *lease* is a server's permission to store one entry. Some servers (memcached) give leases on
-    reading: the caller then gets one for each missing object that is not leased to another reader.
+    reading: one for each missing object that is not leased to another reader.
     """
     if unfinished.waiting:
         unfinished.flush(server)

@@ -22,7 +22,7 @@ Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 
 
 class Holder(NamedTuple):
-    """A cache server that may hold entries of a place, so that it must be told of writes there.
+    """A cache server that may hold entries of a place. Writes to the place must be told to it.
 
     A place is one shard, or one global model.
 
@@ -39,17 +39,17 @@ class CacheClient:
     """The cache servers of the project, and the statistics of the cache. Thread-safe.
 
     Use ``runtime.cache()`` to get the instance. If an alias has several servers, all entries of a
-    place (a shard or a global model) are on the same one. While this server is down, no other server
-    takes over: otherwise it would miss writes, and have stale entries when it is back.
+    place (a shard or a global model) are on the same server. If this server is down, no other
+    server takes over, because the first server would miss writes and come back with stale entries.
 
     :param open_servers: returns the servers of an alias without calling any of them.
-    :raises ImproperlyConfigured: ``options`` names an alias that ``CACHES`` does not have, or that
-        cannot be used for this cache.
+    :raises ImproperlyConfigured: an alias in ``options`` is missing in ``CACHES``, or cannot be
+        used for this cache; or an alias of ALSO_MARK has another KEY_PREFIX or VERSION.
     """
 
     def __init__(self, options: CacheOptions, open_servers: Opener = open_alias) -> None:
         self.options = options
-        #: The prefix of all names of entries, by which projects can share a cache server.
+        #: The prefix of all names of entries. With it, projects can share a cache server.
         self.prefix = name_prefix(options.objects, options.lists) + (
             f"{options.prefix}:" if options.prefix else ""
         )
@@ -124,7 +124,7 @@ class CacheClient:
 
     def _find_holders(self, place: str) -> list[Holder]:
         objects, lists = self.objects(place), self.lists(place)
-        # The aliases of objects and lists may both name this server.
+        # True also if two different aliases lead to the same server.
         is_same = lists.name == objects.name
         holders = {objects.name: Holder(objects, True, is_same)}
         if not is_same:

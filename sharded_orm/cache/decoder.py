@@ -122,8 +122,8 @@ class EntryDecoder:
             if len(items) == 1 and type(items[0]) is int:
                 return Listed(revision, (), (), items[0])
         elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
-            # The primary keys become parts of entry names. So they were checked strictly, as anybody
-            # may have written the list.
+            # The primary keys become parts of entry names, and anybody may have written the list.
+            # So the keys were checked strictly.
             return listed_rows(request, revision, items)
         self._count_broken(request)
         return None

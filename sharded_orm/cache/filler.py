@@ -12,7 +12,7 @@ from sharded_orm.cache.requests import CacheRequest, GuardState, ListRequest, Ob
 from sharded_orm.cache.stores.base import MAX_VALUE, CacheEntry, CacheServer, FoundEntry, ServerDown
 from sharded_orm.cache.values import Row
 
-#: The most rows of a list that is cached. For more rows, the cache is no faster than the database.
+#: A list with more rows is not cached, because the cache would be no faster than the database.
 MAX_ROWS = 1000
 
 _Packets = dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]]
@@ -50,9 +50,10 @@ def forbid_fill(request: CacheRequest) -> None:
 class Filler:
     """Stores in the cache what the database returned for requests that missed.
 
-    An object is stored with a *lease*, the server's permission to store one entry. The lease is taken
-    before the SQL query, and becomes void if the entry is deleted meanwhile. The threads of a process
-    share one instance. No public method raises if a cache server is down.
+    An object is stored with a *lease*, the server's permission to store one entry. The lease is
+    taken before the SQL query if the object's name is known then, and otherwise after it. A lease
+    becomes void if the entry is deleted. The threads of a process share one instance. No public
+    method raises if a cache server is down.
     """
 
     def __init__(self, cache: CacheServers, memory: ProcessCache, decoder: EntryDecoder) -> None:
@@ -203,6 +204,6 @@ class Filler:
             return
         value = values.pack_object(name, request.format.fingerprint, stamp, row)
         if value is None:
-            return  # A field has a value of a type that the format does not know.
+            return  # A field has a value that the format cannot hold exactly.
         server = self._cache.objects(request.scope.place)
         packets.setdefault(server, []).append((request, CacheEntry(name, value, leased.lease)))

@@ -1,6 +1,6 @@
 """Guards: cache entries that say whether other entries are still valid.
 
-A *scope* is a set of rows: of a table on a shard, of a shard key, or of an isolate key. Each scope
+A *scope* is the set of rows of a table on a shard, of a shard key, or of an isolate key. Each scope
 has one guard, an entry that changes with every write to the rows of the scope. Guards are a further
 development of Yupoo's revision (Y15). This module uses neither Django nor a driver.
 
@@ -26,9 +26,10 @@ The generation is a digest of the first line's generation and the salts of all `
 late line brings back an earlier generation. Each line has a random token or salt, so a guard never
 has the same digest a second time.
 
-Compacting drops closed markers. If a ``+`` line arrives again after that, its marker is open
-again: readers bypass the cache until the marker is repaired, and no reader gets stale rows. If the
-log has a ``-`` line without its ``+`` line, the ``+`` may still arrive; so compacting keeps the ``-``.
+Compacting drops closed markers. If the ``+`` line of a dropped marker arrives again, the marker is
+open again: readers bypass the cache until the marker is repaired, and no reader gets stale rows. If
+the log has a ``-`` line without its ``+`` line, the ``+`` line may still arrive; so the ``-`` line
+is kept.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from urllib.parse import quote, unquote
 MAX_LISTED = 100
 #: Size in bytes above which a guard may be compacted.
 COMPACT_FROM = 2048
-#: The most closing lines without an opening line that compacting keeps; it keeps the latest ones.
-#: The opening line of their marker may still arrive.
+#: The most closing lines without an opening line that compacting keeps; if there are more, it keeps
+#: the latest. The opening lines of their markers may still arrive.
 _MAX_EARLY = 16
 #: The largest size in bytes of a guard for which :func:`parse` caches the result.
 _MAX_REMEMBERED = 8192
 
-# These patterns are strict, as anybody may have written to the cache, and the tokens of primary
-# keys in a guard become names of entries.
+# These patterns are strict, because anybody may have written to the cache, and because the tokens
+# of primary keys in a guard become parts of entry names.
 _HEADER = re.compile(r"=([0-9a-f]{16}),[0-9a-f]{16},([0-9]{1,15})")
 _OPENING = re.compile(
     r"\+([0-9A-Za-z]{1,32}),([0-9]{1,15}),([nw]),([0-9A-Za-z_.%~-]*),([0-9A-Za-z_.%~-]*)"
@@ -71,8 +72,8 @@ class BrokenGuard(ValueError):
 class Writer:
     """The database session of a transaction that wrote.
 
-    :param server: the identity of the database server, to be compared with that of other servers;
-        empty (the default) if the server has none.
+    :param server: the identity of the database server, to be compared with the identities of other
+        servers; empty (the default) if the server has no identity.
     :param account: the database account of the session, to be compared with other accounts.
     :param connection: the id of the session on the server; 0 (the default) if it has no id.
     """
@@ -92,8 +93,8 @@ class Marker:
         of a shard key.
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
-        rows; None for all rows of the scope. New rows are left out, as they cannot be in the cache
-        as objects.
+        rows; None for all rows of the scope. New rows are left out, because they cannot be in the
+        cache as objects.
     """
 
     token: str
@@ -185,8 +186,8 @@ def opening(marker: Marker) -> bytes:
 def closing(token: str, *, void: bool) -> bytes:
     """Return the line that closes the marker with ``token``: the announced write is over.
 
-    :param void: whether the line also gives the guard a new generation, which makes all entries
-        void that carry an earlier one.
+    :param void: if True, the line also gives the guard a new generation, and all entries with an
+        earlier generation become void. If False, the line only closes the marker.
     """
     if void:
         return f"!{token},{new_token()}\n".encode()
@@ -287,10 +288,10 @@ def stamp(guards: Iterable[Guard]) -> str:
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """Return the revision: the digest of guards that is a part of a valid list's name.
+    """Return the revision: a digest of ``guards``, which is a part of the name of a valid list.
 
-    :param guards: the guards of the list's scope and of the wider scopes, that of the widest scope
-        first. Any change to the last guard (that of the list's scope) changes the revision; another
+    :param guards: the guards of the list's scope and of all wider scopes, the widest scope first.
+        Any change to the last guard (that of the list's scope) changes the revision; another
         guard changes the revision only when it gets a new generation.
     """
     *wider, own = guards

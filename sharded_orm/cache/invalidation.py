@@ -19,8 +19,8 @@ class VoidRows:
     :param scope: the narrowest scope (set of rows) that is known to contain the rows: the scope of
         an isolate key, of a shard key, or of the table.
     :param pks: tokens of the rows' primary keys; None (the default) for all rows of the scope.
-    :param wide: whether the model has an isolate key, and its values for the rows are unknown. If
-        so, the lists of all isolate keys in the scope become void.
+    :param wide: True if the model has an isolate key, whose values for the rows are unknown: the
+        lists of all isolate keys in the scope then become void. Default: False.
     """
 
     scope: Scope
@@ -43,8 +43,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
     targets = list(targets)
     for rows in targets:
         scope, names = rows.scope, rows.scope.guards
-        # The name of the guard that says whether the objects are valid: that of the shard key, or
-        # that of the table if the shard key is unknown.
+        # The name of the guard that says whether the objects are valid: the guard of the shard key,
+        # or of the table if the model is global or the shard key is unknown.
         home = names[min(scope.home, len(names) - 1)]
         is_whole = rows.pks is None or rows.wide
         for holder in cache.holders(scope.place):

@@ -79,7 +79,7 @@ def token(value: Any) -> str:
 def _decimal(value: Decimal) -> str:
     """Return ``value`` as text; equal numbers such as 1, 1.0 and 1E0 have the same text.
 
-    ``Decimal.normalize()`` is not used, as it would round.
+    ``Decimal.normalize()`` is not used, because it would round.
     """
     if not value.is_finite():
         return str(value)
@@ -114,13 +114,13 @@ def node_index(place: str, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CachedType:
-    """The properties of a cached model that names and values in the cache depend on.
+    """The properties of a cached model on which names and values in the cache depend.
 
     :param name: the prefix of all names, then ``app_label.ModelName`` of the concrete model.
     :param sharded: whether the rows are on shards; otherwise they are in the global database.
-    :param fingerprint: a digest of the model's fields. The values of objects and the names of lists
-        contain it. The names of objects and guards do not, so that during a rolling deploy old and
-        new code mark the same guards.
+    :param fingerprint: a digest of the model's fields, contained in objects and lists, and in the
+        names of lists. It is not in the names of objects and guards, so that during a rolling
+        deploy old and new code mark the same guards.
     """
 
     name: str
@@ -128,7 +128,7 @@ class CachedType:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        # Escape the name, as a prefix may be any text, and class names may have non-ASCII letters.
+        # Escape the name: a prefix may be any text, and class names may have non-ASCII letters.
         safe = quote(self.name, safe="@:/+", errors="surrogatepass").replace("~", "%7E")
         object.__setattr__(self, "name", safe)
 
@@ -157,7 +157,7 @@ class Scope:
 
     @cached_property
     def guards(self) -> tuple[str, ...]:
-        """Names of the guards that concern the scope: first the guards of wider scopes, widest first.
+        """Names of the guards that concern the scope, the guard of the widest scope first.
 
         The last name is that of the scope's own guard.
         """

@@ -1,6 +1,6 @@
 """The markers of a transaction: opened in the cache before COMMIT, closed after it.
 
-A *scope* is a set of rows: of a table on a shard, of a shard key, or of an isolate key. Each scope
+A *scope* is the set of rows of a table on a shard, of a shard key, or of an isolate key. Each scope
 has a *guard*, a cache entry that says whether the other entries of the scope are valid. An open
 *marker* in a guard says that a write to these rows is under way.
 
@@ -58,12 +58,13 @@ class TouchedRows:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         #: Tokens of the primary keys of the rows that were changed or deleted; None if these may be
-        #: all rows of the scope. New rows are left out, as they cannot be cached yet.
+        #: all rows of the scope. New rows are left out, because they cannot be cached yet.
         self.pks: set[str] | None = set()
         #: Scopes of the isolate keys that the rows had before and after the writes, keyed by the
         #: token of the isolate key.
         self.isolates: dict[str, Scope] = {}
-        #: Whether the written rows may also have isolate keys that ``isolates`` lacks.
+        #: Whether the write may concern every isolate key: ``isolates`` may be incomplete, or has
+        #: more than MAX_LISTED items.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -159,7 +160,8 @@ class TransactionMarkers:
             all rows of the scope.
         :param isolates: scopes of the isolate keys that the rows have before and after the write
             (default: none). If ``scope`` is the scope of an isolate key, it need not be in here.
-        :param wide: whether the write may also concern rows of isolate keys that are not listed.
+        :param wide: whether the write may also concern rows of other isolate keys than those in
+            ``isolates`` (default: no).
         """
         self._marked_at = None
         type, place, key = scope.type, scope.place, scope.key
@@ -203,8 +205,8 @@ class TransactionMarkers:
         """Announce the writes to the cache: open a marker in the guard of each written scope.
 
         Called before COMMIT, and before a statement that may commit implicitly. Costs one round
-        trip per cache server; none if all guards got their markers less than COMMIT_WITHIN seconds
-        ago and nothing was written since.
+        trip per cache server and attempt. Costs no round trip if all guards got their markers less
+        than COMMIT_WITHIN seconds ago and nothing was written since.
 
         :raises CacheUnavailable: a cache server does not answer and ``ON_CACHE_FAILURE`` is
             "refuse", or each attempt took longer than COMMIT_WITHIN. Markers that were opened stay
@@ -273,11 +275,11 @@ class TransactionMarkers:
         ) from cause
 
     def over(self) -> None:
-        """After the transaction's end: delete its rows' objects from the cache, close its markers.
+        """Delete the objects of the written rows from the cache, then close the markers.
 
-        One round trip per cache server. If a server does not answer, the closing of the markers
-        there is queued, and the database session is discarded. Readers that find an open marker
-        then see from the missing session that the transaction has ended.
+        Called after the transaction's end. One round trip per cache server. If a server does not
+        answer, the closing of its markers is queued, and the database session is discarded. Readers
+        that find an open marker then see from the missing session that the transaction has ended.
         """
         markers, self._placed = self._placed, []
         try:
@@ -350,7 +352,7 @@ class TransactionMarkers:
         return True
 
     def lost(self) -> None:
-        """Leave the markers open, as the COMMIT has an unknown outcome.
+        """Leave the markers open, because the COMMIT has an unknown outcome.
 
         Readers that find the markers ask the database whether the transaction has ended.
         """
@@ -392,11 +394,12 @@ class Unfinished:
 class Queue:
     """Closings of markers that could not be sent, kept until their cache server answers again.
 
-    A *closing* is what one server must do after a transaction (:class:`Unfinished`). A server gets
-    its queued closings before any other command. Each process has one queue, which is thread-safe.
-    At most :attr:`MAXIMUM` closings are kept for a server: a further one replaces the oldest, whose
+    A *closing* is what one server must do after a transaction (:class:`Unfinished`). The closings
+    that are queued for a server are sent before the next read from it, and before a transaction
+    opens or closes markers on it. Each process has one queue, which is thread-safe. At most
+    :attr:`MAXIMUM` closings are kept for a server: a further closing replaces the oldest, whose
     markers then stay open until readers repair them. A forked child starts with an empty queue,
-    since the parent sends the closings.
+    because the parent sends the closings.
     """
 
     MAXIMUM = 1000  # The most closings that are kept for a server.
@@ -410,7 +413,7 @@ class Queue:
         self._lock = threading.Lock()
         #: Whether the queue is not empty. Readers check this before each exchange with a server.
         self.waiting = False
-        # Keyed by the name of the server, as there is a new server object when settings change.
+        # Keyed by the name of the server, because a change of settings makes new server objects.
         self._ends: dict[str, deque[Unfinished]] = {}
 
     def __len__(self) -> int:
@@ -426,7 +429,7 @@ class Queue:
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Send ``server`` its queued closings. No round trip if the queue has none.
+        """Send ``server`` its queued closings. No round trip if no closing is queued for it.
 
         :raises ServerDown: the server does not answer; the closings stay in the queue.
         """

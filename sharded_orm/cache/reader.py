@@ -7,7 +7,7 @@ has an outcome:
 - :data:`HIT`: the answer is ``request.rows``, or ``request.value`` for a number.
 - :data:`MISS`: the caller must query the database and pass the result to :meth:`Reader.fill`.
 - :data:`BYPASS`: the caller must query the database and not call :meth:`Reader.fill`. A write is
-  under way, or a cache server is down.
+  under way or came in between, a guard (see below) was missing, or a cache server is down.
 
 A *guard* is the cache entry that says whether the objects and lists of a set of rows are valid. A
 *revision* is a digest of the guards of a list, and a part of the list's name.
@@ -18,7 +18,7 @@ revision, and one if the process also remembers the ids: the guards, which are r
 packet, say whether the remembered ids are still valid.
 
 All rows of one request belong to the same state of the database: the guards are read before and
-after the objects. If both readings are equal, nothing was written in between, as a guard never
+after the objects. If both readings are equal, nothing was written in between, because a guard never
 returns to an earlier value.
 """
 
@@ -70,8 +70,9 @@ class Reader:
 
         Does not raise if a cache server is down.
 
-        :param to_fill: whether the caller will pass misses to :meth:`fill` (default: yes). If so,
-            take leases: the server's permissions to store the missing objects.
+        :param to_fill: True (the default) if the caller will pass misses to :meth:`fill`: take
+            leases, the server's permissions to store missing objects. If False, take no leases;
+            nothing can then be stored for the requests.
         """
         exchange = read_leased if to_fill else read_unleased
         first = requests[0] if len(requests) == 1 else None
@@ -128,8 +129,9 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # First packet: the guards. It also reads the objects if the process remembers the ids of
-        # the list, or else the list if the process remembers the revision.
+        # First packet: the guards. If the process remembers the ids of the list, the packet also
+        # reads the objects, if they are on this server. If the process remembers no ids, but the
+        # revision, the packet also reads the list.
         remembered = memory.listed(own_guard, query)
         object_names: tuple[str, ...] = ()
         name: str | None = None
@@ -156,7 +158,8 @@ class Reader:
         if object_names and tuple(guards_after) != raws:
             return
 
-        # Second packet: the list of ids. It is skipped if valid ids are known already.
+        # Second packet: the list of ids. It is skipped if valid ids are known, or if the first
+        # packet has read the list.
         listed = remembered
         if listed is None or listed.revision != state.revision:
             current_name = scope.list_name(query, state.revision)
@@ -261,8 +264,8 @@ class Reader:
     def _repair(self, request: CacheRequest, server: CacheServer, state: GuardState) -> None:
         """Close the markers (announcements of writes) that dead writers left open in the guards.
 
-        Only later reads profit from the repair. The current read still bypasses the cache, as the
-        markers are in ``state``.
+        Only later reads profit from the repair. The current read still bypasses the cache for the
+        rows of these markers, because ``state`` still contains the markers.
 
         :param state: the guards as the current read has found them.
         """

@@ -38,8 +38,8 @@ from sharded_orm.cache.stores.base import CacheServer
 
 #: Seconds for which readers assume that the writer of a marker is alive and will close it.
 REPAIR_AFTER = 1.0
-#: Seconds after which a process may ask the database about the same marker again, or close it
-#: in the same guard again.
+#: Seconds after which a process may ask the database about the same marker again, or close the
+#: marker in the same guard again.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
@@ -86,8 +86,8 @@ class Repairer:
     :param quarantine: the age in seconds from which a marker is closed if the database cannot tell
         whether the writer is alive. This is safe: a living writer that wants to commit later than
         that first opens new markers.
-    :param after: the age in seconds up to which a marker is left alone, as the writer is probably
-        alive.
+    :param after: the age in seconds up to which a marker is left alone, because the writer is
+        probably alive.
     :param monotonic: returns the time of a monotonic clock in seconds.
     """
 
@@ -116,16 +116,17 @@ class Repairer:
     ) -> int:
         """Close the markers of dead writers in ``guard``.
 
-        First delete the objects of the rows that these writers wrote. They are deleted even on a
-        server that may hold only lists, as deleting a missing entry costs nothing.
+        If ``guard`` is the one that says whether objects are valid, first delete the objects of the
+        rows that these writers wrote. This is done even on a server that has only lists, because
+        deleting a missing entry costs nothing.
 
         :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
         :param guard: the guard whose open markers are checked.
         :param sessions: the sessions of the database that holds the scope's rows.
         :param now: the time in seconds since 1970.
-        :returns: the number of closed markers. Even so, the caller must read from the database, as
-            ``guard`` is the state before the repair.
+        :returns: the number of closed markers. The caller must treat these markers as open,
+            because ``guard`` is the state before the repair.
         :raises ServerDown: the cache server does not answer.
         """
         if not guard.open:
@@ -227,7 +228,7 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 
 
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
-    """Compact those guards with a new marker that are larger than COMPACT_FROM bytes.
+    """Compact guards that have just got a marker, if they are larger than COMPACT_FROM bytes.
 
     :param sizes: the sizes of the guards in bytes, keyed by their names, as
         :meth:`CacheServer.mark` returned them.

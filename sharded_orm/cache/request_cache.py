@@ -3,7 +3,7 @@
 The first level keeps rows in the memory of the process: if a request reads rows a second time, it
 gets the rows of the first time, without a round trip. A first level lives from ``request_started``
 to ``request_finished``, or for a ``with cache_scope():`` block of a command or task; other code has
-no first level. A request sees its own writes, as every write calls :func:`forget`.
+no first level. A request sees its own writes, because every write calls :func:`forget`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class RequestCache:
     """A first level: what one request, or one ``cache_scope()`` block, has read.
 
     The threads and tasks of the request share the first level. It has one dict of entries for each
-    shard key or global table, keyed by the name of its guard (the *home guard* of the entries). A
-    write drops each dict whose entries it may affect. A reader gets the dict *before* it queries the
-    database, and later puts the rows into this dict. If a write has dropped the dict meanwhile, no
-    later reader finds the rows.
+    shard key or global table. These dicts are keyed by *home guards*: the names of the guards of
+    the keys or tables. A write drops each dict whose entries it may affect. A reader gets the dict
+    *before* it queries the database, and later puts the rows into this dict. If a write has dropped
+    the dict meanwhile, no later reader finds the rows.
     """
 
     __slots__ = ("_entries", "_homes", "is_closed", "is_request", "outer")

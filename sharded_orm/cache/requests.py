@@ -146,7 +146,7 @@ class CacheRequest:
         #: the result was found missing. None if the result must not be stored.
         self.state: GuardState | None = None
         #: After a miss, the guards under which the objects of the result are to be stored. They
-        #: may be on another server than the guards of the list. None if no object must be stored.
+        #: may be on another server than the guards of the list. None if objects must not be stored.
         self.object_state: GuardState | None = None
         #: After a miss, keyed by object name: the entry to replace, with the lease (permission to
         #: store it). The value is None if the object is valid, or if another reader stores it.
@@ -190,7 +190,7 @@ class ListRequest(CacheRequest):
         super().__init__(scope, format, sessions)
         self.query = query
         self.scalar = scalar
-        #: After a miss, whether the cache has the list of ids, and only lacks some of its objects.
+        #: After a miss, whether the cache has the list of ids, and lacks only some of the objects.
         self.is_listed = False
         #: The names of the rows' objects in the cache, after a hit or a fill.
         self.object_names: tuple[str, ...] | None = None

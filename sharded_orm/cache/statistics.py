@@ -1,6 +1,7 @@
 """Counts of cache hits, misses and other events for each model.
 
-Each process keeps the counts of its events. Counters on the cache servers sum over all processes.
+Each process counts its own events. Counters on the cache servers add up the counts of all
+processes.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class CacheStatistics:
         if pending:
             labels = {name.removeprefix(self._prefix): dict(c) for name, c in pending.items()}
             if cache_counted.has_listeners():
-                # An error of a receiver must not break the read that counts.
+                # An error of a receiver must not break the read that is being counted.
                 cache_counted.send_robust(sender=CacheStatistics, counts=labels)
             if logger.isEnabledFor(logging.DEBUG):
                 for label, counts in labels.items():
@@ -195,8 +196,8 @@ class CacheStatistics:
 def counter(type_name: str, field: str) -> str:
     """Return the name of a counter on a cache server.
 
-    A counter cannot have the name of another entry, as no other name has ``@count-`` after the name
-    of the type.
+    A counter cannot have the name of another entry, because no other name has ``@count-`` after the
+    name of the type.
     """
     return f"{type_name}-@count-{field}"
 
@@ -207,8 +208,8 @@ def _add(to: dict[str, int], counts: Mapping[str, int]) -> None:
 
 
 def _after_fork() -> None:
-    # In the child: start with a new lock, as a thread of the parent may have held the old one, and
-    # with empty counts, as the parent sends its own.
+    # In the child, start with a new lock, because a thread of the parent may have held the old
+    # lock. Also start with empty counts, because the parent sends the counts that it has.
     for statistics in list(_all):
         statistics._renew()
 

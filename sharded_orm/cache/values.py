@@ -121,8 +121,8 @@ _BACK: dict[str, Callable[[Any], Any]] = {
     "i": _unpack_interval,
     "u": UUID,
 }
-#: The CRC-32 of every undamaged entry: an entry ends with the CRC-32 of the bytes before, and the
-#: CRC-32 of such bytes together is always this constant.
+#: The CRC-32 of every undamaged entry. An entry ends with the CRC-32 of all bytes before it, and
+#: the CRC-32 of bytes that end in this way is always this constant.
 _WHOLE = 0x2144DF1C
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
@@ -160,7 +160,7 @@ def unpack_objects(
     stamp: str,
     width: int,
 ) -> list[list[Any] | Unusable]:
-    """Return the rows of objects, in the order of ``names``; the reason for an unusable object.
+    """Return the rows of objects, in the order of ``names``; for an unusable object, the reason.
 
     :param raws: the bytes of the entries ``names``; None for a missing entry.
     :param fingerprint: the fingerprint that the objects must carry.

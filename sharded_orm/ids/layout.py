@@ -65,7 +65,7 @@ class PackedLayout(_Layout):
     ``type`` is the number of a table, ``local`` the row's number in the table. The default widths of
     16, 10 and 36 bits leave the top two bits of the id at zero.
 
-    :raises InvalidID: the sum of the widths is above 63, or a width is no positive integer.
+    :raises InvalidID: the sum of the widths is above 63, or a width is not a positive integer.
     """
 
     shard_bits: int = 16
@@ -98,7 +98,7 @@ class PackedLayout(_Layout):
     def unpack(self, value: int) -> PackedID:
         """Return the parts of the id ``value``.
 
-        :raises InvalidID: ``value`` is no id of this layout.
+        :raises InvalidID: ``value`` is not an id of this layout.
         """
         _check("id", value, (1 << self.shard_bits + self.shard_shift) - 1)
         return PackedID(
@@ -111,7 +111,7 @@ class PackedLayout(_Layout):
     def counted(self, shard: int, type: int) -> range:
         """Return the range of all ids of rows in the table with number ``type`` on ``shard``.
 
-        The local part counts from 1 to the largest number that fits its bits.
+        Their local parts go from 1 to the largest number that fits the bits of the local part.
         """
         last = (1 << self.local_bits) - 1
         return range(self.pack(shard, type, 1), self.pack(shard, type, last) + 1)
@@ -127,7 +127,7 @@ class PackedID:
     >>> PackedID.from_int(241294492511762325)
     PackedID(shard=3429, type=1, local=7075733)
 
-    :raises InvalidID: a part is no integer or does not fit its bits.
+    :raises InvalidID: a part is not an integer or does not fit its bits.
     """
 
     shard: int
@@ -164,8 +164,8 @@ class TimestampedLayout(_Layout):
     The default widths of 41, 13 and 10 bits use all 64 bits, and the highest bit is the sign of a
     ``BIGINT``. So the last time that fits is 2**40 - 1 ms, 34.8 years after the epoch.
 
-    :raises InvalidID: the sum of the widths is above 64, or no bit is left for the time, or the epoch
-        has no time zone.
+    :raises InvalidID: a width is not a positive integer, the sum of the widths is above 64, no bit
+        is left for the time, or the epoch is not a datetime with a time zone.
     """
 
     epoch: datetime = EPOCH
@@ -227,7 +227,7 @@ class TimestampedLayout(_Layout):
     def unpack(self, value: int) -> TimestampedID:
         """Return the parts of the id ``value``.
 
-        :raises InvalidID: ``value`` is no id of this layout.
+        :raises InvalidID: ``value`` is not an id of this layout.
         """
         _check("id", value, (self.last_millisecond + 1 << self.time_shift) - 1)
         return TimestampedID(
@@ -259,7 +259,7 @@ class TimestampedID:
 
     :param milliseconds: milliseconds after the epoch of the layout.
     :raises TimestampExhausted: ``milliseconds`` is too late for the layout.
-    :raises InvalidID: another part is no integer or does not fit its bits.
+    :raises InvalidID: a part is not an integer, or another part does not fit its bits.
     """
 
     milliseconds: int
@@ -284,7 +284,7 @@ class TimestampedID:
     ) -> TimestampedID:
         """Return the id with these parts, for a ``moment`` that is a datetime with a time zone.
 
-        No id that is made at ``moment`` or later is below ``at(moment, 0, 0)``.
+        Every id that is made at ``moment`` or later is at least ``at(moment, 0, 0)``.
         """
         return cls(layout.milliseconds_of(moment), shard, sequence, layout)
 

@@ -35,8 +35,8 @@ class _Lane:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# The largest number of milliseconds that the clock may be behind the last id for a caller to wait until the
-# clock has caught up.
+# If the numbers of a millisecond are used up, and the clock is behind the last id by at most this
+# many milliseconds, a caller waits until the clock has caught up. Otherwise nobody waits.
 _PATIENCE = 1000
 
 
@@ -77,7 +77,7 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Guards _lanes: the dict, not the lanes in it, each of which has a lock.
+        # Guards the dict _lanes. Each lane in the dict has its own lock.
         self._lock = threading.Lock()
         _clocks.add(self)
 

@@ -1,7 +1,7 @@
 """The base class of routing strategies: a strategy maps a shard key to a shard number.
 
 A group of shards has one strategy. Some strategies compute the shard of a key. Others must *place*
-a key before its first row is written: choose a shard for it, and record that. The setting
+a key before its first row is written: choose and record the shard of the key. The setting
 ``STRATEGY`` names a built-in strategy, or the dotted path of a subclass of :class:`Strategy`.
 """
 
@@ -46,7 +46,7 @@ class Strategy(ABC):
     #: hold a shard number.
     embedded: tuple[int, int] | None = None
     #: What determines the shard of a key. A change of the group's topology is allowed only if every
-    #: key stays on its shard, and this attribute decides which changes those are. The default is
+    #: key stays on its shard; this attribute decides which changes are allowed. The default is
     #: ``PLACED`` for a subclass whose ``places`` is true, and ``EMBEDDED`` for one that sets the
     #: class attribute ``embedded``.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
@@ -73,11 +73,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def locate(self, key: Any) -> int | None:
-        """Return the number of the shard of ``key``, or None if no row can have the key now. Never
-        writes.
+        """Return the number of the shard of ``key``; None if no row can have the key. Never writes.
 
-        None means that the key is not placed yet, or that :meth:`place` refuses it, such as a
-        negative id. A query for such a key finds nothing, as on one database.
+        None means that the key is not placed yet, or that :meth:`place` refuses the key, such as a
+        negative id. A query for such a key finds nothing, as it would in an unsharded database.
 
         :raises InvalidShardKey: the key is of a type that the strategy does not accept.
         """
@@ -85,7 +84,7 @@ class Strategy(ABC):
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
         """Return the result of :meth:`locate` for each key, in a dict.
 
-        If the strategy uses a database, this is one query for all keys.
+        A strategy that uses a database looks up many keys with one query.
         """
         return {key: self.locate(key) for key in keys}
 
@@ -142,8 +141,8 @@ class Strategy(ABC):
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """Return the error to raise if a row with ``key`` is written and :meth:`locate` returns
-        None for it.
+        """Return the error to raise for a write of a row, if :meth:`locate` returned None for its
+        ``key``.
         """
         return self.invalid(key, "keys that it gives a shard")
 
@@ -158,9 +157,9 @@ class Strategy(ABC):
 def exact_text(key: str, strategy: Strategy) -> str:
     """Return ``key`` if every database driver sends the same text for it.
 
-    :raises InvalidShardKey: ``str(key)`` is another text than the characters of ``key``, as for an
-        instance of ``class Kind(str, Enum)``. The drivers of MariaDB and MySQL would send
-        ``str(key)``; that of SQLite would send the characters.
+    :raises InvalidShardKey: ``str(key)`` is another text than the characters of ``key``, for
+        example if ``key`` is an instance of ``class Kind(str, Enum)``. The drivers of MariaDB and
+        MySQL would send ``str(key)``; the driver of SQLite would send the characters.
     """
     if type(key) is not str and str(key) != key:
         raise strategy.invalid(
@@ -182,9 +181,10 @@ def utf8_bytes(key: str, strategy: Strategy) -> bytes:
 
 
 def strategy_class(group: ShardGroup) -> type[Strategy]:
-    """Return the class of the strategy that the settings of ``group`` name.
+    """Return the class of the strategy whose name is in the settings of ``group``.
 
-    :raises InvalidConfiguration: the settings name no strategy. The message lists the choices.
+    :raises InvalidConfiguration: the name is not that of a strategy. If it cannot be imported, the
+        message lists the choices.
     """
     path = BUILT_IN.get(group.strategy, group.strategy)
     try:
@@ -204,10 +204,9 @@ def strategy_class(group: ShardGroup) -> type[Strategy]:
 
 
 def make_strategy(group: ShardGroup) -> Strategy:
-    """Create the strategy that the settings of ``group`` name.
+    """Create the strategy whose name is in the settings of ``group``.
 
-    :raises InvalidConfiguration: the strategy's name, or one of its options, is unknown. The
-        message lists the choices.
+    :raises InvalidConfiguration: the strategy's name is not valid, or one of its options.
     """
     return strategy_class(group)(group, group.strategy_options)
 
@@ -215,6 +214,6 @@ def make_strategy(group: ShardGroup) -> Strategy:
 def key_routing_of(group: ShardGroup) -> KeyRouting:
     """Return what determines the shard of a key of ``group``. Does not create the strategy.
 
-    :raises InvalidConfiguration: the settings of ``group`` name no strategy.
+    :raises InvalidConfiguration: the name in the settings of ``group`` is not that of a strategy.
     """
     return strategy_class(group).key_routing

@@ -16,8 +16,8 @@ from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
 from sharded_orm.topology.model import ShardGroup
 
 #: Matches the keys that the directory stores unchanged. It stores a digest of every other key, so
-#: that no collation of the global database takes two keys for one, such as "alice" and "Alice", or
-#: keys that differ by trailing spaces.
+#: that no collation of the global database confuses two keys, such as "alice" and "Alice", or keys
+#: that differ by trailing spaces.
 _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
@@ -28,17 +28,16 @@ class DirectoryStore(Protocol):
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        """Return the shard number of each key that has one, and whether that placement is
-        committed.
+        """Return the placements of the given keys; a key without a placement is left out.
 
-        Keys without a placement are left out.
+        Each item of the result is the number of the shard, and whether the placement is committed.
         """
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
-        """Store the given shard number for each key that has none yet, in a separate transaction.
+        """Store the given shard number for each key that has no placement yet.
 
-        Return the placements that now hold for all the keys, as :meth:`find` returns them. A key
-        that was placed before keeps its shard.
+        The caller's transaction can neither hide nor roll back the placements. A key that was
+        placed before keeps its shard. Return what :meth:`find` returns afterwards for all the keys.
         """
 
 
@@ -47,15 +46,15 @@ class DirectoryStrategy(Strategy):
 
     The placements (the shards of keys) are in the directory, a table in the global database.
 
-    - To locate a key that has no placement returns None, and neither stores nor remembers anything.
-    - A placement is committed on a separate connection before the key's first row is written. So a
-      rollback of the caller never moves a key that has rows. If two processes place the same key at
-      once, the first insert wins, and both processes get its shard.
+    - For a key without a placement, :meth:`locate` returns None, and stores and remembers nothing.
+    - A placement is committed before the key's first row is written, and outside of the caller's
+      transaction. So a rollback of the caller never moves a key that has rows. If two processes
+      place the same key at once, the first insert wins, and both processes get its shard.
     - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (an option;
       100,000 by default).
 
-    Cost: no query for remembered keys; one query for any number of other keys; two more round trips
-    to place keys.
+    Cost: no query for remembered keys; one query for up to 500 other keys; two more round trips to
+    place these keys.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
@@ -76,9 +75,8 @@ class DirectoryStrategy(Strategy):
 
     def locate(self, key: Any) -> int | None:
         text = self.entry(key)
-        known = self._placements.get(
-            text
-        )  # No lock: a dict read is atomic, and a miss only costs a query.
+        # Read without a lock: a read of a dict is atomic, and a miss only costs a query.
+        known = self._placements.get(text)
         return known if known is not None else self._find({text: key})[key]
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
@@ -99,8 +97,9 @@ class DirectoryStrategy(Strategy):
         return {key: number for key, number in numbers.items() if number is not None}
 
     def forget(self, key: Any | None = None) -> None:
-        """Make this process forget where ``key`` is placed, because the key was moved; None forgets
-        all keys.
+        """Make this process forget the shard of ``key``, because the key was moved elsewhere.
+
+        :param key: None (the default) to forget the shards of all keys.
         """
         with self._lock:
             if key is None:
@@ -110,9 +109,9 @@ class DirectoryStrategy(Strategy):
 
     def succeed(self, former: Strategy) -> None:
         # Keep the remembered placements: they do not depend on the topology. Share the dict with
-        # the former strategy, so that threads that still use the former strategy see it when this
-        # one forgets a placement. Do not share the lock, because a fork may have copied it in
-        # locked state; single operations of the dict are atomic without it.
+        # the former strategy: if this strategy forgets a placement, threads that still use the
+        # former strategy forget it, too. Do not share the lock, because a fork may have copied the
+        # lock in locked state; single operations of the dict are atomic without a lock.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)

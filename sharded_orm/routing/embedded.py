@@ -55,7 +55,7 @@ class EmbeddedStrategy(Strategy):
 
     def _embedded_in(self, key: int) -> int | None:
         """Return the shard number in ``key``, whether or not there is such a shard; None if ``key``
-        is no id.
+        is not an id.
 
         An id is an integer from 0 to 2**63 - 1.
         """

@@ -1,10 +1,10 @@
-"""Finds the shards that a query is about, in its where tree.
+"""Finds the shards on which the rows of a query may be, by reading its where tree.
 
 The result is a *bound*: a set of shards that contains every row that can match. Equality and
 ``__in`` on a shard key give a bound. AND intersects the bounds of its conditions, OR unites them.
-Negations, and conditions that the library does not know, give no bound. The caller sends a query
-without a bound to every shard if it has ``scatter()``, and refuses it otherwise. Shards are never
-guessed.
+Negations, and conditions that the library does not know, give no bound. A query without a bound is
+sent to every shard if the query has ``scatter()``; otherwise the caller refuses the query. Shards
+are never guessed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ShardKey:
     columns: Mapping[str, tuple[int, int] | None]
 
 
-# Methods of lookups and expressions that write SQL. If a class outside Django overrides one, its
-# SQL is unknown.
+# Matches the names of methods of lookups and expressions that write SQL. If a class of a project
+# overrides such a method, the SQL of this class is unknown.
 _WRITES_SQL = re.compile(
     r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
     r"|resolve_expression_parameter|get_bilateral_transforms)$"
@@ -55,7 +55,7 @@ def writes_own_sql(cls: type) -> bool:
 
 
 def compares_as(base: Any, lookup: Any) -> bool:
-    """Whether ``lookup`` matches the same rows as ``base``, one of Django's lookup classes, would."""
+    """Whether ``lookup`` matches the same rows as a lookup of Django's class ``base`` would."""
     kind: Any = type(lookup)
     return _is_same(base, kind)
 
@@ -78,7 +78,7 @@ def is_equality(lookup: Any) -> bool:
     return compares_as(Exact, lookup) or compares_as(In, lookup)
 
 
-#: A function that returns the :class:`ShardKey` of a model, or None if no column names a shard.
+#: A function that returns the :class:`ShardKey` of a model, or None if the model has no such key.
 KeyOf = Callable[[type[Model]], ShardKey | None]
 #: A function of a group and a list of keys. It returns the shard number of each key, by key; keys that
 #: have no shard yet are left out.
@@ -88,10 +88,10 @@ Locate = Callable[[str, list[Any]], dict[Any, int]]
 class OnShard(Expression):
     """A condition that limits a query to the shard ``alias``.
 
-    The library adds it to a comparison with an instance (``album=album``), because the primary key
-    in the SQL does not name the instance's shard. In the SQL for the shard ``alias`` the condition
-    is always true. In the SQL for any other shard it is always false, because another row there may
-    have the same id.
+    For example, the library adds it to a comparison with an instance (``album=album``), because the
+    primary key in the SQL does not name the instance's shard. In the SQL for the shard ``alias``
+    the condition is always true. In the SQL for any other shard the condition is always false,
+    because another row there may have the same id.
     """
 
     conditional = True
@@ -105,8 +105,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # The SQL is compiled once for many shards. Conditions on shards that it is not for have
-            # been removed before.
+            # This SQL is compiled once for many shards. Conditions for other shards were replaced
+            # before, by conditions that match no row.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -115,7 +115,7 @@ class OnShard(Expression):
 
 
 def is_from_django(expression: Any) -> bool:
-    """Whether the class of ``expression`` is Django's own, so that its SQL is known.
+    """Whether the class of ``expression`` is Django's own, so its SQL is known.
 
     A project's class may derive from ``Exact`` or ``In`` and still write ``<>`` or ``NOT IN``.
     """
@@ -139,7 +139,8 @@ class Bound:
 class WhereReader:
     """Finds the shards of one query by reading its where tree. Not for use by several threads.
 
-    :param group: the group of the query's model; conditions on keys of other groups name no shard.
+    :param group: the group of the query's model. Conditions on shard keys of other groups are
+        ignored.
     :param resolve: a function that returns the shard number of an alias, or None if the alias is
         not in the group.
     :param embedded: ``(shift, bits)`` of the shard number in a key if the group's strategy reads
@@ -233,8 +234,9 @@ class WhereReader:
         return Bound(frozenset(numbers.values()), reason)
 
     def lists_keys(self, lookup: Any) -> bool:
-        """Whether ``lookup`` is ``key IN (…)`` with plain keys, so that each shard can be sent its
-        own keys only.
+        """Whether ``lookup`` is ``key IN (…)`` with plain keys.
+
+        If so, each shard can be sent a list of only its own keys.
         """
         return (
             compares_as(In, lookup)
@@ -247,8 +249,8 @@ class WhereReader:
     def is_key(self, lhs: Any) -> bool:
         """Whether ``lhs`` is a column whose values name a shard of this query's group.
 
-        The column may be in a joined table. Joined rows are on the same shard, so the key of a
-        joined row also names the shard of the query's row.
+        The column may be in a joined table. Joined rows are on the same shard as the query's row.
+        So the key of a joined row gives the shard of the query's row, too.
         """
         # In a subquery, a condition on a column of the outer query does not name the shard of the
         # subquery's rows.
@@ -290,11 +292,10 @@ def _parts(rows: Iterable[Any], position: int, field: Any) -> Iterator[Any]:
 
 
 def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
-    """Return the distinct values of ``values``, if all are plain values of the type that ``field``
-    stores.
+    """Return ``values`` without duplicates; None if a value is not a plain value.
 
-    Return None if one is not, such as an expression. A None in ``values`` is left out, because no
-    row is equal to NULL.
+    Plain values have the type that ``field`` stores; an expression, for example, is not plain. An
+    item of ``values`` that is None is left out, because no row is equal to NULL.
     """
     plain = []
     for value in values:
@@ -319,7 +320,7 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
     """Whether ``values`` already have the types that ``prepare`` would convert them to.
 
-    They may not: in ``In(F("owner"), ["1"])``, for example, Django does not prepare the values.
+    For example, Django does not prepare the values in ``In(F("owner"), ["1"])``.
 
     :param prepare: the method ``get_prep_value()`` of the values' field.
     """

@@ -89,7 +89,8 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Aliases of shards that iteration yields, too, because the command line names them; see expose().
+        # Aliases of shards that were named on the command line, so that iteration yields them,
+        # too; see expose().
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
@@ -144,7 +145,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = False
 
     def expose(self, arguments: Sequence[str]) -> None:
-        """Make iteration also yield the shards that ``arguments`` name by ``--database``.
+        """Make iteration also yield the shards that are given by ``--database`` in ``arguments``.
 
         :param arguments: the arguments of the command line, such as ``sys.argv[1:]``.
         """

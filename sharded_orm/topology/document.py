@@ -100,7 +100,7 @@ class Document:
 
     @classmethod
     def from_content(cls, content: Any) -> Document:
-        """Return the document that consists of a copy of ``content``, a mapping as from JSON.
+        """Return the document that consists of a copy of ``content``, a mapping like one from JSON.
 
         Only the outer structure is checked, not the settings of nodes and groups.
 
@@ -180,7 +180,7 @@ class Document:
         }
 
     def credentials(self) -> list[str]:
-        """Return a sentence for each credential in ``nodes``. It names the key and not the value."""
+        """Return a sentence for each credential in ``nodes``, with its key but not its value."""
         return [
             f"node {name!r}: {path} does not belong into a topology document; keep credentials in"
             " NODES or NODE_DEFAULTS of the settings, or set the option CREDENTIALS of the source"
@@ -217,7 +217,7 @@ def merged(under: Any, over: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as writing it to JSON and reading it back would.
+    """Return ``value`` as it would be after it was written to JSON and read back.
 
     Tuples become lists, and mappings become dicts.
     """

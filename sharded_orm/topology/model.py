@@ -166,8 +166,8 @@ def is_weight(value: object) -> bool:
 def problems(topology: Topology) -> list[str]:
     """Return everything that is wrong with ``topology``, as sentences; empty if it is valid.
 
-    Among other things, each shard of a group must be in exactly one range, each node that a range names
-    must exist, and no two shards may have the same schema on a node.
+    Among other things, each shard of a group must be in exactly one range, each node in a range
+    must exist, and no two groups may have a schema in common on a database server.
 
     Time and memory do not depend on the number of shards in a range.
     """
@@ -236,7 +236,7 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
 
 
 def _collisions(topology: Topology) -> Iterator[str]:
-    """Yield a problem for each two groups that would put shards into the same schema on one server."""
+    """Yield a problem for each pair of groups that would share a schema on one server."""
     spans = {name: _spans(topology, group) for name, group in topology.groups.items()}
     names = {
         name: SchemaNames.of(group.database_name, name) for name, group in topology.groups.items()

@@ -65,7 +65,10 @@ class SchemaNames:
         return cls(texts[0], texts[1], max(width, 1))
 
     def _windows(self, last: int) -> Iterator[_Window]:
-        """Yield the names of the shards 0 to ``last`` as windows: sets of names of the same length."""
+        """Yield the names of the shards 0 to ``last`` as windows.
+
+        A window is a set of names; all names in a window have the same length.
+        """
         for digits in range(self.width, max(self.width, len(str(last))) + 1):
             # A number with more digits than the width has no leading zeros, so it is at least 10, 100, …,
             # depending on how many digits it has.
@@ -99,10 +102,10 @@ def shared_number(
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """All schema names of a shard group that have the same length.
+    """A window: those schema names of a shard group whose numbers have ``digits`` digits.
 
-    A name consists of the text ``before``, a number with ``digits`` digits that is at least ``least``,
-    and the text ``after``. ``len()`` of a window is the length of each of its names.
+    A name consists of the text ``before``, a number with that many digits that is at least
+    ``least``, and the text ``after``. ``len()`` of a window is the length of each of its names.
     """
 
     before: str
@@ -156,7 +159,7 @@ class _NameProgression:
 
 @dataclass(frozen=True, slots=True)
 class _CommonNames:
-    """The names that two windows (sets of names of the same length) have in common.
+    """The schema names that two windows have in common. All names in a window have one length.
 
     ``one`` and ``other`` give the shard number of a common name in each window, as functions of the same
     unknown. Where one window has a digit and the other window has text, the digit must equal the text.

@@ -1,4 +1,4 @@
-"""Decides which topology document a process uses, as its source delivers new ones.
+"""Decides which topology document a process uses when its source delivers a new document.
 
 A new document is used only if it is valid and may replace the document in use (for example, it must keep
 all shards). Otherwise the new document is refused: the refusal is logged, and the old document stays in
@@ -59,8 +59,8 @@ class TopologyWatcher(Generic[T]):
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        # The document in use and its value, what ``check`` returned for it. Both are in one attribute, so
-        # that a child that is forked at any moment gets a document and a value that belong together.
+        # The document in use, and its value: what ``check`` returned for this document. They are in
+        # one attribute, so that a child that is forked at any moment gets a matching pair.
         self._used: tuple[Document | None, T | None] = (None, None)
         self.status = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check

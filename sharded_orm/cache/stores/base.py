@@ -43,8 +43,8 @@ class FoundEntry(NamedTuple):
 class CacheEntry(NamedTuple):
     """An entry to store.
 
-    :param value: the bytes of the entry, at least one. The first byte must not be NUL, as the
-        placeholders of leased entries begin with NUL.
+    :param value: the bytes of the entry, at least one. The first byte must not be NUL, because
+        the placeholders of leased entries begin with NUL.
     :param lease: the permission to store an object; None (the default) for a list, which needs no
         permission.
     """
@@ -61,10 +61,10 @@ class CacheServer(ABC):
     are read at once.
 
     Every method except :meth:`close` may raise :exc:`ServerDown`. The server may then have executed
-    all, a part or nothing of the call, and may still execute it later. It may execute any call
+    all, a part or nothing of the call, and may still execute it later. Any call may be executed
     twice: if an idle connection turns out to be dead, the call is repeated on a new connection. A
-    round trip ends within the timeout of the server. After a failure, calls raise at once without
-    being sent, until one call is sent as a trial.
+    round trip ends within the timeout of the server. For some seconds after a failure, calls raise
+    at once without being sent. Then one call is sent as a trial.
 
     Names of entries are those of :mod:`sharded_orm.cache.keys`: printable ASCII without spaces.
     """

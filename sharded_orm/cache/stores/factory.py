@@ -104,13 +104,13 @@ def name_prefix(*aliases: str) -> str:
 
     With this prefix, several projects can share a server. The prefix is empty if the aliases leave
     ``KEY_PREFIX`` and ``VERSION`` at their defaults. Names get the prefix before they are shortened
-    to the length that servers allow, so the server objects do not add it.
+    to the length that servers allow, so the server objects do not add the prefix.
     """
     parts = []
     for alias in aliases:
         entry = settings.CACHES[alias]
         prefix, version = entry.get("KEY_PREFIX", ""), entry.get("VERSION", 1)
-        # Colons separate the parts, as a token never contains a colon.
+        # Colons separate the parts, because a token never contains a colon.
         part = f"{token(prefix)}:" if prefix else ""
         part += f"{token(version)}::" if version != 1 else ""
         parts.append(part)

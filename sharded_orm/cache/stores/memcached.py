@@ -136,13 +136,13 @@ class MemcachedServer(RemoteServer):
     def _expect(self, answer: _Answer, *lines: bytes) -> bool:
         """Check the answer to a write. Return whether the answer is the first one of ``lines``.
 
-        :raises ServerDown: the answer is none of ``lines``.
+        :raises ServerDown: the answer is not one of ``lines``.
         """
         if answer[0] in lines:
             return answer[0] == lines[0]
         if answer[0].startswith(b"SERVER_ERROR"):
             # The server lacks memory for this command. Only this call fails: _failed() is not
-            # called, as it would stop the use of the server for a while.
+            # called, because it would stop the use of the server for a while.
             raise ServerDown(f"{self.name}: {answer[0][:80].decode(errors='replace')}")
         raise self._failed("unexpected answer to a write")
 
@@ -298,7 +298,7 @@ class MemcachedServer(RemoteServer):
 
 
 def _seconds(ttl: float) -> int:
-    # At least 1, since memcached would keep an entry with 0 for ever.
+    # At least 1, because memcached would keep an entry with 0 for ever.
     return min(max(math.ceil(ttl), 1), _MAX_TTL)
 
 
@@ -315,9 +315,10 @@ def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -
 def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     """Parse the answers to a read quickly, if all ``count`` entries were found; else return None.
 
-    Also return None if a value is empty or contains a line end, as the answers are split at line
-    ends. To save time, the lease of an object is the whole first line of the answer: few leases are
-    used, and :func:`_version` extracts the version number when a lease is used.
+    Also return None if a value is empty or contains a line end: the answers are split at line ends,
+    so only the slower :func:`_parse` can parse such a value. To save time, the lease of an object
+    is the whole first line of the answer: few leases are used, and :func:`_version` extracts the
+    version number when a lease is used.
 
     :param middle: the position of the first answer to a read of an object.
     :param last: the position after the last answer to a read of an object.
@@ -328,7 +329,7 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     names: list[bytes | None] = []
     objects: list[FoundEntry] = []
     again: list[bytes | None] = []
-    # strict=False, as parts[::2] has one element more: the empty part after the last line end.
+    # strict=False, because parts[::2] has one element more: the empty part after the last line end.
     pairs = zip(parts[::2], parts[1::2], strict=False)
     for position, (line, value) in enumerate(pairs):
         if not value:
@@ -377,7 +378,7 @@ def _parse(raw: bytes, count: int) -> list[_Answer] | None:
             position = stop + 2
         else:
             if line[:2] not in _NO_ERROR and not line.startswith(b"SERVER_ERROR"):
-                # The message does not quote the line, as the line may contain anything.
+                # The message does not quote the line, because the line may contain anything.
                 raise ProtocolError("not an answer of memcached")
             answers.append((line, None))
             position = end + 2

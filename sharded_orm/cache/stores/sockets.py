@@ -1,6 +1,6 @@
 """Sockets to cache servers: pooled, with a time limit for each call.
 
-After an error a socket is closed, so that a late answer is not taken for that to the next call.
+After an error a socket is closed, so that a late answer is not taken for the next call's answer.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Connection:
         """
         :param connected: a socket that is connected to the server.
         :param timeout: the time limit in seconds for one :meth:`ask`.
-        :param incarnation: identifies the data on the server, for functions that make packets (see
-            :data:`Packet`). Empty (the default) for servers whose data need no identity.
+        :param incarnation: a value that identifies the data on the server, for functions that make
+            packets (see :data:`Packet`). Empty (the default) for servers that have no such value.
         """
         self.incarnation = incarnation
         self._socket = connected
@@ -69,7 +69,7 @@ class Connection:
         :raises ProtocolError: the answer is malformed, or longer than any answer to the packet.
         """
         # Most exchanges need only one send() and one recv(), each with the timeout of the socket. A
-        # short packet needs only one send(), as the send buffer of the socket is empty now.
+        # short packet needs only one send(), because the send buffer of the socket is empty now.
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
@@ -113,8 +113,8 @@ class Connection:
     def limit(self, deadline: float | None = None) -> None:
         """Set the timeout of the socket.
 
-        :param deadline: the time on the monotonic clock until which the next send or receive may
-            take. None (the default): each send or receive may take the connection's timeout.
+        :param deadline: the time on the monotonic clock by which the next send or receive must end.
+            None (the default): each send or receive may take the connection's timeout.
         :raises TimeoutError: ``deadline`` has passed.
         """
         if deadline is None:
@@ -234,8 +234,8 @@ class RemoteServer(CacheServer):
 
         :param reason: an exception, or a text for the message.
         """
-        # The message starts with the type of an exception, as its text may be empty or just an
-        # address.
+        # The message starts with the type of an exception, because the exception's text may be
+        # empty or just an address.
         text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
         text = f"{self.name}: {text}"
         self._breaker.trip(None, ServerDown(text))

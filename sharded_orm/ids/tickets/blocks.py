@@ -27,7 +27,7 @@ class _ProcessBlocks:
 
 
 class Blocks:
-    """A stock of ids: takes them in blocks of ``size``, hands them out singly. Thread-safe and fork-safe.
+    """A stock of ids: takes blocks of ``size`` ids, hands out single ids. Thread-safe, fork-safe.
 
     :param fetch: called with the name of a sequence and a number of ids; takes that number of ids from
         a ticket server and returns them.

@@ -27,7 +27,7 @@ from sharded_orm.ids.tickets.session import SequenceSlot
 class TicketGenerator(IdGenerator):
     """An id generator that takes ids from several ticket servers (databases that only count) in turn.
 
-    Of N servers, number n in the list (from 1) gives the ids n, n + N, n + 2N, …
+    Of N servers, the first in the list gives the ids 1, 1 + N, 1 + 2N, …; the second 2, 2 + N, …
 
     :param aliases: the database aliases in ``SHARDED_ORM["TICKETS"]``; their order must never change.
     :param options: ``SHARDED_ORM["TICKET_OPTIONS"]``; None means the defaults.

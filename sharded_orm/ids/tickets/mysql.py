@@ -51,7 +51,7 @@ class MySQLSession(TicketSession):
         self._answers = select.poll()
         self._socket = self.connection.fileno()
         self._answers.register(self._socket, select.POLLIN)
-        # These two statements have no deadline; they are only limited by the time limits of the driver.
+        # These two statements have no deadline: only the time limits of the driver apply to them.
         cursor = self.connection.cursor()
         expected = (self.slot.step, self.slot.position)
         cursor.execute(
@@ -72,9 +72,10 @@ class MySQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # Redirect the socket, or mysql_close() would send COM_QUIT, which ends the parent's connection.
-            # Use the socket's number from before the fork and do not ask the driver's connection object:
-            # another thread of the parent may have been inside that object at the fork.
+            # Redirect the socket: otherwise mysql_close() would send COM_QUIT, which ends the
+            # parent's connection. Use the socket's number from before the fork and do not ask the
+            # driver's connection object: another thread of the parent may have been inside that
+            # object at the fork.
             send_nowhere(self._socket)
 
     # ##### Handing out #####

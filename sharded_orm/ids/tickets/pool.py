@@ -17,7 +17,7 @@ from sharded_orm.ids.tickets.session import SequenceSlot, TicketSession, seconds
 
 #: Exceptions that mean that a ticket server is down, unreachable or broken.
 FAILURES = (Error, OSError)
-# Errors that any other session with the same server would raise, too, so that a retry with a new session
+# Errors that any other session with the same server would raise, too. So a retry with a new session
 # is pointless.
 _SAME_FROM_ANY = (TicketServerBehind, SequenceNotChecked)
 _MAX_IDLE = 64
@@ -49,8 +49,8 @@ class TicketSessionPool:
     def close(self, *, for_good: bool = False) -> None:
         """Close the idle sessions.
 
-        :param for_good: if true, the pool keeps no session from now on: it also closes each lent session
-            when the session is given back.
+        :param for_good: if True, the pool keeps no session from now on, and also closes each lent
+            session when the session is given back. If False (the default), lent sessions stay open.
         """
         with self._lock:
             self._keep = self._keep and not for_good
@@ -132,8 +132,8 @@ def make_pool(alias: str, slot: SequenceSlot, patience: float) -> TicketSessionP
 class Lent:
     """A context manager that lends a session to one caller.
 
-    At the end of the ``with`` block, the session goes back to the pool. If a request failed, so that an
-    answer may still be on its way, the session is closed instead.
+    At the end of the ``with`` block, the session goes back to the pool. But if a request failed,
+    its answer may still be on its way, so the session is closed instead.
     """
 
     def __init__(self, pool: TicketSessionPool, deadline: float) -> None:

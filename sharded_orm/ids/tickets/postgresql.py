@@ -63,7 +63,7 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # This statement has no deadline; it is only limited by the time limit of the driver.
+        # This statement has no deadline: only the time limit of the driver applies to it.
         self.connection.execute(
             # Make the server end a statement that waits for a lock if its client has gone away.
             "SET client_connection_check_interval = '1s';"
@@ -310,8 +310,8 @@ class PostgreSQLSession(TicketSession):
                     " again above all ids in use."
                 )
             return
-        # The SEQUENCE may exist already, made by another process or by an interrupted one. Keep it, but
-        # move it forward to ``value``, because it may stand lower.
+        # The SEQUENCE may exist already, made by another process or by an interrupted one. Keep the
+        # SEQUENCE, but move it forward to ``value``, because its position may be lower.
         self._create(
             f"CREATE SEQUENCE IF NOT EXISTS {self._counter(name)} AS bigint"
             f" INCREMENT BY {self.slot.step:d} START WITH {self.slot.position:d}"

@@ -1,4 +1,4 @@
-"""A client for one ticket server: takes ids from it, and knows its failures and its highest known ids."""
+"""A client for one ticket server: takes ids, and remembers the server's failures and last ids."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class _State:
     process: tuple[int, int] = field(default_factory=identity)
     #: The highest id that the server is known to have handed out, keyed by sequence.
     high_water_marks: dict[str, int] = field(default_factory=dict)
-    #: Lock to be held while a high-water mark or a number of refusals is raised. These numbers never
-    #: decrease.
+    #: Lock to be held while a high-water mark or a count of refusals is increased. These numbers
+    #: never decrease.
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: Lock that is held by the one caller that asks the server although the server failed lately. Other
     #: callers wait for that caller's result.
@@ -80,13 +80,14 @@ class TicketServer:
     :param slot: the numbers that this server may hand out.
     :param patience: the longest time, in seconds, to wait for an answer of the server.
     :param backoff: seconds for which the server, or one of its sequences, is not asked after a failure.
-    :param needs_partner: True if ``PARTNER_DOWN`` is ``"refuse"``: a new session then hands out no id
-        until it has read this server's high-water mark from the partner.
+    :param needs_partner: True if ``PARTNER_DOWN`` is ``"refuse"``: a new session then hands out no
+        id until this server's high-water mark was read from the partner. If False (the default),
+        ids are handed out even if the partner does not answer.
 
     The high-water mark of a server is the highest id that it is known to have handed out, per
     sequence. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server
-    stores the mark of its :attr:`predecessor`, the server before it. A server that stands below its
-    mark has forgotten ids, for instance after a restore, and is refused
+    stores the mark of its :attr:`predecessor`, the server before it. A server whose position in a
+    sequence is below its mark has forgotten ids, for instance after a restore, and is refused
     (:exc:`TicketServerBehind`).
     """
 
@@ -115,9 +116,9 @@ class TicketServer:
     def take(self, name: str, count: int) -> Sequence[int]:
         """Take and return ``count`` new ids of sequence ``name``, ascending.
 
-        Costs one round trip. The first call for a sequence on a connection costs two more, and so does
-        one call in every ten seconds after that: one reads the high-water mark from the partner, the
-        other reads the sequence's position.
+        Costs one round trip. The first call for a sequence on a connection costs at least two more,
+        and so does one call in every ten seconds after that. These read the high-water mark from
+        the partner, and the sequence's row and position.
         """
         state = self._current()
         deadline = time.monotonic() + self.patience
@@ -137,7 +138,7 @@ class TicketServer:
         return ids
 
     def probe(self, name: str, count: int, started: float) -> Sequence[int]:
-        """Take ids like :meth:`take`, but although this server failed lately: no other server works.
+        """Take ids like :meth:`take` from this server, which failed lately: no other gives ids.
 
         One caller at a time asks the server; the other callers wait. If the asking caller fails, its
         error is also raised in each waiting caller whose request had started before the failure.
@@ -253,7 +254,7 @@ class TicketServer:
     def _nothing_left(
         self, session: TicketSession, name: str, count: int, deadline: float
     ) -> Exception:
-        """Return the error to raise for a sequence that gave no id, as its counter is gone or used up.
+        """Return the error to raise for a sequence that gave no id: its counter is gone or used up.
 
         :raises UnknownSequence: the sequence has no row in the catalog.
         :raises TicketServerMisconfigured: the row was made for another server's slot.
@@ -275,7 +276,7 @@ class TicketServer:
     def high_water_mark(self, name: str) -> int:
         """Return the highest id of sequence ``name`` that this server is known to have handed out.
 
-        Return 0 if none is known. Costs no round trip: the answer is what this process remembers.
+        Return 0 if no such id is known. Costs no round trip: only this process's memory is used.
         """
         return self._state.high_water_marks.get(name, 0)
 
@@ -285,9 +286,10 @@ class TicketServer:
                 state.high_water_marks[name] = high_water_mark
 
     def _learn_high_water_mark(self, state: _State, name: str, *, new_connection: bool) -> bool:
-        """Read this server's high-water mark from the partner, as other processes may have raised it.
+        """Read this server's high-water mark from the partner: other processes may have raised it.
 
-        :param new_connection: whether no id of ``name`` was taken on this connection yet.
+        :param new_connection: True if the sequence ``name`` was not checked on this connection yet;
+            False if its check is only repeated.
         :returns: True if the mark was read or there is no partner; False if it could not be read.
         :raises SequenceNotChecked: the mark could not be read, the connection is new, and
             ``PARTNER_DOWN`` is ``"refuse"``.
@@ -295,8 +297,8 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # If this server and its partner both failed lately, a caller that tries this server again needs
-            # the partner's answer first. So the partner is asked for the mark although it failed lately.
+            # If this server and its partner both failed lately, a caller that tries this server
+            # again needs the partner's answer first. So the partner is asked nevertheless.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -326,8 +328,8 @@ class TicketServer:
 
         Costs one round trip.
 
-        :param even_if_left_alone: whether to ask this server even if it failed within the last
-            ``backoff`` seconds.
+        :param even_if_left_alone: if True, ask this server even if it failed within the last
+            ``backoff`` seconds. If False (the default), raise :exc:`OperationalError` then.
         :raises OperationalError: this server failed lately and is not asked, or does not answer.
         :raises UnknownSequence: this server does not have the sequence.
         """
@@ -369,8 +371,8 @@ class TicketServer:
 
         False for a while after a failure. See :meth:`CircuitBreaker.claim`.
         """
-        # Read self._state although it is still the parent's right after a fork: is_closed takes no lock, so
-        # it cannot block on a lock that a thread of the parent held at the fork.
+        # Right after a fork, self._state is still the parent's. Even then is_closed may be read: it
+        # takes no lock, so it cannot block on a lock that a thread of the parent held at the fork.
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:

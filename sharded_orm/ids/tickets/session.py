@@ -18,7 +18,7 @@ from django.utils.module_loading import import_string
 
 from sharded_orm.exceptions import InvalidSequence
 
-#: Name of the table in which a ticket server has one row per sequence of ids; it is called the catalog.
+#: Name of the table called the catalog, in which a ticket server has one row per sequence of ids.
 CATALOG = "sharded_orm_sequence"
 #: The largest id: ids are the positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
@@ -35,7 +35,7 @@ class SequenceSlot:
     """The numbers that one ticket server may hand out: ``position``, ``position + step``, … (F2).
 
     ``step`` is the number of ticket servers. ``position`` is the server's position in the list of
-    them, counted from 1 as MySQL's ``auto_increment_offset`` is.
+    them, counted from 1 like MySQL's ``auto_increment_offset``.
     """
 
     position: int
@@ -90,10 +90,10 @@ class CheckedSequence:
 class TicketSession(ABC):
     """A connection to a ticket server, in autocommit mode, that only the id generator uses.
 
-    Only one thread may use a session at a time. Deadlines are times of ``time.monotonic()``. A request
-    that is not answered by its deadline raises :exc:`OperationalError`, and so does every error of the
-    driver; after such an error, the session must be closed. A failed request may always be repeated:
-    ids in a lost answer are never handed out again.
+    Only one thread may use a session at a time. Deadlines are times of ``time.monotonic()``. A
+    request that is not answered by its deadline raises :exc:`OperationalError`, and all errors of
+    the driver are raised as this exception, too. After it, the session must be closed. A failed
+    request may always be repeated: ids in a lost answer are never handed out again.
     """
 
     #: The names of the forms (ways to count) that this kind of database supports, the default first.
@@ -131,7 +131,7 @@ class TicketSession(ABC):
         #: The sequences that were checked on this connection, keyed by name; maintained by
         #: :class:`TicketServer`.
         self.checked: dict[str, CheckedSequence] = {}
-        # Turn the driver's errors into Django's, after which the generator asks the next server.
+        # Turn the driver's errors into Django's. After these, the generator asks the next server.
         with self._wrapper.wrap_database_errors:
             self._prepare()
         _open.add(self)
@@ -248,7 +248,10 @@ class TicketSession(ABC):
         return row
 
     def _create_counter(self, name: str, form: str, value: int, deadline: float) -> None:
-        """Create the table or ``SEQUENCE`` in which ``form`` counts; nothing if it counts in the catalog."""
+        """Create the table or ``SEQUENCE`` in which ``form`` counts.
+
+        Does nothing if ``form`` counts in the catalog table.
+        """
         return
 
     def advance(self, row: SequenceRow, value: int, deadline: float) -> int:
@@ -277,7 +280,9 @@ class TicketSession(ABC):
 
     @abstractmethod
     def durability(self, deadline: float) -> str | None:
-        """Return a sentence that says why a crash may make this server forget the last ids; None if not.
+        """Return a sentence that says why a crash may make this server forget the last ids.
+
+        Return None if a crash cannot do this.
 
         A server that forgets ids hands them out again.
         """

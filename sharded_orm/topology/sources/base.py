@@ -132,7 +132,7 @@ class TopologySource(ABC):
 
     @abstractmethod
     def load(self) -> Document | None:
-        """Return the document that the source currently holds; None if none was ever published.
+        """Return the current document of the source; None if no document was ever published.
 
         Waits for an answer for as long as the source's options allow.
 
@@ -157,7 +157,8 @@ class TopologySource(ABC):
         This method does not check whether processes may use ``document``; the caller does, see
         ``operations/topology.py``.
 
-        :param expected: the version of the document to be replaced; 0 if there should be none yet.
+        :param expected: the version of the document to be replaced; 0 if the source should not have
+            a document yet.
         :param comment: a text that is stored in the source's history; by default empty.
         :raises TopologyConflict: the source holds another version.
         :raises TopologyReadOnly: the source cannot be written.

@@ -3,7 +3,7 @@
 The source stores these znodes (entries in ZooKeeper's tree) below the path of the option ``PATH``::
 
     current               the document; replaced by compare-and-set on the version of the znode
-    history/0000000007    each version of the document, with its author, time and comment
+    history/0000000007    one of the latest versions of the document, with author, time and comment
     processes/…           an ephemeral znode per connected process, with the version that it uses
 """
 

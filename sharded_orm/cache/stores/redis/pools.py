@@ -14,7 +14,7 @@ def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[Con
     """Return one pool per server of an alias that uses django-redis.
 
     With ``ShardClient`` each URL in ``location`` is a server. With other clients the first URL is
-    the server, and the other URLs are its replicas, which are not used, as replicas lag behind.
+    the server, and the other URLs are its replicas. Replicas are not used, because they lag behind.
 
     :param location: ``LOCATION`` of the alias.
     :param options: ``OPTIONS`` of the alias.

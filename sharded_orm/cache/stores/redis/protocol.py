@@ -34,7 +34,7 @@ class Refusal(Exception):
     """The error reply of a server to one command. It is returned like any reply, never raised."""
 
     def __init__(self, line: str) -> None:
-        # Keep only the first word, the code of the error, as other words may quote the command.
+        # Keep only the first word, the code of the error: other words may quote the command.
         self.code = (line.split(None, 1) or ["ERR"])[0]
 
 
@@ -48,7 +48,7 @@ def pack(commands: Iterable[tuple[Any, ...]], prefix: str = "") -> bytes:
     """Return the bytes of all ``commands``, to be sent in one packet.
 
     :param commands: tuples of parts. A part that is a str is the name of an entry.
-    :param prefix: is put before each name of an entry.
+    :param prefix: a text to put before each name of an entry; empty by default.
     """
     parts: Any  # Any, since the type stub of pack_command() accepts only one part.
     packed = []
@@ -71,14 +71,15 @@ def by_digest(command: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def by_source(command: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``command``, whose first part is a script, with the script's source."""
+    """Return ``command``, whose first part is a script, with the script replaced by its source."""
     return (b"EVAL", command[0].source, b"1", *command[1:])
 
 
 def parse_replies(answer: bytes, count: int) -> list[Any] | None:
     """Parse ``answer``, which should be ``count`` replies; return None while it is incomplete.
 
-    A reply is bytes, an int, None or a :class:`Refusal`; that to MGET is a list of bytes and None.
+    A reply is bytes, an int, None or a :class:`Refusal`. The reply to MGET is a list of items that
+    are bytes or None.
 
     :raises ProtocolError: ``answer`` is not the beginning of ``count`` such replies.
     """

@@ -82,7 +82,7 @@ class RedisServer(RemoteServer):
 
     The server must not be a node of a Redis Cluster or a replica, and no proxy may spread one
     connection over several servers. The Redis user must be allowed to run scripts and INFO, and to
-    use any entry name. The reply to INFO must contain a ``run_id``; that of managed servers does.
+    use any entry name. The reply to INFO must contain a ``run_id``, as on managed servers.
 
     After a failover or a start from a dump, older entries are not found. While a network partition
     leaves two primaries, clients that still reach the old primary read entries that were valid
@@ -202,7 +202,8 @@ class RedisServer(RemoteServer):
     ) -> list[Any]:
         """Send commands of the greeting and return their replies.
 
-        :raises ProtocolError: a command was refused, or a reply is not bytes (nor None, for GET).
+        :raises ProtocolError: a command was refused, or a reply has the wrong type. A reply must be
+            bytes; the reply to GET may also be None.
         """
         left = max(deadline - time.monotonic(), 0.001)
         replies = Connection(connection._sock, left).ask(
@@ -222,9 +223,9 @@ class RedisServer(RemoteServer):
     ) -> list[Any]:
         """Send ``commands`` in one packet and return their replies.
 
-        The last of ``commands`` must read :data:`_OWNER`. If its value is still the one that the
-        connection found at its start, all of ``commands`` ran on the same data, as an earlier value
-        never comes back. If the value has changed, send the packet again on a new connection.
+        The last of ``commands`` must read :data:`_OWNER`. If the value of this entry is the same as
+        when the connection was opened, all of ``commands`` ran on the same data, because an earlier
+        value never comes back. If the value has changed, send the packet again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
         :raises ServerDown: there was no valid reply in time, or the server rests after a failure.
@@ -277,8 +278,8 @@ class RedisServer(RemoteServer):
         if isinstance(reply, Refusal):
             text = f"refused: {reply.code}"
             if reply.code in ("OOM", "WRONGTYPE"):
-                # Only this command has failed. _failed() is not called, as it would stop the use
-                # of the server for a while.
+                # Only this command has failed. _failed() is not called, because it would stop the
+                # use of the server for a while.
                 raise ServerDown(f"{self.name} {text}")
             raise self._failed(text)
         raise self._failed("unexpected reply")
