@@ -40,6 +40,8 @@ try:
 except Entry.DoesNotExist:
     answer = "is not there"
 """
+#: The content of the global database after `migrate`, once a test has run it.
+_migrated: list[bytes] = []
 ALL_MOVES = ["photos 0-1", "photos 2-3", "visits 0-0"]
 
 
@@ -179,8 +181,7 @@ class Site:
     def create_databases(self) -> None:
         """Create the journal, and the shards on both servers."""
         self.pair.reset("photos_")
-        done = self.manage("migrate", "--database", "default")
-        assert done.code == 0, done.err
+        self._create_default()
         for number in range(SHARDS):
             schema = f"photos_{number:05d}"
             execute(self.pair.first, f"CREATE DATABASE {schema}")
@@ -191,6 +192,15 @@ class Site:
             )
         execute(self.pair.first, "CREATE DATABASE photos_visits_0")
         wait_until_equal(self.pair)
+
+    def _create_default(self) -> None:
+        """Create the global database: by a command once in a test run, after that by a copy."""
+        file = self.folder / "default.sqlite3"
+        if not _migrated:
+            done = self.manage("migrate", "--database", "default")
+            assert done.code == 0, done.err
+            _migrated.append(file.read_bytes())
+        file.write_bytes(_migrated[0])
 
     # ##### Processes of the site #####
 
