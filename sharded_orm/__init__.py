@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Import each public name at its first access (PEP 562) and not with the package: Django imports the
-    # package before the app registry is ready, when model classes cannot be imported yet.
+    # Import each public name at its first access (PEP 562) and not with the package, because Django
+    # imports the package before the app registry is ready. Until then, no model can be imported.
     if name == "atomic":
         from sharded_orm.transactions import atomic
 

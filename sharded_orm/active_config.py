@@ -208,8 +208,9 @@ class ActiveConfig:
     def reset(self) -> tuple[conf.Config | None, Callable[[], None]]:
         """Forget the configuration. The next :meth:`load` reads the setting again.
 
-        :return: the configuration that was in use (None if there was none), and a function that stops
-            the sources. Call the function without holding a lock: it waits for the sources' threads.
+        :return: the configuration that was in use (None if nothing was loaded), and a function that
+            stops the sources. Call the function without holding a lock, because it waits for the
+            sources' threads.
         """
         with self.lock:
             used = self.current or self._inherited
@@ -224,7 +225,7 @@ class ActiveConfig:
         return used, stop_sources
 
     def stop(self) -> None:
-        """Stop the sources because the process exits; other processes then see at once that it is gone."""
+        """Stop the sources because this process exits. Other processes see that exit at once."""
         for source in self._own_sources():
             source.stop()
 
@@ -262,8 +263,8 @@ def _make_source() -> TopologySource:
 def _checked(document: Document, before: conf.Config | None) -> conf.Config:
     """Return the configuration that results from ``document`` and the ``SHARDED_ORM`` setting.
 
-    :param before: the configuration in use; None if there is none yet. The new topology must be fit to
-        replace the topology of ``before``: for example, it must keep all shards.
+    :param before: the configuration in use; None before the first one is loaded. The new topology
+        must be fit to replace the topology of ``before``: for example, it must keep all shards.
     :raises InvalidTopology: the result is not valid, or must not replace ``before``. The error lists
         every problem.
     """

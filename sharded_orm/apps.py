@@ -59,8 +59,8 @@ class ShardedOrmConfig(AppConfig):
         try:
             runtime.validate()
         except TopologyUnavailable:
-            # Let "manage.py topology" run without a topology, because it publishes the first one. Any
-            # other command fails. This command needs none of the signal receivers below.
+            # Let "manage.py topology" run without a topology, because it publishes the first one.
+            # That command does not need the signal receivers below. Any other command fails.
             if sys.argv[1:2] != ["topology"]:
                 raise
             return
@@ -75,9 +75,9 @@ class ShardedOrmConfig(AppConfig):
         post_migrate.connect(auto_increment.after_migrate)
         post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
-            # Make iteration over DATABASES yield the shards that the command line names: Django's
-            # option --database refuses any alias that is not yielded. Not for "test": Django would create
-            # a test database for each shard named, but the group's backend creates all of them.
+            # Make iteration over DATABASES yield the shards in the command line, because Django's
+            # option --database refuses any alias that is not yielded. Leave "test" out: Django
+            # would create a database for each yielded shard, but the group's backend creates all.
             settings.DATABASES.expose(sys.argv[1:])
 
 
@@ -105,10 +105,10 @@ def _ticket_pool_class(alias: str) -> type[TicketSessionPool]:
 
 
 def _flush_statistics(**kwargs: Any) -> None:
-    """Send the cache's counts as the signal ``cache_counted``, if the last time is long enough ago.
+    """Publish the cache's counts, unless they were published less than a second ago.
 
-    This is a receiver of ``request_finished``, which Django sends after the response, so that no user
-    waits.
+    This is a receiver of ``request_finished``. Django sends that signal after the response, so no
+    user waits.
     """
     cache = runtime.used_cache()
     if cache is not None:

@@ -1,7 +1,7 @@
 """Connections for autonomous statements, which are committed independently of the caller's transaction.
 
-The directory uses them to record on which shard a new key is. The record must survive a rollback of
-the caller's transaction, and must not wait for its commit.
+For example, the directory uses such a connection to record the shard of a new key. The record must
+survive a rollback of the caller's transaction, and must not wait for the commit.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AutonomousConnections:
             # Close an old connection here, too: a worker without requests calls Django's
             # close_old_connections(), which does not know this connection.
             connection.close_if_unusable_or_obsolete()
-        # Open a new connection if the alias names another database than before, which a test run causes.
-        # A shard's connection is not checked for that, because it follows its shard.
+        # Open a new connection if the alias now stands for another database, as in a test run. Do
+        # not check the connection of a shard: it goes to the shard's new database by itself.
         if connection is None or (
             "SHARD" not in shared.settings_dict
             and connection.settings_dict["NAME"] != shared.settings_dict["NAME"]

@@ -1,4 +1,4 @@
-"""A circuit breaker: it keeps callers away from a failed server, and lets one of them try it again."""
+"""A circuit breaker keeps callers away from a failed server, and lets one caller try it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Failure:
 class CircuitBreaker:
     """A record of one server's recent failures, which tells callers whether they may call the server.
 
-    Thread-safe. Without it, each call would wait for its timeout while the server is down.
+    Thread-safe. Without a circuit breaker, each call to a dead server would wait for its timeout.
     Failures are kept by key: None stands for the whole server, any other key for a part of it, such as
     a sequence of a ticket server.
     """
@@ -38,7 +38,7 @@ class CircuitBreaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no failure is recorded, so that the server and all its parts may be called.
+        """Whether no failure is recorded. The server and all its parts may then be called.
 
         Takes no lock.
         """
@@ -47,9 +47,9 @@ class CircuitBreaker:
     def claim(self, *keys: str | None) -> bool:
         """Whether the caller may call all ``keys`` now.
 
-        True if none of the keys has failed, or if the ``backoff`` time of all failures is over. In the
-        second case, only this caller may try: other callers get False until :meth:`reset`, but for at
-        most ``backoff`` seconds, because the caller that tries may be killed.
+        True if no key has failed, or if the ``backoff`` time of all failures is over. In the second
+        case, only this caller may try. Other callers get False until :meth:`reset`, or until
+        ``backoff`` seconds have passed, because this caller may be killed before it can report.
         """
         if self.is_closed:
             return True
@@ -73,8 +73,8 @@ class CircuitBreaker:
     def trip(self, key: str | None, cause: Exception) -> bool:
         """Record a failure of ``key``, so that callers keep away from it for ``backoff`` seconds.
 
-        :return: whether the failure should be logged: False if ``key`` had failed before, with the same
-            class of error.
+        :return: whether the failure should be logged: True for a new failure or another class of
+            error, False if ``key`` had failed before with the same class of error.
         """
         now = self._clock()
         with self._lock:

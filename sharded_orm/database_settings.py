@@ -15,7 +15,7 @@ TEMPLATE_SUFFIX = "_template"
 
 
 def template_group(alias: str) -> str | None:
-    """Return ``photos`` for the template alias ``photos_template``; None if ``alias`` is no such alias.
+    """Return ``photos`` for the template alias ``photos_template``; None for any other alias.
 
     A template is a schema with the tables of a shard group, but without users' rows. A test run
     clones the group's shards from the template.
@@ -42,8 +42,8 @@ def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any
 
     :param among: the topology that ``shard`` was taken from; by default the topology in use.
     """
-    # Read this before the topology. If the topology is replaced in between, the connection then looks
-    # up its settings once more; in the other order it would miss the change.
+    # Read this number before the topology. If the topology is replaced in between, the connection
+    # looks up its settings once more. In the other order, the connection would miss the change.
     generation = relocation.generation
     node = _application_settings((among or runtime.topology()).nodes[shard.node])
     name = shard.schema

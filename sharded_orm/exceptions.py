@@ -57,11 +57,11 @@
     │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
     │   ├── TopologyReadOnly       (NotSupportedError)     commands cannot write to the source
     │   └── TopologyUnavailable    (ImproperlyConfigured)  there is no topology
-    ├── InvalidID                  (ValueError)            a number is no id of the field's layout
+    ├── InvalidID                  (ValueError)            a number is not an id of the field's layout
     │   └── TimestampExhausted                             the time no longer fits into an id
     └── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
 
-Each error also inherits from the class in parentheses, so that existing ``except`` clauses catch it.
+Each error also inherits from the class in parentheses, so existing ``except`` clauses catch it.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class ScatterError(ShardedOrmError, OperationalError):
 
     :param failures: the error of each shard that did not answer, keyed by the shard's alias.
     :param asked: the number of shards that were asked.
-    :param proven: True if the query itself is certainly not the cause, either because such errors can
-        only come from the shards, or because another shard has answered the same query.
+    :param proven: True if the query itself is certainly not the cause: such errors come only from
+        the shards, or another shard has answered the same query. False if the query may be wrong.
     """
 
     def __init__(
@@ -227,11 +227,11 @@ class InvalidTicketCount(TicketError, ValueError):
 
 
 class SequenceExhausted(TicketError):
-    """A sequence has handed out all its ids: there is none left below 2**63."""
+    """A sequence has handed out all its ids: no id is left below 2**63."""
 
 
 class TicketServerMisconfigured(TicketError, ImproperlyConfigured):
-    """A ticket server does not match ``TICKETS``, so that other servers may hand out the same ids."""
+    """A ticket server does not match ``TICKETS``, so other servers may hand out the same ids."""
 
 
 class TicketServerBehind(TicketError, OperationalError):
@@ -264,8 +264,8 @@ class AdminError(ShardedOrmError):
 class InvalidFocus(AdminError, LookupError):
     """The URL of an admin page names a shard or a shard key that does not, or cannot, exist.
 
-    The message does not reveal which shard a key is on. :attr:`home` is the alias of the key's shard,
-    None if the key has no shard. Show it only to users with permission.
+    The message does not reveal which shard a key is on. :attr:`home` is the alias of the key's
+    shard; None if the key has no shard. Show :attr:`home` only to users with permission.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:
@@ -393,7 +393,7 @@ class TopologyUnavailable(TopologyError, ImproperlyConfigured):
 
 
 class InvalidID(ShardedOrmError, ValueError):
-    """A number is no id of the field's layout, or a part of an id does not fit into its bits."""
+    """A number is not an id of the field's layout, or a part of an id does not fit its bits."""
 
 
 class TimestampExhausted(InvalidID):

@@ -1,4 +1,4 @@
-"""The database router: answers Django's questions about databases from the topology.
+"""The database router. It answers Django's questions about databases from the topology.
 
 Put the router last in ``DATABASE_ROUTERS``. For models that are not sharded, it leaves the choice
 of the database to the other routers.
@@ -29,21 +29,22 @@ from sharded_orm.models.sharding.options import (
 
 APP_LABEL = "sharded_orm"
 
-# The alias that the router returns if Django asks about a model without passing an instance; None
-# if it returns no such alias. Querysets do not use it: a query that names no shard is still
-# refused.
+# The alias that the router returns if Django asks about a model without passing an instance. None
+# means that there is no such alias, and the question is refused. Querysets do not use the alias: a
+# query that does not determine its shard is still refused.
 _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
 
 @contextmanager
 def standing_on(alias: str | None) -> Iterator[None]:
-    """Within the ``with`` block, make the router return ``alias`` if Django passes it no instance.
+    """Within the ``with`` block, make the router return ``alias`` if Django passes no instance.
 
-    This applies to models of the alias's group, in the current context (:mod:`contextvars`). It is
-    for code that calls ``router.db_for_write(model)`` once for all rows that it will change. The
-    views of Django's admin do so, and open their transaction on that database.
+    The router also returns ``alias`` for a new row of an automatic many-to-many table. This applies
+    to models of the alias's group, in the current context (:mod:`contextvars`). Use it around code
+    that calls ``router.db_for_write(model)`` once for all rows that the code will change. The views
+    of Django's admin do so, and open their transaction on that database.
 
-    :param alias: the alias of a shard or of a whole group; None to return no such alias.
+    :param alias: the alias of a shard or of a whole group; None to undo an outer block.
     """
     token = _default_alias.set(alias)
     try:
@@ -53,9 +54,7 @@ def standing_on(alias: str | None) -> Iterator[None]:
 
 
 class ShardRouter:
-    """The database router: returns the shard of a row, and on which databases a model's table
-    belongs.
-    """
+    """The database router. It finds the shard of a row, and the databases of a model's table."""
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
         return self._db(model, hints, write=False)
@@ -101,10 +100,10 @@ class ShardRouter:
         """Return the alias for rows of ``options`` that are related to ``instance``, which is on no
         shard of their group.
 
-        Django does not tell the router which relation it follows. So values of ``instance`` do not
-        name the shard: ``instance`` may be the row to which the shard key refers, but the relation
-        followed may be another one. The library's own descriptors know the relation, and do not ask
-        the router.
+        Django does not tell the router which relation is followed. So the values of ``instance`` do
+        not determine the shard. For example, ``instance`` may be the row to which the shard key
+        refers, but Django may follow another relation. The library's own descriptors know the
+        relation, and do not ask the router.
 
         If the shard is to be chosen later, the result is the alias of the whole group.
 
@@ -123,8 +122,8 @@ class ShardRouter:
             # The shard is not known yet. Django asks the router again when the instance is saved.
             return options.group
         if write:
-            # An example is Comment(author=person): the comment's own shard key names its shard, and
-            # may be set later.
+            # An example is Comment(author=person): the comment's own shard key determines the shard
+            # of the comment, and may be set later.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
@@ -189,7 +188,9 @@ class ShardRouter:
         if model_name in ("operationrun", "operationstep", "operationscript"):
             return db == DEFAULT_DB_ALIAS
         if model_name in ("shardmap", "topologyversion"):
-            return False  # These models have no tables. dumpdata would query one where this returned None.
+            # These models have no tables. If the result were None, dumpdata would query the table
+            # that does not exist.
+            return False
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:

@@ -213,8 +213,9 @@ def validate() -> None:
 def swap(new: Topology | None) -> None:
     """Use the topology ``new`` from now on. For test runs.
 
-    A running statement or transaction finishes on its node. The next one goes to the node that
-    ``new`` names. The routing strategies are created again and start with nothing in memory.
+    A running statement or transaction finishes on its node. The next statement or transaction goes
+    to the shard's node in ``new``. The routing strategies are created again and start with nothing
+    in memory.
 
     :param new: the topology to use; None restores the configured topology.
     """
@@ -310,7 +311,7 @@ def used_cache() -> CacheClient | None:
 def swap_cache_prefix(prefix: str | None) -> None:
     """Use ``prefix`` for all names in the cache from now on; None restores the configured prefix.
 
-    Test runs use this, so that they do not read entries of another test run or of the live site.
+    Test runs use this, so they do not read entries of another test run or of the live site.
     """
     global _cache_prefix
     with _active.lock:
@@ -390,7 +391,7 @@ def shard_in(group: ShardGroup, number: int) -> Shard:
 
 
 def locate(name: str, key: Any) -> Shard | None:
-    """Return the shard of ``key`` in shard group ``name``; None if no row can have that key.
+    """Return the shard of ``key`` in shard group ``name``; None if no row can have that key now.
 
     See :meth:`Strategy.locate`.
     """
@@ -399,7 +400,7 @@ def locate(name: str, key: Any) -> Shard | None:
 
 
 def place(name: str, key: Any) -> Shard:
-    """Return the shard of ``key`` in shard group ``name``; assign a shard to the key if it has none.
+    """Return the shard of ``key`` in shard group ``name``. Give a shard to a key that has no shard.
 
     See :meth:`Strategy.place`.
     """

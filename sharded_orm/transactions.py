@@ -27,15 +27,15 @@ def atomic(
         with sharded_orm.atomic(Photo, user_id=1):
             ...
 
-    :param model: an instance; or a sharded model, together with one more keyword: its shard key
-        with a value.
+    :param model: an instance or a sharded model. With a model, pass one more keyword argument: the
+        name and the value of the shard key.
     :param savepoint: passed to ``transaction.atomic()``.
     :param durable: passed to ``transaction.atomic()``.
     :raises ShardKeyRequired: the model has no shard key, or the keyword is not the shard key.
 
-    If the key has no shard yet, one is chosen and recorded, because the block is about to write the
-    key's rows. The transaction covers one shard only. If two such blocks are for two shards, they
-    commit one after the other, not atomically (P14).
+    If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
+    the key's rows. The transaction covers a single shard. Two such blocks for two shards commit one
+    after the other, not atomically (P14).
     """
     cls = model if isinstance(model, type) else type(model)
     options = shard_options(cls)

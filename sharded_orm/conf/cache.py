@@ -40,11 +40,11 @@ class CacheOptions:
     timeout: float = 0.25
     #: Seconds for which a cache server is not called after a failure.
     backoff: float = 2.0
-    #: Seconds after its marker was written within which a write may COMMIT. A later COMMIT first writes
-    #: a new marker.
+    #: A write may COMMIT within this many seconds after its marker was written. A later COMMIT
+    #: first writes a new marker.
     commit_within: float = 2.0
-    #: Seconds for which no entry is stored under a new guard. If the database cannot tell whether the
-    #: writer of a marker still runs, a marker of this age, too, counts as left by a dead writer.
+    #: Seconds for which no entry is stored under a new guard. If the database cannot tell whether
+    #: the writer of a marker still runs, the writer counts as dead after this time.
     quarantine: float = 10.0
     #: What to do if a write's marker cannot be stored. ``"refuse"`` rolls the write back. ``"proceed"``
     #: commits the write, after which cache entries may be stale for up to ``ttl`` seconds.
@@ -52,13 +52,14 @@ class CacheOptions:
     #: Whether this process reads and stores cache entries. If False, the process uses the cache only to
     #: announce which rows it writes.
     read: bool = True
-    #: Further aliases of ``CACHES`` whose servers get the markers, too. They are needed while the list of
-    #: cache servers is being changed: some processes then already, or still, read from these servers.
+    #: Further aliases of ``CACHES`` whose servers get the markers, too. These aliases are needed
+    #: while the list of cache servers is being changed, because some processes read from the old
+    #: servers and some from the new ones.
     also_mark: tuple[str, ...] = ()
 
 
 def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions | None:
-    """Return the cache options; None if the setting has no ``CACHE``, or a wrong one.
+    """Return the cache options; None if ``CACHE`` is missing or wrong.
 
     :param setting: the whole ``SHARDED_ORM`` dict.
     :param problems: a list to which a sentence is added for each error.

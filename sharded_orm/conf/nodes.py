@@ -17,8 +17,8 @@ KEYS = {
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
 }  # fmt: skip
 _OPERATOR_KEYS = {"USER", "PASSWORD"}
-# The permitted type of each of a node's settings, and the name of the type in an error message. Settings that
-# are not listed here are passed on unchecked.
+# Settings of a node: the permitted type of each, and the name of that type in an error message.
+# Other settings are passed on with any type.
 _TYPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("OPTIONS", "TEST", "OPERATOR"), (Mapping, "a dict")),
     "POOL": ((Mapping, type(None)), "a dict"),

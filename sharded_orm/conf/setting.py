@@ -59,8 +59,8 @@ class Config:
     :param directory: the alias in ``DATABASES`` of the database with the directory, the table that
         records the shard of each key.
     :param max_idle_aliases: how many unused connection objects a thread keeps per shard group.
-    :param cache: the options of the cache; None if the setting has no ``CACHE``, so that nothing is
-        cached.
+    :param cache: the options of the cache; None if the setting has no ``CACHE``. Nothing is cached
+        then.
     """
 
     topology: Topology
@@ -75,7 +75,7 @@ class Config:
 def read() -> Mapping[str, Any]:
     """Return ``settings.SHARDED_ORM`` unchecked; an empty dict if there is no such setting.
 
-    :raises InvalidConfiguration: the setting is no dict.
+    :raises InvalidConfiguration: the setting is not a dict.
     """
     raw = getattr(settings, SETTING, None)
     if raw is None:
@@ -86,7 +86,7 @@ def read() -> Mapping[str, Any]:
 
 
 def source(raw: Mapping[str, Any]) -> SourceOptions:
-    """Return the topology source that a ``SHARDED_ORM`` dict names; by default the static one.
+    """Return ``TOPOLOGY`` of a ``SHARDED_ORM`` dict; if missing, the options of a static source.
 
     :raises InvalidConfiguration: ``TOPOLOGY`` is wrong; the error lists every problem.
     """

@@ -21,12 +21,12 @@ class TicketOptions:
     timeout: float = 2.0
     #: Seconds for which a server is not asked after a failure.
     backoff: float = 5.0
-    #: Number of ids that a process takes in one request when one id is needed; it keeps the others
-    #: for later. With 1, it takes no id in advance.
+    #: Number of ids that a process takes in one request when an id is needed. The process keeps the
+    #: other ids for later. With 1, it takes no id in advance.
     block_size: int = 1
-    #: What to do if the partner of a ticket server does not answer. The partner is the next server in the
-    #: list, which stores the highest id that the server has handed out. ``"refuse"`` takes no id from
-    #: the server; ``"proceed"`` takes ids and logs a warning.
+    #: What to do if the partner of a ticket server does not answer. The partner is the next server
+    #: in the list. It stores the highest id that the ticket server has handed out. ``"refuse"``
+    #: takes no id from the ticket server; ``"proceed"`` takes ids and logs a warning.
     partner_down: str = "proceed"
 
 

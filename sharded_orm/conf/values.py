@@ -1,7 +1,7 @@
 """Checks of single values, for all parts of the ``SHARDED_ORM`` setting.
 
-The parameter ``where`` of each function names the part of the setting, with which each error message
-begins. A wrong value is replaced by a default, so that the other checks can go on.
+The parameter ``where`` of each function is the name of the part of the setting. Each error message
+begins with that name. A wrong value is replaced by a default, so the other checks can go on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def seconds(
 ) -> float:
     """Return the number of seconds in ``values[key]``; ``default`` if the key is missing.
 
-    If the value is no positive number, add a sentence to ``problems`` and return ``default``.
+    If the value is not a positive number, add a sentence to ``problems`` and return ``default``.
     """
     value = values.get(key, default)
     if (
@@ -42,7 +42,7 @@ def flag(
 ) -> bool:
     """Return the bool in ``values[key]``; ``default`` if the key is missing.
 
-    If the value is no bool, add a sentence to ``problems`` and return ``default``.
+    If the value is not a bool, add a sentence to ``problems`` and return ``default``.
     """
     # Refuse all values but True and False: the text "no", for example, would count as true.
     value = values.get(key, default)

@@ -25,7 +25,7 @@ from sharded_orm.operations.key_input import typed_key
 class ModelStatistics:
     """The cache hits, misses and other counts of one model, summed over all processes.
 
-    :param counts: count by name; :data:`sharded_orm.cache.statistics.FIELDS` lists the names. None
+    :param counts: count by name; the names are in :data:`sharded_orm.cache.statistics.FIELDS`. None
         while the cache server that keeps the counters is down.
     """
 
@@ -84,7 +84,7 @@ def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
     """Return the cached models with ``labels``; without labels, all cached models, sorted by label.
 
     :param labels: labels such as ``"photos.Photo"``. The models are returned in this order.
-    :raises LookupError: a label names no model, or a model that is not cached.
+    :raises LookupError: one of the labels is unknown, or its model is not cached.
     """
     labels = list(labels)
     if not labels:

@@ -52,8 +52,8 @@ def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
 
     Only the thread that creates the connection may use it. The connection is opened at first use.
     """
-    # Get the settings of the node by an invented shard without a schema name. On SQLite, NAME is then a
-    # file in the node's folder that belongs to no shard.
+    # Get the settings of the node by an invented shard without a schema name. On SQLite, NAME is
+    # then a file in the node's folder, and the file belongs to no shard.
     settings = database_settings.shard_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(

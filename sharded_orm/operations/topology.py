@@ -68,8 +68,9 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
         edited = edit(before)
         if edited.same_content(before):
             return before
-        # refresh() raises an error if the source's document is older than the topology in use, such as
-        # after a restore from a backup. Otherwise the old content would be published as the newest.
+        # refresh() raises an error if the source's document is older than the topology in use, such
+        # as after a restore from a backup. Without this call, the old content would be published as
+        # the newest.
         runtime.refresh()
         try:
             return _publish(before, edited.at_version(_next(before)), comment)
@@ -142,7 +143,7 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
 
 
 def held() -> Document | None:
-    """Return the document that the source holds; None if the source is empty or its document not valid.
+    """Return the document in the source; None if the source is empty or the document is not valid.
 
     :raises TopologyUnavailable: the source does not answer.
     """
@@ -164,11 +165,11 @@ def _is_used(document: Document) -> bool:
 
 
 def _next(before: Document | None) -> int:
-    """Return the version to publish: one above both the source's version and the one in use here.
+    """Return the version to publish: 1 more than the source's version and than the version in use.
 
-    The version in use may be above the source's, if the source was set up again with lower versions.
+    This process may use a higher version than the source has, if the source was set up again.
 
-    :param before: the document that the source holds; None if it holds none.
+    :param before: the document in the source; None if the source is empty.
     """
     try:
         version = runtime.topology_status().version
@@ -179,8 +180,8 @@ def _next(before: Document | None) -> int:
 
 def _publish(before: Document | None, after: Document, comment: str) -> Document:
     source = runtime.source()
-    # Check only the new document. The source may hold one that this process refuses; that must not
-    # prevent the publication.
+    # Check only the new document. The source may hold a document that this process refuses, and a
+    # new document must be able to replace it.
     runtime.check_document(after)
     if not source.writable:
         raise TopologyReadOnly(

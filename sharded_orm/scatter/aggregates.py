@@ -38,7 +38,8 @@ class _Resolved(Exception):
 class _Alias:
     """A database alias to pass to ``get_aggregation()``. It raises if its truth value is tested.
 
-    Django tests that only for aggregates that need a subquery, which a scatter refuses.
+    Django tests the truth value only for an aggregate that needs a subquery. A scatter refuses such
+    an aggregate.
     """
 
     def __bool__(self) -> NoReturn:
@@ -53,7 +54,7 @@ class Summary:
     """A query whose annotations are the aggregates to compute, as resolved by Django.
 
     ``elide_empty`` is the flag of Django's compilers. If true, a query that can have no rows is not
-    sent.
+    sent; if false, it is sent.
     """
 
     query: Query

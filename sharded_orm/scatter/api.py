@@ -50,12 +50,12 @@ def fetch(
     instance's database alias is that of its shard.
 
     :param targets: the shards, each with the query to send to it.
-    :param partial: whether to yield the rows of the other shards if some do not answer. If False,
-        :exc:`ScatterError` is raised then.
+    :param partial: what to do if a shard does not answer. True yields the rows of the other shards;
+        False raises :exc:`ScatterError`.
     :param on_failure: a function to call with a :exc:`ScatterError` after the last row, if
         ``partial`` is true and a shard did not answer.
-    :param local_columns: the columns of the shard key. If GROUP BY has all of them, all rows of one
-        of its groups are on one shard.
+    :param local_columns: the columns of the shard key. If GROUP BY has all of these columns, each
+        group has all its rows on one shard.
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to leave the rows on the servers until they are read; ignored if the
         query has a limit. Each streamed statement, for up to 1024 shards, occupies a database
@@ -196,8 +196,8 @@ def _count_rows(
 
 def _without_limits(query: Query) -> Query:
     query = query.clone()
-    # Clear the ORDER BY, but not that of a sliced query (force=False), as Django does: DISTINCT
-    # includes its columns.
+    # Clear the ORDER BY as Django's count() does: not in a sliced query (force=False). There,
+    # DISTINCT also compares the columns of ORDER BY.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query

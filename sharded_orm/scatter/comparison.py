@@ -28,10 +28,10 @@ from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
 
-# Number of leading bytes of a sort weight within which every server sorts exactly. Servers sort by
-# the first max_sort_length (1024) bytes only: some count bytes of the characters, others bytes of
-# the weights. A character has at most 4 bytes, and its weight at least 2. So 1024 bytes of
-# characters have at least 512 bytes of weight.
+# Number of leading bytes of a sort weight by which every server sorts. A server sorts by the first
+# max_sort_length (1024) bytes only. Some servers apply this limit to the bytes of the characters,
+# others to the bytes of the weights. A character has at most 4 bytes, and its weight at least 2. So
+# 1024 bytes of characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
 
 # Prefixes of collation names. For collations with these prefixes, comparing sort weights gives the
@@ -62,7 +62,7 @@ class Column:
     # "plain" for numbers and dates, which Python compares as every database does; "uuid" for UUIDs;
     # "text" for all other values.
     kind: str
-    # The collation that the query or the field names. None means the table's default collation.
+    # The collation set by the query or by the field. None means the table's default collation.
     collation: str | None = None
 
 
@@ -116,7 +116,7 @@ def _collation_of(expression: Any) -> str | None:
 
 
 class Text:
-    """The sort weight of a text; comparing two gives the same result as the server's collation.
+    """The sort weight of a text. Sort weights compare as the texts do in the server's collation.
 
     ``<`` raises :exc:`ScatterNotSupported` if the texts differ only beyond the length by which
     servers sort.
@@ -258,8 +258,8 @@ class Comparison:
         """Check that Python finds the same minimum and maximum of ``column`` as the server's MIN
         and MAX.
 
-        :raises ScatterNotSupported: the server may compare by another order in MIN and MAX than in
-            ORDER BY, with which :meth:`ordered` agrees.
+        :raises ScatterNotSupported: the server's MIN and MAX may use another order than ORDER BY.
+            :meth:`ordered` uses the order of ORDER BY.
         """
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
@@ -378,9 +378,9 @@ class MySQLComparison(Comparison):
 def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
     """Return the bytes by which MariaDB sorts a native UUID; None for NULL.
 
-    MariaDB sorts UUIDs of the versions 1 to 5 by their node, then by their time, most significant
-    part first. It sorts UUIDs from version 6 on as they are written. Servers without the fix
-    MDEV-29959 sort all UUIDs in the first way.
+    MariaDB sorts UUIDs of the versions 1 to 5 by their node, then by their clock sequence, then by
+    their time, most significant part first. It sorts UUIDs from version 6 on as they are written.
+    Servers without the fix MDEV-29959 sort all UUIDs in the first way.
 
     :param version: the server's version.
     :raises ScatterNotSupported: the server lacks the fix; its order is not reproduced.

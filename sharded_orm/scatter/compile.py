@@ -1,4 +1,4 @@
-"""Compiles a query once, to a template of the SQL for all shards.
+"""Compiles a query to a template of the SQL, once for all shards of a node (a database server).
 
 The SQL comes from subclasses of Django's compilers, with three changes:
 
@@ -6,9 +6,9 @@ The SQL comes from subclasses of Django's compilers, with three changes:
 - The expressions of ORDER BY and GROUP BY are selected as extra columns, for the merge.
 - A query is refused if any part of it has a feature whose results cannot be merged exactly.
 
-A *branch* is the SELECT for one shard. The branches for a node (a database server) are sent as one
-UNION ALL. A query for few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`):
-the first reads primary keys, the second reads the chosen rows.
+A *branch* is the SELECT for one shard. The branches for a node are joined by UNION ALL. A query for
+few rows may be sent in two phases (:mod:`sharded_orm.scatter.two_phase`): the first reads primary
+keys, the second reads the chosen rows.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # ``distinct`` are the numbers of the columns by which DISTINCT compares rows; ``groups`` are
-    # those of GROUP BY. Each is empty if rows of different shards need no such comparison.
+    # ``distinct``: the numbers of the columns by which DISTINCT compares rows. ``groups``: those of
+    # the columns of GROUP BY. Either is empty if the merge need not compare by these columns.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
@@ -97,7 +97,8 @@ class CompileOptions:
     existence: bool = False
     # Whether the query selects one row of aggregates, for aggregate().
     summary: bool = False
-    # Django's ``elide_empty`` of compilers. If true, a query that can have no rows is not sent.
+    # Django's ``elide_empty`` of compilers. If true, a query that can have no rows is not sent; if
+    # false, it is sent.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -155,8 +156,8 @@ def _count_sql(sql: str, qualify: bool) -> str:
 class _PkAmong:
     """The condition ``pk IN (…)`` by which the second of two phases reads the chosen rows.
 
-    Its SQL has a placeholder for the keys. It is the last condition, so the keys are the last
-    parameters of the statement.
+    The SQL of the condition has a placeholder for the keys. The condition is the last one, so the
+    keys are the last parameters of the statement.
     """
 
     contains_aggregate = False
@@ -218,9 +219,9 @@ class _Root(SQLCompiler):
             self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # A SELECT inside a UNION ALL keeps its ORDER BY only if it has a LIMIT: the outer SELECT
-        # orders the rows of the whole union. A statement for one shard (marks_rows is False) has no
-        # outer SELECT, so it always keeps its ORDER BY.
+        # A SELECT inside a UNION ALL keeps its ORDER BY only if it has a LIMIT, because the outer
+        # SELECT orders the rows of the whole union. A statement for one shard (marks_rows is False)
+        # has no outer SELECT, so it keeps its ORDER BY. If groups are merged, the merge sorts them.
         keep_order = (
             self.options.limit is not None or not self.marks_rows
         ) and not self.merges_groups
@@ -234,8 +235,8 @@ class _Root(SQLCompiler):
         """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
         Django would select the SQL of ORDER BY. Where NULLS FIRST or NULLS LAST is emulated, that
-        SQL is two columns. This method selects the ordered expression alone; the same rows are
-        distinct by it.
+        SQL is two columns. This method selects only the expression by which the rows are ordered.
+        DISTINCT then finds the same rows.
         """
         if not self.query.distinct:
             return []

@@ -55,9 +55,9 @@ class Executor:
 
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to read the rows of unions on demand instead of all at once.
-    :raises ScatterError: a shard does not answer. If partial results are allowed, it is raised only
-        if no shard has answered and the cause may be a wrong query: an answer of one shard proves
-        that the query is right. The executor decides this before it yields the last row.
+    :raises ScatterError: a shard does not answer. If partial results are allowed, the error is
+        raised only if no shard has answered and the query may be wrong. The answer of one shard
+        proves that the query is right. The executor decides this before it yields the last row.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Executor:
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._unreachable: dict[str, BaseException] = {}
-        # _doubt: an error that a wrong query may have caused; None if there is none. _answered:
-        # whether a shard has answered. _unsettled: the number of statements that have neither been
-        # answered nor failed. Invariant: if there is a doubt and all statements have failed,
-        # ScatterError is raised, and the caller gets no row and no end of the rows. The threads
-        # that ask the nodes may set only _doubt and _answered.
+        # _doubt: an error that a wrong query may have caused; None without such an error.
+        # _answered: whether a shard has answered. _unsettled: the number of statements that have
+        # neither been answered nor failed. Invariant: if there is a doubt and all statements have failed,
+        # ScatterError is raised before the caller gets a row or learns that there are no rows. The
+        # threads that ask the nodes may set _doubt and _answered, but not _unsettled.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
@@ -105,9 +105,9 @@ class Executor:
         ]
 
     def chained(self) -> Iterator[Row]:
-        """Yield all rows, ordered by shard and not by the ORDER BY of the query.
+        """Yield all rows, statement by statement and not in the order of the query.
 
-        Works in rounds: each round reads one statement of every node.
+        Works in rounds: each round runs one statement of every node.
         """
         for wave in self._waves():
             rows_of = self._run_all([s for s in wave if s.union])
@@ -123,8 +123,8 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now, in one of two cases: the query has a LIMIT, so there are few; or
-            # reading on demand would keep the databases of too many shards open at once.
+            # Read all rows now. Either the query has a LIMIT, so the rows are few; or reading on
+            # demand would keep the databases of too many shards open at once.
             return iter(list(rows))
         self._open.append(rows)
         return rows

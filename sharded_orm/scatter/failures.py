@@ -48,8 +48,8 @@ _SQLITE_STATE = frozenset({
 })  # fmt: skip
 # Beginnings of SQLite's messages for a missing table or column, which have no error codes.
 _SQLITE_MISSING = ("no such table: ", "no such column: ")
-# The number of failed shards at which a scatter without partial results stops. Its first failure
-# makes it fail as a whole, but it goes on, to name more of the failing shards in the message.
+# The number of failed shards at which a scatter without partial results stops. The scatter fails
+# after one failure, too, but goes on, so its message can name more of the failing shards.
 _ENOUGH = 8
 
 
@@ -141,7 +141,7 @@ def concerns_one_shard(error: BaseException) -> bool:
 
 
 def _sqlite_error(error: BaseException) -> sqlite3.Error | None:
-    """Return the SQLite driver's error that Django has wrapped in ``error``; None if there is none."""
+    """Return the SQLite driver's error that Django has wrapped in ``error``; None for others."""
     # An error of this package, such as ShardDatabaseMissing, is more precise than the driver's
     # error that caused it.
     if isinstance(error, ShardedOrmError):

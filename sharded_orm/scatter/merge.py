@@ -58,7 +58,7 @@ def _distinct(rows: Iterable[Row], comparison: Comparison, columns: Sequence[int
 def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
     """Return one merged row for each group of GROUP BY, in the query's order.
 
-    Holds the rows of all groups in memory.
+    Holds all merged rows in memory.
     """
     template, comparison = plan.template, plan.comparison
     assert template is not None

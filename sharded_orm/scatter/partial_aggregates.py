@@ -164,8 +164,8 @@ def total_of(values: Iterable[Any]) -> tuple[Any, int]:
 def quotient(total: Any, count: int, *, duration: bool = False) -> Any:
     """Return ``total / count`` as the database computes ``AVG``.
 
-    The result is a float, with two exceptions. If ``total`` is a Decimal, the result is an exact Decimal
-    with four more decimal places. If ``duration`` is true, it is rounded to an integer.
+    If ``duration`` is true, the result is rounded to an integer. Otherwise, if ``total`` is a
+    Decimal, the result is a Decimal with four more decimal places. All other results are floats.
     """
     if duration:
         value = _EXACT.divide(Decimal(total), count)

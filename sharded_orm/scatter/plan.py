@@ -48,7 +48,7 @@ MAX_PARAMETERS = 60_000
 class Target:
     """A shard, and the query to send to it.
 
-    The query is that of the queryset, or a copy that lists only the keys on this shard.
+    The query is that of the queryset, or a copy with only those keys that are on this shard.
     """
 
     shard: Shard
@@ -132,9 +132,9 @@ class Outer:
                 f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
                 f" COLLATION({name})"
             )
-        # WITH names the columns of the union. It must be inside a SELECT: after a lost connection,
-        # the database backend repeats only reads, and takes a statement that begins with WITH for a
-        # possible write.
+        # WITH gives names to the columns of the union. It must be inside a SELECT, because after a
+        # lost connection the database backend repeats only reads. A statement that begins with WITH
+        # counts as a possible write there.
         sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
         if self.order:
             sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])

@@ -1,8 +1,8 @@
 """Reads the first rows of a query over many shards in two phases.
 
 The first phase reads only the primary keys and the ORDER BY values of each shard's first rows (the
-candidates), and chooses the first of all (the winners). The second phase reads the complete rows of
-the winners.
+candidates), and chooses the first rows of all shards together (the winners). The second phase reads
+the complete rows of the winners.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.comparison import Row
 
 # The largest number of rows in the result for which two phases are used. The second statement
-# contains the keys of all these rows, so two phases do not pay for more.
+# contains the keys of all these rows, so two phases do not pay for more rows.
 MAX_WINNERS = 1000
 # The smallest number of candidates on all shards together for which two phases pay.
 MIN_CANDIDATES = 100
@@ -70,12 +70,13 @@ def fetch(
     """Read in two phases. Return the plan of the last phase that ran, and the rows ``low`` to
     ``options.limit``.
 
-    The rows are in the order of the query. Return None if a chosen row is missing in the second
-    phase: it was deleted or changed meanwhile, or an inner join of ``select_related()`` excludes
-    it. The caller must then read in one phase.
+    The rows are in the order of the query. A chosen row may be missing in the second phase, because
+    it was deleted or changed meanwhile, or an inner join of ``select_related()`` excludes it. None
+    is returned then: the caller must read in one phase. If a shard has failed, the rows that are
+    missing are left out instead.
     """
-    # Change each query once, not once per target: a query is compiled once only if its targets
-    # share it.
+    # Change each query once, not once per target. Targets with the same query then share the
+    # changed query, which is compiled once for each node and not for each target.
     queries = {id(t.query): t.query for t in targets}
     key_queries = {key: _keys_query(query) for key, query in queries.items()}
     keys = [Target(target.shard, key_queries[id(target.query)]) for target in targets]

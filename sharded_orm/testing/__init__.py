@@ -1,16 +1,17 @@
 """Support for tests that use shards.
 
 Nothing has to be set up: Django's ``TestCase``, ``TransactionTestCase``, ``--parallel`` and
-``--keepdb`` and pytest-django work with shards if the ``databases`` of the test name the group::
+``--keepdb`` and pytest-django work with shards if the group is in the ``databases`` of the test::
 
     class PhotoTests(TestCase):
         databases = {"default", "photos", "tickets_1", "tickets_2"}
 
-The aliases of the ticket servers must be named, as new rows get their ids there. The alias of the
-directory, which says where each key's shard is, must be named too if it is not ``default``.
+The aliases of the ticket servers must be listed there, because these servers give ids to new rows.
+The directory is the table that records the shard of each key. If its database is not ``default``,
+the alias of that database must be listed, too.
 
 Cached models are cached in tests as well, under keys that no other run or process uses. In a
-``TestCase``, nothing is stored, as the whole test is one transaction. After each
+``TestCase``, nothing is stored, because the whole test is one transaction. After each
 ``TransactionTestCase``, all entries are forgotten.
 
 One schema, the template, is migrated once per run. Each test shard is a clone of the template, created

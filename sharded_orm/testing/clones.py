@@ -1,4 +1,4 @@
-"""Creation of test shards as clones of a template: the base class of all databases."""
+"""Creation of test shards as clones of a template: the base class for all kinds of databases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cloner(ABC):
     def create_template(self, template: Shard, *, keep: bool) -> None:
         """Create the template's database.
 
-        :param keep: whether to use an existing database, with its tables and rows.
+        :param keep: True to use an existing database with its tables and rows; False to replace it.
         """
 
     @abstractmethod
@@ -28,11 +28,10 @@ class Cloner(ABC):
 
     @abstractmethod
     def clone(self, shard: Shard, *, keep: bool) -> None:
-        """Create the database of ``shard`` as a clone of the template. An existing database is
-        replaced.
+        """Create the database of ``shard`` as a clone of the template.
 
-        :param keep: whether an existing database that has the template's tables may be kept. Only its
-            rows are then replaced by the template's.
+        :param keep: False to replace an existing database. If True, a database that has the
+            template's tables may be kept, and only its rows are replaced by the template's.
         """
 
     @abstractmethod
@@ -46,7 +45,7 @@ class Cloner(ABC):
         return
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a context manager: calls of this object's methods in its block may share connections."""
+        """Return a context manager. In its block, this object's methods may share connections."""
         return nullcontext()
 
     @abstractmethod

@@ -21,7 +21,7 @@ from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# Matches the counter in a table's definition. It is removed, as each shard has a different counter.
+# Matches the counter in a table's definition, to remove it: each shard has a different counter.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 

@@ -1,8 +1,8 @@
 """The test databases of a shard group: a template schema, and test shards that are clones of it.
 
 A test shard is created at its first use. Django's test runners call this module through the
-``creation`` of the group's alias. While the test databases exist, the topology in this process has the
-test schemas instead of the configured ones, so that no look-up of a shard leads to real data.
+``creation`` of the group's alias. While the test databases exist, the topology in this process has
+the test schemas instead of the configured ones. So no look-up of a shard leads to real data.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class GroupTestDatabases:
             self.touched.clear()
         runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
         test_databases[self.configured.name] = self
-        # This receiver runs after the app's own receiver, which drops the topology with the test
-        # schemas.
+        # This receiver runs after the app's own receiver, which drops the old configuration. So
+        # this receiver reads the new configuration.
         setting_changed.connect(self._settings_changed)
         # Lift the limit of idle connection objects here: this thread's connection object of the group
         # was created before the test run, and is used for the whole run. Objects created from now on

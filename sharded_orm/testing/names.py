@@ -11,8 +11,8 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from sharded_orm.database_settings import TEMPLATE_SUFFIX
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
 
-# Number of the template, the schema that is migrated. No shard has this number, so no row is placed
-# there by its key.
+# Number of the template, the schema that is migrated. No shard has this number, so no shard key
+# leads to the template.
 TEMPLATE_NUMBER = -1
 
 
@@ -90,10 +90,9 @@ class TestNames:
 
 @dataclass(frozen=True)
 class TestTopology(Topology):
-    """A topology in which some groups have test schemas, and in which each of their templates has an
-    alias.
+    """A topology in which some groups have test schemas, and their templates have aliases.
 
-    A template is the schema that is migrated, and from which its group's test shards are cloned.
+    A template is the schema that is migrated, and from which the test shards of a group are cloned.
 
     :param templates: alias of each template -> the template.
     """

@@ -17,7 +17,7 @@ from sharded_orm.ids.tickets.session import TicketSession
 class TestSessionPool(TicketSessionPool):
     """The pool of sessions of one ticket server's test database.
 
-    A test case may use the sessions only if its ``databases`` name the alias.
+    A test case may use the sessions only if the server's alias is in its ``databases``.
     """
 
     __test__ = False
@@ -25,7 +25,7 @@ class TestSessionPool(TicketSessionPool):
     def lend(self, deadline: float) -> Lent:
         """Return a context manager that lends a session until its block ends.
 
-        :raises DatabaseOperationForbidden: the test case's ``databases`` do not name the alias.
+        :raises DatabaseOperationForbidden: the alias is not in the test case's ``databases``.
         """
         # If a test case must not use the alias, SimpleTestCase replaces connect() by a function that
         # raises. That blocks new sessions only. So sessions that an earlier test case has opened are
@@ -36,7 +36,7 @@ class TestSessionPool(TicketSessionPool):
         return super().lend(deadline)
 
     def give_back(self, session: TicketSession) -> None:
-        """Keep the session for the next test. Close it instead if it would prevent dropping the database."""
+        """Keep the session for the next test; close it if it would block dropping the database."""
         if session.prevents_drop:
             session.close()
         else:

@@ -156,7 +156,7 @@ class JournalRun:
         self.id: int = row.pk
         self.kind = row.kind
         self.subject = row.subject
-        #: The arguments with which the run was begun, even if it is resumed with others.
+        #: The arguments with which the run was begun, even if it is resumed with other arguments.
         self.arguments: dict[str, Any] = row.arguments
         self.resumed = resumed
         self.finished = False
@@ -177,8 +177,8 @@ class JournalRun:
     def now(self) -> datetime:
         """Return the time by the clock of the global database. One query.
 
-        By this method, processes on several hosts use the same clock. The difference between two
-        results is wrong only if that clock was set between the calls.
+        All processes, also on several hosts, get the time of the same clock. The difference between
+        two results is wrong only if somebody has set that clock between the calls.
         """
         row = leases.runs().filter(pk=self.id).annotate(now=leases.DatabaseClock())
         moment: datetime = row.values_list("now", flat=True).get()
@@ -196,7 +196,7 @@ class JournalRun:
         :param state: a word for people, such as "done" or "failed".
         :param error: why the run did not succeed; "" if it did.
         """
-        # Use one transaction: after a kill between the two writes, the scripts would stay.
+        # Use one transaction. Otherwise, a kill between the two writes would leave scripts behind.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -210,7 +210,7 @@ class JournalRun:
     # ##### Steps #####
 
     def create_steps(self, aliases: Iterable[str]) -> None:
-        """Create a step for each alias that has none in this run.
+        """Create a step for each alias that has no step in this run.
 
         If an earlier run left the shard's step open, the new step continues that step: it begins with
         the same state and position.
@@ -255,7 +255,7 @@ class JournalRun:
     def step(self, alias: str) -> JournalStep:
         """Return the step of ``alias``, which :meth:`create_steps` must have created.
 
-        Needs one query, or none at the first call for a step that this process has created.
+        Needs one query. The first call for a step that this process has created needs no query.
         """
         if alias in self._new_steps:
             self._new_steps.discard(alias)
@@ -285,16 +285,16 @@ def hold_run(
     """Begin or resume the run of ``kind`` on ``subject``, and hold it inside the block.
 
     While this process holds the run, no other process can hold a run of that kind and subject. If the
-    block ends and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if its
-    arguments differ. A background thread gives a sign of life every five seconds.
+    block ends and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if
+    ``arguments`` differ. A background thread gives a sign of life every five seconds.
 
     :param kind: the kind of operation, such as ``"migrate"``; up to 32 characters.
     :param subject: what the operation works on, such as the name of a group; up to 128 characters.
     :param arguments: values to store with a new run, as JSON and without credentials.
-    :param resume: if False, an unfinished run is given up (its state becomes "abandoned") and a new
-        one is begun.
-    :raises OperationHeld: another process holds the run, or died less than 30 seconds ago, so that
-        it may still be alive.
+    :param resume: True to resume an unfinished run. False to give it up (its state becomes
+        "abandoned") and to begin a new run.
+    :raises OperationHeld: another process holds the run and is alive, or may be alive because it
+        has been silent for less than 30 seconds.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
     lease, resumed = _take_lease(kind, subject, arguments)
@@ -367,7 +367,7 @@ class Scripts:
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
         """Store ``content`` under ``key``, unless the run has a content there already.
 
-        Return the stored content. It differs from ``content`` if another thread has stored one first.
+        Return the stored content. It differs from ``content`` if other content was there already.
         """
         script = OperationScript(run_id=_run_id(run), key=key, content=content)
         OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)
@@ -405,8 +405,8 @@ class RunStatus:
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
         self.held = leases.is_held(row)
-        #: "running" while a process holds the run, "broken off" if none does although the run is
-        #: unfinished; otherwise the state with which the run was finished.
+        #: "running" while a process holds the run; "broken off" if the run is unfinished and no
+        #: process holds it; otherwise the state with which the run was finished.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error
         self.holder: str = f"{row.user}@{row.host} (process {row.pid})"
@@ -439,7 +439,7 @@ def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
 
 
 def last_run(kind: str, subject: str) -> RunStatus | None:
-    """Return the latest run of ``kind`` on ``subject``; None if there was none. One query.
+    """Return the latest run of ``kind`` on ``subject``; None if no run was begun. One query.
 
     :raises JournalMissing: the journal's tables do not exist.
     """

@@ -1,9 +1,9 @@
 """The lease of a run: it lets only one process at a time work on the run.
 
 The process that holds the lease gives signs of life. Each lease has a token, which is in the run's
-row. Invariant: each statement that writes for a run also checks the token. So if a process was
-silent for too long (stopped, swapped out, cut off) and another one has taken the run over, the first
-one can write nothing any more.
+row. Invariant: each statement that writes for a run also checks the token. A process may be silent
+for too long (stopped, swapped out, cut off). If another process has then taken the run over, the
+silent process can no longer write for the run.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Lease:
 
 
 def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, bool]:
-    """Take the lease of the unfinished run of ``kind`` on ``subject``. If there is none, begin one.
+    """Take the lease of the unfinished run of ``kind`` on ``subject``, or begin a new run.
 
     :returns: the lease, and whether the run is an earlier one that is resumed.
     :raises OperationHeld: the run is held by a process that is alive, or may be.
@@ -150,7 +150,7 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
     """Annotate runs with ``silent``: the time since the last sign of life.
 
-    The value is None if no process holds the run.
+    The value is None if the last holder has released the run without finishing it.
     """
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))
@@ -211,10 +211,10 @@ def _holder_columns() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Return an id of the space in which the system numbers its processes.
+    """Return an id of the space in which process ids are unique: a host or a container.
 
-    Two process ids may be compared only if this id is equal for both. If the system does not tell the
-    id, return a random one, which equals no other.
+    Two process ids may be compared only if they come from spaces with the same id. If the system
+    does not tell the id, return a random id, which differs from all others.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -14,18 +14,21 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import ShardedOrmError
 
 _QUOTED = r"""(?:'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`)"""
-# Matches in MySQL error 1045, "Access denied for user 'site'@'10.0.0.7'"; and "DEFINER=`site`@`%`".
+# Matches the account in MySQL error 1045, "Access denied for user 'site'@'10.0.0.7'"; and in
+# "DEFINER=`site`@`%`".
 _AT = rf"(?:\b[Uu]ser )?{_QUOTED}@(?:{_QUOTED}|[\w.%:-]+)"
-# Matches in MySQL error 1226, "User 'site' has exceeded …"; and in PostgreSQL's "role "site" does
-# not exist".
+# Matches the account in MySQL error 1226, "User 'site' has exceeded …"; and in PostgreSQL's "role
+# "site" does not exist".
 _NAMED = rf"\b(?:[Uu]ser|role) {_QUOTED}"
-# Matches in MySQL error 1203, "User site already has more than 'max_user_connections' active
-# connections".
+# Matches the account in MySQL error 1203, "User site already has more than 'max_user_connections'
+# active connections".
 _BARE = r"\b[Uu]ser [^\s'\"`]+(?= already has)"
-# Matches in MySQL's replication error, "error connecting to master 'repl@10.0.0.7:3306'".
+# Matches the account in MySQL's replication error, "error connecting to master
+# 'repl@10.0.0.7:3306'".
 _MASTER = r"'[^'@\s]+@[^'@\s]+:\d+'"
 _PHRASES = re.compile("|".join((_AT, _NAMED, _BARE, _MASTER)))
-# Matches in this library's message, "node 'db1' refuses the OPERATOR account 'operator'".
+# Matches the account in this library's message, "node 'db1' refuses the OPERATOR account
+# 'operator'".
 _OWN_PHRASE = re.compile(rf"\b(account) {_QUOTED}")
 _REPLACEMENT = "this account"
 
@@ -35,11 +38,12 @@ def without_accounts(text: str) -> str:
 
     :param text: a message of a database server or of this library.
 
-    Two kinds of names are replaced. First, any name in a phrase in which servers name an account,
-    such as ``Access denied for user 'x'@'y'``; this covers accounts that are in no setting, such as
-    that of replication. Second, in the whole text, an account name from the settings (of nodes,
-    operators, ticket servers, the directory and the global database) in quotes or after "user" or
-    "account"; but not if a node or group has the same name.
+    First, any name is replaced in the phrases that servers use for accounts, such as
+    ``Access denied for user 'x'@'y'``. This covers accounts that are in no setting, such as the
+    account of replication. Second, each account name from the settings is replaced wherever it
+    stands in quotes, or after "user" or "account". These are the settings of nodes, operators,
+    ticket servers, the directory and the global database. An account name that is also the name of
+    a node or group is kept.
 
     Costs some microseconds and no query. Never raises.
     """

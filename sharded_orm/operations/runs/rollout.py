@@ -31,12 +31,12 @@ class Waves:
     canary: int = 1
     #: Number of shards that are worked on at once, per node.
     parallel: int = 4
-    #: Number of shards in each later wave, over all nodes. None means one wave for all of them.
+    #: Number of shards in each later wave, over all nodes. None means one wave for all the rest.
     size: int | None = None
     #: Seconds to wait between two waves.
     pause: float = 0.0
-    #: Number of failed shards that are accepted. After one more, no other shard is begun. None
-    #: means that any number is accepted.
+    #: Number of failed shards that are accepted. After one more failure, no other shard is begun.
+    #: None means that any number is accepted.
     max_failures: int | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Waves:
 
 
 class Stopping:
-    """A flag that says whether to stop working, with the cause. ``stopping()`` returns the flag.
+    """A flag that says whether to stop working, with the cause. Call the object to read it.
 
     The object has no lock, because :meth:`stop` is called by signal handlers, which may interrupt
     any code.
@@ -97,11 +97,11 @@ def work_through(
 ) -> None:
     """Call ``work`` for each shard, wave by wave, in ``waves.parallel`` threads per node.
 
-    :param work: works on one shard; returns False if the shard has failed. If it raises an
-        exception, ``stopping`` is set, the other threads finish, and then the exception is raised
-        here (one of them, if there are several).
-    :param stopping: once set, no other shard is begun, and ``work`` should end soon. It is set here
-        if the canary fails or too many shards fail.
+    :param work: works on one shard; returns True if the shard has succeeded, False if it has
+        failed. If a call raises an exception, ``stopping`` is set, and the other threads finish.
+        Then the exception is raised here; if there are several, one of them.
+    :param stopping: after this flag is set, no other shard is begun, and ``work`` should end soon.
+        The flag is set here if the canary fails or too many shards fail.
 
     At the end of each wave, the connections of the worker threads are closed. Memory: one list of
     the shards.

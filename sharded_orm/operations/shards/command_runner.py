@@ -70,8 +70,8 @@ def parse(text: str) -> ShardCommand:
     ``{alias}`` stands for the alias of the shard. If the command has the option ``--database``,
     ``--database {alias}`` may be left out.
 
-    :raises InvalidShardCommand: the text is no command line, there is no such command, or it is not
-        clear how the command gets the alias.
+    :raises InvalidShardCommand: the text is not a command line, there is no such command, or it is
+        not clear how the command gets the alias.
     """
     try:
         name, *arguments = shlex.split(text) or [""]

@@ -38,7 +38,7 @@ def create(
     timeout: float = PATIENCE,
     progress: Callable[[Shard, bool], None] | None = None,
 ) -> Created:
-    """Create an empty schema (SQLite: a file) for each of ``shards`` that has none.
+    """Create an empty schema (SQLite: a file) for each of ``shards`` that has no schema.
 
     Works on all nodes in parallel. Existing schemas stay as they are. The call may be repeated, and
     several processes may make it at the same time. Costs one query per node, and one database session

@@ -14,7 +14,7 @@ from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.status import ShardStatus, shards_by_node, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: Number of siblings with which a shard's schema is compared.
+#: Number of siblings, which are shards of the same group, with which a shard's schema is compared.
 SIBLINGS = 4
 #: Number of shards whose sizes one statement reads. The number is small, because the sizes of a
 #: statement that is not finished at the time limit are lost.

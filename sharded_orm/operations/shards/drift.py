@@ -90,7 +90,8 @@ class Schemas:
         """Return the shards whose schema differs from the most common one, sorted by alias."""
         drifts = []
         for variants in self.variants.values():
-            # If two variants have equally many shards, the variant of the lowest shard number wins.
+            # If variants have equally many shards, take the variant whose first shard has the
+            # lowest number.
             majority, *others = sorted(
                 variants.values(),
                 key=lambda variant: (-len(variant.shards), variant.shards[0].number),

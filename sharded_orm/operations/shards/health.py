@@ -66,13 +66,14 @@ def check(
 ) -> HealthReport:
     """Check shards for every known problem. Changes nothing.
 
-    Asks the nodes in parallel. Costs, in addition to :func:`status`: one query per 500 shards of a
-    group with text keys, two round trips for the schema of each shard, and the statements of
-    :meth:`RowScan.read`. Memory: a small record for each shard, and each distinct schema once.
+    Asks the nodes in parallel. Costs, in addition to :func:`status`: on each node, one query per
+    500 shards of a group with text keys, two round trips for the schema of each shard, and the
+    statements of :meth:`RowScan.read`. Memory: a small record for each shard, and each distinct
+    schema once.
 
     :param shards: the shards to check; by default all.
     :param timeout: seconds to wait for the first answer of a node.
-    :param sample: number of rows to check in each table of each shard; 0 for none, None for all.
+    :param sample: number of rows to check in each table of each shard; 0 for no row, None for all.
     :param sizes: whether to read the sizes of shards.
     """
     fleet = status(shards, timeout=timeout, sizes=sizes)

@@ -34,7 +34,7 @@ class StrayKey:
     """A shard key that has rows on a wrong shard.
 
     :param home: the alias of the right shard; None if the key has no shard.
-    :param why: why the group's strategy places the key on that shard, or on none.
+    :param why: why the group's strategy places the key on that shard, or on no shard.
     """
 
     key: Any
@@ -69,7 +69,7 @@ class RowScan:
     Not thread-safe: give each thread an instance, and merge them with :meth:`add`.
 
     :param sample: number of rows to read from each table of each shard, in the order of the primary
-        key. With an integer primary key, the sample begins at a random row, with any other one at the
+        key. If the primary key is an integer, the sample begins at a random row; otherwise at the
         first row. None reads all rows.
     :param looked_at: number of rows that were checked.
     """
@@ -85,9 +85,9 @@ class RowScan:
 
         ``shards`` must all be on one node and belong to one group.
 
-        Cost for each model: a sample takes one statement per 256 shards, a scan of all rows one per
-        shard; SQLite always takes one per shard. If the group's keys are in the directory, there is
-        one more query per 500 keys. Memory: the keys of one batch.
+        Cost for each model: a sample takes one statement per 256 shards. A scan of all rows takes
+        one statement per shard, as does any scan on SQLite. If the group's keys are in the
+        directory, there is one more query per 500 keys. Memory: the keys of one batch.
 
         :param wrapper: a connection object to the node, not bound to a shard.
         :param alive: called after each batch, to report that the node answers.

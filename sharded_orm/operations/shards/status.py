@@ -1,4 +1,4 @@
-"""Read the state of nodes and shards: which answer, exist and are migrated, and their sizes."""
+"""Read which nodes answer, which shards exist and are migrated, and how large the shards are."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShardStatus:
     :param digest: a digest of the applied migrations, equal for shards with the same migrations; see
         ``applied_digests``.
     :param behind: number of migrations that are not applied.
-    :param following: the first migration that is not applied; "" if there is none.
+    :param following: the first migration that is not applied; "" if all are applied.
     :param error: why the shard cannot be read; None if it can.
     :param size: the size; None if it was not read.
     """
@@ -137,8 +137,8 @@ def status(
         schemas that are named like shards but do not belong on their node are reported.
     :param timeout: seconds to wait for the first answer of a node; a silent node counts as down.
     :param sizes: whether to read the sizes of shards.
-    :param within: total seconds to wait for a node; replaces ``timeout`` if a user is waiting, as in
-        the admin. None: ``timeout`` applies.
+    :param within: total seconds to wait for a node, for callers with a waiting user such as the
+        admin. It replaces ``timeout``. None means that ``timeout`` applies.
     """
     by_node = shards_by_node(shards)
     pending = _MissingMigrations()
@@ -281,11 +281,11 @@ class _MissingMigrations:
         self._by_state: dict[tuple[str, str], tuple[int, str]] = {}
 
     def of(self, shard: Shard, digest: str) -> tuple[int, str]:
-        """Return how many migrations ``shard`` lacks, and the name of the first one ("" if none).
+        """Return how many migrations ``shard`` lacks, and the name of the first ("" if it lacks 0).
 
         Queries the shard if no earlier shard of the group had the same digest.
 
-        :param digest: the digest of the shard's applied migrations; "" if it has none.
+        :param digest: the digest of the shard's applied migrations; "" if no migration is applied.
         :raises InvalidMigrationTarget: the shard's migrations are inconsistent.
         """
         migrations = self._by_state.get((shard.group, digest))

@@ -25,7 +25,7 @@ class KeyLocation:
     :param why: how the group's strategy explains the key's shard.
     :param shard: the shard's number.
     :param node: the node that holds the shard's primary.
-    :param replica: the node that holds the shard's replica; None if there is none.
+    :param replica: the node that holds the shard's replica; None without a replica.
     :param range: the first and last shard number of the range that contains the shard.
     :param open: whether new keys may be placed on the range.
     """
@@ -51,7 +51,8 @@ def where(label: str, name: str, text: str) -> KeyLocation:
     Queries no shard. If the group's keys are in the directory, the key is looked up by one query; a
     new key is not placed on a shard.
 
-    :param label: a model such as ``photos.Photo``, or only ``Photo`` if one model has that name.
+    :param label: a model such as ``photos.Photo``, or ``Photo`` if just one model, or just one
+        sharded model, has that name.
     :param name: the shard key's name or ``attname`` (``user`` or ``user_id``), ``pk`` if the shard key
         is the primary key, or another field whose values contain the shard number.
     :param text: the key as typed.
@@ -121,8 +122,8 @@ def directory_entry(location: KeyLocation) -> PlacementEntry | None:
 def sharded_model(label: str) -> ShardOptions:
     """Return the shard options of model ``label``.
 
-    :param label: a model such as ``photos.Photo``, or only ``Photo`` if one model, or one sharded
-        model, has that name.
+    :param label: a model such as ``photos.Photo``, or ``Photo`` if just one model, or just one
+        sharded model, has that name.
     :raises UnknownModel: there is no such model, there are several, or it is not sharded.
     """
     sharded = [model for model in apps.get_models() if shard_options(model) is not None]

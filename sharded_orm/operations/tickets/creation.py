@@ -1,4 +1,4 @@
-"""Create sequences on ticket servers, above all ids that exist or were handed out."""
+"""Create sequences on ticket servers. They begin above every id that exists or was handed out."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Begun:
     alias: str
     #: The kind of SQL by which the sequence counts.
     form: str
-    #: The last id that the server has handed out; 0 or less for none.
+    #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
     #: The id that the server hands out next.
     next_id: int
-    #: Whether this call has created the sequence; False if it existed.
+    #: True if this call has created the sequence; False if the sequence existed.
     made: bool
 
 
@@ -69,8 +69,8 @@ def create(
     :param start: the smallest possible first id of a new sequence; by default the first id is above
         the largest existing one (F4).
     :param form: the kind of SQL by which the sequence counts: ``update``, ``replace`` or ``sequence``.
-        By default the form on the other servers; if none has the sequence, the first form that the
-        database supports.
+        By default the form on the other servers; if no other server has the sequence, the first
+        form that the database supports.
     :param check: whether to look for existing ids in the tables. If False, ``start`` is required.
     :param only: create sequences only on the server with this alias; by default on all servers.
     :param servers: the servers; by default all in ``TICKETS``. All must answer.
@@ -105,7 +105,8 @@ def create(
     for name, server, last_used, server_form in plan:
         begin(server, [name], after=last_used, form=server_form)
     created = {(name, server.alias) for name, server, _, _ in plan}
-    # Read and check the sequences again: two aliases of one database show the same new sequence.
+    # Read and check the sequences again. If two aliases lead to one database, both now show the
+    # same new sequence, and the check fails.
     sequences = _sequences_by_server(servers, selected) if created else sequences
     return [
         _result(sequences[server.alias][name], server, (name, server.alias) in created)
@@ -196,9 +197,9 @@ def _last_used(
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
         return after  # An earlier creation was interrupted: begin as on the other servers.
-    # Other servers have the sequence, so this one was replaced or has lost it. Add a margin, because
-    # the last ids that were handed out may be in no row and unknown to the next server, which keeps the
-    # high-water mark.
+    # Other servers have the sequence, so this server was replaced or has lost it. Add a margin: the
+    # last ids that this server has handed out may be in no row, and they may be unknown to the next
+    # server, which keeps the high-water mark.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 
@@ -207,8 +208,8 @@ def _is_unused(sequence: SequencePosition, after: int) -> bool:
     """Whether ``sequence`` begins above ``after`` and has handed out no id yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
-    # A new sequence that counts by an auto-increment column is at the server's first id already, before
-    # that id was handed out.
+    # If a new sequence counts by an auto-increment column, its position is the server's first id
+    # even before that id is handed out.
     return first <= sequence.position <= max(first, slot.position) and (
         sequence.row.predecessor_mark == 0
     )
@@ -261,8 +262,8 @@ def _database(alias: str) -> str:
 class TestSequences:
     """A receiver of ``post_migrate`` that creates the models' sequences in test databases.
 
-    A test database has no rows yet, so that its sequences may begin at 1. In other databases the
-    receiver does nothing: there, the operator decides where a sequence begins.
+    A test database has no rows yet, so its sequences may begin at 1. In other databases the
+    receiver does nothing, because the operator decides where a sequence begins.
     """
 
     __test__ = False

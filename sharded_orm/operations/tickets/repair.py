@@ -47,13 +47,13 @@ class Verified:
     #: The highest id that the server is known to have handed out: its high-water mark, which the next
     #: server keeps. None if the next server does not tell it.
     mark: int | None
-    #: The largest id in the tables that is above ``position``; None if there is none.
+    #: The largest id in the tables that is above ``position``; None if no id is above it.
     offending: int | None
-    #: The table and the database or group that have the id ``offending``; None if there is none.
+    #: The table and the database or group with the id ``offending``; None if ``offending`` is None.
     where: str | None
     #: A sentence about the problem, with its remedy; None if all is well.
     problem: str | None
-    #: Whether the position could be compared; if not, ``problem`` says why.
+    #: True if the position could be compared; False if not, and ``problem`` says why.
     checked: bool = True
 
 
@@ -67,7 +67,7 @@ class Advanced:
     alias: str
     #: The server's position before the call; None if it is not known.
     before: int | None
-    #: The position after the call, or after a dry run the one to be reached; None if not known.
+    #: The position after the call; in a dry run, the position to be reached. None if not known.
     after: int | None
     #: Why the server was not moved; None if all is well.
     problem: str | None
@@ -88,7 +88,7 @@ def verify(
     :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param servers: the servers to check; by default all in ``TICKETS``.
     :param progress: called before each sequence and at the end; see :data:`Progress`. None for no calls.
-    :raises UnknownSequence: no model and no server has one of ``names``.
+    :raises UnknownSequence: one of ``names`` is unknown to all models and servers.
     """
     return [
         _verify_one(answers, index, name, fields)[0]
@@ -116,18 +116,18 @@ def advance(
     and the others are moved.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
-    :param margin: number of ids to skip, because ids above the high-water mark may have been handed out
-        that are in no row.
+    :param margin: number of ids to skip. Ids that are above the high-water mark and in no row may
+        have been handed out.
     :param to: the target; replaces the computed target and ``margin``. A server whose position is above
         ``to`` stays there. None to compute the target.
     :param check: whether to look for existing ids in the tables. If False, ``to`` is required.
-    :param dry_run: if True, report what would be done and change nothing.
+    :param dry_run: True to report what would be done and change nothing; False to move servers.
     :param only: move only the server with this alias; by default all servers.
     :param servers: the servers to compare; by default all in ``TICKETS``.
     :param progress: called before each sequence and at the end; see :data:`Progress`. None for no calls.
-    :raises InvalidSequence: ``margin`` is negative, ``to`` is no possible id, or ``to`` is missing
-        without ``check``.
-    :raises UnknownSequence: no model and no server has one of ``names``.
+    :raises InvalidSequence: ``margin`` is negative, ``to`` is not a possible id, or ``check`` is
+        False and ``to`` is missing.
+    :raises UnknownSequence: one of ``names`` is unknown to all models and servers.
     """
     _check_arguments(margin, to, check)
     return [

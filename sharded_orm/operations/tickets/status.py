@@ -29,12 +29,12 @@ class SequenceStatus:
     name: str
     #: The kind of SQL by which the sequence counts.
     form: str
-    #: The last id that the server has handed out; 0 or less for none.
+    #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
     #: The high-water mark: the highest id that the server is known to have handed out. The next server,
     #: called its partner, keeps the mark. None if the partner does not tell it.
     mark: int | None
-    #: Which part of all ids, the positive 64-bit numbers, is used up, from 0 to 1.
+    #: The used part of all ids (the positive 64-bit numbers), from 0 to 1.
     used: float
     #: A sentence about the problem, with its remedy; None if all is well.
     problem: str | None

@@ -34,7 +34,7 @@ class SequencePosition:
 
     #: The sequence's row in the server's catalog table.
     row: SequenceRow
-    #: The last id that the server has handed out; 0 or less for none.
+    #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
     #: What is wrong with the sequence on this server; None if all is well.
     problem: str | None = None
@@ -133,10 +133,12 @@ def slot_problem(
 ) -> str | None:
     """Return why the sequence ``row`` cannot belong to ``server``; None if it can.
 
-    A slot is a server's share of all ids (offset and step). The slot in ``row`` must be the server's.
+    A slot is a server's share of all ids (offset and step). The sequence must have the slot of its
+    server.
 
-    :param answers: the answers of all servers. Another server may have the slot in ``row``: then one
-        database is a copy of the other. If empty, this is not checked.
+    :param answers: the answers of all servers, to find another server that has the same sequence
+        with the same slot. Then both servers are one database, or one is a copy of the other. If
+        ``answers`` is empty, no other server is looked for.
     """
     if row.slot == server.slot:
         return None
@@ -166,10 +168,10 @@ def slot_problem(
 def select_names(
     names: Iterable[str], declared_names: Iterable[str], answers: Sequence[ServerAnswer]
 ) -> list[str]:
-    """Return ``names``, or if it is empty, all sequences that a model uses or a server has.
+    """Return ``names``; if it is empty, all sequences that a model uses or a server has.
 
-    :raises UnknownSequence: no model and no server has one of ``names``. Not raised if a server did
-        not answer, because it may have the sequence.
+    :raises UnknownSequence: one of ``names`` is unknown to all models and servers. Not raised if a
+        server did not answer, because that server may have the sequence.
     """
     known_names = {*declared_names, *(name for answer in answers for name in answer.sequences)}
     selected = list(dict.fromkeys(names))
