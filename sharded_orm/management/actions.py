@@ -77,7 +77,9 @@ def add_action(commands: Any, name: str, text: str) -> CommandParser:
 
 
 def problems_error(texts: Iterable[str]) -> CommandError:
-    """Return the error to raise for a command that has found problems. Repeated texts are listed once."""
+    """Return one error that lists all ``texts``, each of them once. A command raises it for the
+    problems that it has found.
+    """
     problems = list(dict.fromkeys(texts))
     if len(problems) == 1:
         return CommandError(problems[0])
@@ -85,7 +87,9 @@ def problems_error(texts: Iterable[str]) -> CommandError:
 
 
 def line_writer(command: BaseCommand, options: dict[str, Any]) -> Callable[[str], None]:
-    """Return a function that writes a line to standard error. With verbosity 0, it does nothing."""
+    """Return a function that writes a line to standard error. With ``--verbosity 0``, the function
+    does nothing.
+    """
 
     def tell(line: str) -> None:
         if options["verbosity"]:

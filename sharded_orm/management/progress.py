@@ -10,7 +10,7 @@ from django.core.management import BaseCommand
 
 from sharded_orm.operations.migrate.migration_run import Failure
 
-# Seconds between two progress lines. Lines are printed if no bar is shown.
+# Seconds between two progress lines. A command prints such lines if it shows no bar.
 _INTERVAL = 10.0
 
 

@@ -1,4 +1,6 @@
-"""The command-line options ``--group``, ``--shards`` and ``--node``, which select shards."""
+"""The command-line options ``--group``, ``--shards`` and ``--node``. Commands use them to select
+shards.
+"""
 
 from __future__ import annotations
 

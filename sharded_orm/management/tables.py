@@ -18,9 +18,9 @@ def write_table(
     :param headings: the headings. A heading that begins with ">" aligns its column to the right,
         for numbers.
     :param lines: the rows, with a cell for each heading. A row may also be a single cell; such a
-        row does not affect the widths.
-    :param bad: texts that mark a problem. A row that has a cell with exactly such a text is printed
-        in the style of errors. By default, there are no such texts.
+        row does not affect the widths of the columns.
+    :param bad: texts that mark a problem. A row is printed in the style of errors if one of its
+        cells is exactly such a text. By default, there are no such texts.
     """
     right_aligned = [head.startswith(">") for head in headings]
     rows = [[head.lstrip(">") for head in headings], *lines]

@@ -21,10 +21,10 @@ from sharded_orm.models.sharding.statements import (
 
 
 class GlobalQuerySet(CachedQuerySet):
-    """The queryset of global models, with the extra methods of sharded querysets, such as
-    ``scatter()`` (Y1).
+    """The queryset of global models (Y1).
 
-    A join to a sharded model raises :exc:`CrossShardRelation`.
+    It also has methods of sharded querysets, such as ``scatter()``, so that code for sharded models
+    works with global models. A join to a sharded model raises :exc:`CrossShardRelation`.
     """
 
     @property
@@ -48,14 +48,14 @@ class GlobalQuerySet(CachedQuerySet):
         return super().bulk_create(objs, *args, **kwargs)
 
     def scatter(self, *, partial: bool = False) -> Self:
-        """Return a copy of the query, which reads the global database as before.
+        """Return a copy of the queryset. Like the original, the copy reads the global database.
 
         The method exists so that code for sharded models works with global models.
         """
         return self._chain()
 
     def explain_routing(self) -> str:
-        """Return a sentence that names the alias of the database to which the query goes."""
+        """Return a text about the database of this query: ``the global database, alias 'default'``."""
         return f"the global database, alias {self.db!r}"
 
 
@@ -65,7 +65,8 @@ GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalM
 class GlobalModel(models.Model):
     """A model whose rows are in the global database, because they belong to no shard key (Y1).
 
-    ``class ShardMeta`` may set ``cache = True`` and an ``isolate_key`` (Y16).
+    ``class ShardMeta`` is optional. Its ``cache = True`` turns on the cache for the model. Its
+    ``isolate_key`` names a field by which the cached lists of rows are divided (Y16).
     """
 
     _is_sharded: ClassVar[bool] = False
@@ -92,7 +93,7 @@ class GlobalModel(models.Model):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # The project's base manager may read through the cache, which may be older than the
-        # database.
+        # Read the database itself: the project's base manager may read through the cache, which may
+        # be out of date.
         with request_cache.uncached():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)

@@ -29,8 +29,8 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# Model fields that every database compares by value. UUIDs are among them, because Django stores a
-# UUID as text in only one way.
+# Fields whose values every database compares exactly, unlike text. UUIDs are among them: some
+# databases store a UUID as text, but Django writes each UUID in only one way.
 _COMPARED_BY_VALUE = (
     models.IntegerField,
     models.AutoField,
@@ -68,9 +68,10 @@ class KeyColumn:
 
     @property
     def is_colocated_with_target(self) -> bool:
-        """Whether the databases that have this column's table also have the table of ``target``.
+        """Whether the databases with this column's table also have the table of ``target``.
 
-        If so, migrations of ``target`` also change this column, which refers to ``target``.
+        If so, a migration that changes ``target`` also changes this column, because its foreign key
+        refers to ``target``.
         """
         options, target_options = shard_options(self.model), shard_options(self.target.model)
         return (
@@ -82,7 +83,7 @@ class KeyColumn:
     def declared_collation(self, connection: Any) -> str | None:
         """Return the collation that the model declares; None for the table's default collation.
 
-        Sends nothing, except perhaps a query for the server's version.
+        Sends no query, except perhaps one for the server's version.
         """
         parameters = self.field.db_parameters(connection)
         if collation := parameters.get("collation"):
@@ -107,9 +108,10 @@ class InexactKey:
 
 
 def text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
-    """Return the text key columns of all models of ``group``, keyed by table. Sends nothing.
+    """Return the text columns whose values name the shard, for all models of ``group``, keyed by
+    table.
 
-    The result is empty until Django has loaded all models.
+    Sends no query. The result is empty until Django has loaded all models.
     """
     return _text_keys(group) if apps.models_ready else {}
 
@@ -125,9 +127,9 @@ def _text_keys(group: str) -> Mapping[str, tuple[KeyColumn, ...]]:
 
 
 def key_columns(model: Any) -> tuple[KeyColumn, ...]:
-    """Return those columns of a sharded model's own table that name the shard and are text.
+    """Return the columns of a sharded model's own table that are text and name the shard.
 
-    Sends nothing.
+    Sends no query.
     """
     options = shard_options(model)
     if options is None or model._meta.proxy:
@@ -141,10 +143,10 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 
 
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
-    """Return the declared collation of ``key`` if it proves that the column does not compare
-    exactly.
+    """Return the declared collation of ``key`` if the column certainly compares inexactly with it.
 
-    Return None if the declaration proves nothing; the column in the database must then be checked.
+    Return None if the declaration does not tell this; the column in the database must then be
+    checked.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -156,10 +158,11 @@ def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | 
 
 
 def inexact_keys(connection: Any, shards: Sequence[Shard]) -> Iterator[InexactKey]:
-    """Yield the text key columns that compare inexactly on ``shards``.
+    """Yield an :class:`InexactKey` for each text key column and shard where the database compares
+    inexactly.
 
     All of ``shards`` must be of one group and on one node. Tables that do not exist are skipped.
-    Sends one query per 500 shards. Sends nothing for a group without text keys, nor on SQLite,
+    Sends one query per 500 shards. Sends no query for a group without text keys, nor on SQLite,
     where the collations that the models declare are checked instead.
 
     :param connection: a connection to the node.
@@ -212,8 +215,8 @@ def _inexact_key(
 def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     collation = exact_collation(connection)
     if column is not None and not key.is_colocated_with_target:
-        # The target of the foreign key is in another group or the global database. Its migrations
-        # do not run on the shards, so the operator must change this column there with RunSQL.
+        # The foreign key refers to another group or to the global database. The migrations of its
+        # target do not run on these shards, so the operator must change this column with RunSQL.
         definition = column.definition.removesuffix(" NOT NULL").removesuffix(" NULL")
         null = column.definition.removeprefix(definition)
         app = key.model._meta.app_label
@@ -245,7 +248,7 @@ _Tables = Mapping[str, tuple[tuple[KeyColumn, ColumnType | None], ...]]
 
 @dataclass(frozen=True)
 class _Verified:
-    """The tables of one shard whose text keys were checked and compare exactly.
+    """The tables of one shard that passed the check: the database compares their text keys exactly.
 
     :param node: the node that had the shard at the time of the check.
     """
@@ -274,12 +277,13 @@ class TextKeyGuard:
         self._verified = {}
 
     def check(self, connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> None:
-        """Check the text keys of ``tables`` on ``shards``, except tables that this process has
+        """Check the text keys of ``tables`` on ``shards``. Leaves out tables that this process has
         checked before.
 
         Implements :meth:`sharded_orm.backends.text_keys.KeyGuard.check`.
 
-        :raises InexactShardKey: one of ``tables`` does not compare keys as the router does.
+        :raises InexactShardKey: the database does not compare the keys of one of ``tables`` as
+            exactly as the router does.
         """
         keys = text_keys(shards[0].group)
         if not keys:
@@ -288,8 +292,8 @@ class TextKeyGuard:
         if not checked or connection.open_editors:
             return
         if connection.shard is shards[0] and connection._generation != relocation.generation:
-            # The topology has changed since the last check. Connect to the node that has the shard
-            # now.
+            # The topology has changed since this connection object got its settings. Move the
+            # connection to the node that has the shard now.
             relocation.follow(connection)
             shards = (connection.shard,)
         unverified = [shard for shard in shards if not self._is_verified(shard, checked)]
@@ -301,7 +305,8 @@ class TextKeyGuard:
 
         Implements :meth:`sharded_orm.backends.text_keys.KeyGuard.check_rows`.
 
-        :raises InvalidShardKey: the database would store another key.
+        :raises InvalidShardKey: a key is too long. The database would store a part of it, which is
+            another key.
         """
         known = self._verified.get(shard.alias)
         columns = () if known is None else known.tables.get(query.get_meta().db_table, ())
@@ -359,9 +364,9 @@ class TextKeyGuard:
                 )
                 if inexact is None and exists:
                     verified[table] = columns_with_types
-            # Most shards have the same tables, so these shards share one mapping, to save memory.
-            # Replace the shard's entry as a whole: two threads may check the shard at once, and
-            # both find the same result.
+            # Most shards have the same tables. To save memory, their entries share one mapping of
+            # tables. Replace the entry of a shard as a whole, because another thread may check the
+            # same shard at once. Both threads find the same result.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

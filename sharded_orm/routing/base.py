@@ -73,23 +73,26 @@ class Strategy(ABC):
 
     @abstractmethod
     def locate(self, key: Any) -> int | None:
-        """Return the number of the shard of ``key``; None if no row can have the key. Never writes.
+        """Return the number of the shard of ``key``; None if the key has no shard. Never writes.
 
         None means that the key is not placed yet, or that :meth:`place` refuses the key, such as a
-        negative id. A query for such a key finds nothing, as it would in an unsharded database.
+        negative id. In both cases no row has the key, so a query for it finds nothing, as it would
+        in an unsharded database.
 
         :raises InvalidShardKey: the key is of a type that the strategy does not accept.
         """
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
-        """Return the result of :meth:`locate` for each key, in a dict.
+        """Return the results of :meth:`locate` for many keys, as a dict from key to shard number or
+        None.
 
-        A strategy that uses a database looks up many keys with one query.
+        A strategy that uses a database looks up hundreds of keys with one query.
         """
         return {key: self.locate(key) for key in keys}
 
     def place(self, key: Any) -> int:
-        """Return the number of the shard of ``key``. If it has no shard yet, choose and record one.
+        """Return the number of the shard of ``key``. If the key has no shard yet, choose and record
+        one.
 
         May be called concurrently, by threads and by processes.
 
@@ -100,7 +103,7 @@ class Strategy(ABC):
         return self.place_many([key])[key]
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
-        """Return the result of :meth:`place` for each key.
+        """Return the results of :meth:`place` for many keys, as a dict from key to shard number.
 
         :raises InvalidShardKey: no row can have one of the keys.
         """
@@ -125,8 +128,8 @@ class Strategy(ABC):
                 f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
                 " 'open': True on one."
             )
-        # A range's weight applies to each shard in it: 512 shards of weight 1 get as many keys as
-        # 256 shards of weight 2.
+        # The weight of a range counts for each shard in the range: 512 shards of weight 1 get as
+        # many keys as 256 shards of weight 2.
         weights = [r.weight * (r.last - r.first + 1) for r in ranges]
         chosen = _random.choices(ranges, weights=weights)[0]
         return _random.randint(chosen.first, chosen.last)
@@ -141,8 +144,9 @@ class Strategy(ABC):
         return f"{self.group.strategy} of {key!r}"
 
     def refusal(self, key: Any) -> InvalidShardKey:
-        """Return the error to raise for a write of a row, if :meth:`locate` returned None for its
-        ``key``.
+        """Return the error for the write of a row whose ``key`` has no shard.
+
+        :meth:`locate` has returned None for ``key``, and the strategy does not place keys.
         """
         return self.invalid(key, "keys that it gives a shard")
 
@@ -183,8 +187,8 @@ def utf8_bytes(key: str, strategy: Strategy) -> bytes:
 def strategy_class(group: ShardGroup) -> type[Strategy]:
     """Return the class of the strategy whose name is in the settings of ``group``.
 
-    :raises InvalidConfiguration: the name is not that of a strategy. If it cannot be imported, the
-        message lists the choices.
+    :raises InvalidConfiguration: the name cannot be imported (the message lists the built-in
+        strategies), or it is not the name of a subclass of :class:`Strategy`.
     """
     path = BUILT_IN.get(group.strategy, group.strategy)
     try:
@@ -206,7 +210,7 @@ def strategy_class(group: ShardGroup) -> type[Strategy]:
 def make_strategy(group: ShardGroup) -> Strategy:
     """Create the strategy whose name is in the settings of ``group``.
 
-    :raises InvalidConfiguration: the strategy's name is not valid, or one of its options.
+    :raises InvalidConfiguration: the name of the strategy or one of its options is not valid.
     """
     return strategy_class(group)(group, group.strategy_options)
 

@@ -28,25 +28,28 @@ class DirectoryStore(Protocol):
     """
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        """Return the placements of the given keys; a key without a placement is left out.
+        """Return the placements of the given keys, by key; a key without a placement is left out.
 
-        Each item of the result is the number of the shard, and whether the placement is committed.
+        A placement is a pair: the number of the shard, and whether the placement is committed.
         """
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
         """Store the given shard number for each key that has no placement yet.
 
-        The caller's transaction can neither hide nor roll back the placements. A key that was
-        placed before keeps its shard. Return what :meth:`find` returns afterwards for all the keys.
+        A key that was placed before keeps its shard. The caller's transaction can neither hide nor
+        roll back the placements.
+
+        :return: the placements of all the given keys, in the form that :meth:`find` returns.
         """
 
 
 class DirectoryStrategy(Strategy):
-    """A strategy that places each new key on a random open shard, and looks up all other keys.
+    """A strategy that places each new key on a random open shard, and looks up the shard of any
+    other key.
 
     The placements (the shards of keys) are in the directory, a table in the global database.
 
-    - For a key without a placement, :meth:`locate` returns None, and stores and remembers nothing.
+    - If a key has no placement, :meth:`locate` returns None and stores nothing.
     - A placement is committed before the key's first row is written, and outside of the caller's
       transaction. So a rollback of the caller never moves a key that has rows. If two processes
       place the same key at once, the first insert wins, and both processes get its shard.
@@ -54,7 +57,7 @@ class DirectoryStrategy(Strategy):
       100,000 by default).
 
     Cost: no query for remembered keys; one query for up to 500 other keys; two more round trips to
-    place these keys.
+    place those of them that are new.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
@@ -137,8 +140,8 @@ class DirectoryStrategy(Strategy):
         return {key: numbers.get(text) for text, key in texts.items()}
 
     def _remember(self, placements: Mapping[str, tuple[int, bool]]) -> dict[str, int]:
-        # Invariant: _placements holds committed placements only. An uncommitted placement may be
-        # rolled back with the caller's transaction; then its key has no shard.
+        # Invariant: _placements holds only committed placements. An uncommitted placement may be
+        # rolled back with the caller's transaction, and its key would then have no shard.
         with self._lock:
             for text, (number, committed) in placements.items():
                 if committed and self._cache_size:
@@ -152,7 +155,7 @@ class DirectoryStrategy(Strategy):
 
         The key's type does not matter: the integer 7 and the text "7" give the same text.
 
-        :raises InvalidShardKey: the value cannot be a key.
+        :raises InvalidShardKey: the value of ``key`` cannot be a shard key.
         """
         if isinstance(key, str):
             text = exact_text(key, self)

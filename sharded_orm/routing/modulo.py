@@ -30,11 +30,12 @@ class ModuloStrategy(Strategy):
 def stable_hash(key: Any, strategy: Strategy) -> int:
     """Return an integer for ``key`` that is the same in every process and on every machine.
 
-    An integer is returned unchanged. For text, the result is the md5 of its UTF-8 bytes, read as a
-    big-endian integer. This is the published rule of P11: ``"1.2.3.4"`` gives shard 1537 of 4096.
-    For bytes and UUIDs, the result is the md5 of their bytes, read in the same way.
+    An integer, or a decimal without a fraction, is returned as an integer of the same value. For
+    text, the result is the md5 of its UTF-8 bytes, read as a big-endian integer. This is the
+    published rule of P11: ``"1.2.3.4"`` gives shard 1537 of 4096. For bytes and UUIDs, the result
+    is the md5 of their bytes, read in the same way.
 
-    :raises InvalidShardKey: the key is of another type.
+    :raises InvalidShardKey: the key is of another type, or :func:`utf8_bytes` refuses its text.
     """
     if isinstance(key, int):
         return int(key)

@@ -37,8 +37,8 @@ class RangeStrategy(Strategy):
                 raise InvalidConfiguration(
                     [f"group {group.name!r}: SIZE must be a positive number, not {size!r}"]
                 )
-            # A ``range`` object computes its items on demand, so the bounds of many shards take no
-            # memory.
+            # A ``range`` object computes each bound on demand, so it takes no memory for the bounds
+            # of many shards.
             self._bounds: Sequence[Any] = range(0, (group.count + 1) * size, size)
             self._open_ended = False
         else:

@@ -45,9 +45,9 @@ _WRITES_SQL = re.compile(
 
 
 def writes_own_sql(cls: type) -> bool:
-    """Whether the class body of ``cls`` defines a method that writes SQL.
+    """Whether the body of the class ``cls`` defines a method that writes SQL.
 
-    Always False for classes of Django and of this library, whose SQL is known.
+    False for each class of Django and of this library, because the SQL of these classes is known.
     """
     if cls.__module__.partition(".")[0] in ("django", "sharded_orm"):
         return False
@@ -55,7 +55,10 @@ def writes_own_sql(cls: type) -> bool:
 
 
 def compares_as(base: Any, lookup: Any) -> bool:
-    """Whether ``lookup`` matches the same rows as a lookup of Django's class ``base`` would."""
+    """Whether ``lookup`` matches the rows that a lookup of Django's class ``base`` would match.
+
+    If not, ``lookup`` is of another kind, or the project has changed its SQL.
+    """
     kind: Any = type(lookup)
     return _is_same(base, kind)
 
@@ -72,16 +75,16 @@ def _is_same(base: Any, kind: Any) -> bool:
 def is_equality(lookup: Any) -> bool:
     """Whether ``lookup`` is an equality or an ``__in``.
 
-    Each row that it matches has a column equal to the compared value, or to one of the compared
-    values.
+    In each row that such a lookup matches, a column is equal to the compared value, or to one of
+    the compared values.
     """
     return compares_as(Exact, lookup) or compares_as(In, lookup)
 
 
 #: A function that returns the :class:`ShardKey` of a model, or None if the model has no such key.
 KeyOf = Callable[[type[Model]], ShardKey | None]
-#: A function of a group and a list of keys. It returns the shard number of each key, by key; keys that
-#: have no shard yet are left out.
+#: A function that takes the name of a group and a list of shard keys. It returns a dict with the
+#: shard number of each key. Keys that have no shard yet are left out.
 Locate = Callable[[str, list[Any]], dict[Any, int]]
 
 
@@ -105,8 +108,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # This SQL is compiled once for many shards. Conditions for other shards were replaced
-            # before, by conditions that match no row.
+            # This SQL is compiled once for many shards. Conditions that name other shards were
+            # replaced before, by conditions that match no row. So this condition is true.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -130,7 +133,7 @@ def _boolean() -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """The numbers of the shards that may have rows matching a condition, and the reason as text."""
+    """The numbers of the shards on which rows may match a condition, and a text that says why."""
 
     shards: frozenset[int]
     reason: str
@@ -164,7 +167,7 @@ class WhereReader:
         self._embedded = embedded
 
     def bound(self) -> Bound | None:
-        """Return the shards that can have matching rows, or None if any shard can."""
+        """Return the shards that may have rows of the query; None if any shard may have some."""
         return self._node(self._query.where)
 
     def _node(self, node: Any) -> Bound | None:
@@ -234,9 +237,11 @@ class WhereReader:
         return Bound(frozenset(numbers.values()), reason)
 
     def lists_keys(self, lookup: Any) -> bool:
-        """Whether ``lookup`` is ``key IN (…)`` with plain keys.
+        """Whether ``lookup`` is ``key IN (…)``: a column that names the shard, and a list of plain
+        values.
 
-        If so, each shard can be sent a list of only its own keys.
+        If so, the list for each shard can be cut down to the keys of that shard. Plain values are
+        those that :func:`plain_values` accepts.
         """
         return (
             compares_as(In, lookup)
@@ -267,13 +272,12 @@ class WhereReader:
 
 
 def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
-    """Return pairs of a column and the values that it is compared with, for an equality or
-    ``__in``.
+    """Return pairs of a column that ``lookup`` compares, and the values with which it is compared.
 
     A composite primary key gives one pair for each of its columns. The result is empty if ``__in``
     or a composite key is compared with a subquery.
 
-    :param lookup: a lookup for which :func:`is_equality` is true.
+    :param lookup: an equality or an ``__in``, for which :func:`is_equality` is true.
     """
     lhs, is_list = lookup.lhs, isinstance(lookup, In)
     is_composite = isinstance(lhs, ColPairs)
@@ -300,10 +304,10 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django does not convert the value inside Value() with the field, as it does with plain
-            # values. The database converts it by other rules than Python: for MariaDB, "5abc"
-            # equals the number 5. So the value counts as plain only if it already has the type that
-            # the field would convert it to.
+            # Django does not prepare the value inside Value() with the field, as it does with other
+            # values. The database then converts the value by its own rules: for MariaDB, "5abc"
+            # equals the number 5. So this value counts as plain only if it already has the type
+            # that the field would give it.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None
@@ -320,9 +324,10 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
 def are_prepared(values: Iterable[Any], prepare: Callable[[Any], Any]) -> bool:
     """Whether ``values`` already have the types that ``prepare`` would convert them to.
 
-    For example, Django does not prepare the values in ``In(F("owner"), ["1"])``.
+    They may have other types, because Django does not convert the values of some lookups, such as
+    ``In(F("owner"), ["1"])``.
 
-    :param prepare: the method ``get_prep_value()`` of the values' field.
+    :param prepare: the method ``get_prep_value()`` of the field with which the values are compared.
     """
     for kind, value in {type(value): value for value in values}.items():
         try:
