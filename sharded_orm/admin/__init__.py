@@ -1,7 +1,7 @@
 """Django's admin for sharded models, and pages about the shards themselves.
 
-This package is also imported by Django's ``autodiscover()``, which imports the ``admin`` module of
-every installed app.
+The import of this package registers the pages about the shards. Django's ``autodiscover()`` imports
+the ``admin`` module of every installed app, and so this package.
 """
 
 from __future__ import annotations

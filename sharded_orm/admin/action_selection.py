@@ -63,14 +63,16 @@ def select(
 ) -> ActionSelection:
     """Return the rows of ``queryset`` that have the given object ids.
 
-    An object id (see :mod:`identity`) is counted as unknown if it is forged or outdated, or if its
-    row is misplaced: on another shard than the row's key leads to. Costs one ``COUNT`` query per
-    shard, and look-ups in the directory (the table that records the shard of each key). If object
-    ids have no shard key and do not tell the shard, the queries of :func:`misplaced` are added.
+    An object id (see :mod:`identity`) counts as unknown if it is forged or outdated, or if its row
+    is misplaced: on another shard than the row's shard key leads to.
+
+    Costs one ``COUNT`` query per shard, and look-ups in the directory (the table that records the
+    shard of each key). If an object id is only a primary key, and this key does not tell the shard,
+    the queries of :func:`misplaced` are added.
 
     :param within: the shard that the page shows; None if the page shows several shards. If a shard
-        is given, rows of other shards are counted as unknown, and an object id may be a primary key
-        alone. Such ids come from actions with a page that was written for Django's own admin.
+        is given, rows of other shards count as unknown, and an object id may be a primary key
+        alone. Pages of actions that were written for Django's own admin send such object ids.
     """
     by_shard: dict[Shard, list[Identity]] = {}
     unknown = 0
@@ -86,8 +88,8 @@ def select(
             unknown += 1
             continue
         by_shard.setdefault(identity.shard, []).append(identity)
-    # If the primary key determines the shard, parse() has found each row's shard by the primary
-    # key. So no row that is found there is misplaced.
+    # If the primary key determines the shard, parse() has found the shard of each row by its
+    # primary key. A row that is stored on that shard is not misplaced, so it need not be checked.
     pk_tells_shard = options.names_shard(options.model._meta.pk)
     outages = Outages()
     all_selected = Q()
@@ -144,9 +146,10 @@ def select_all(options: ShardOptions, queryset: Any, shards: Iterable[Shard]) ->
 
 
 def _any_of(identities: list[Identity]) -> Q:
-    """Return a condition for the rows of ``identities``.
+    """Return a condition that matches the rows that ``identities`` (parts of object ids) name.
 
-    The condition compares the primary key and, if the identity has a shard key, the shard key too.
+    The condition compares the primary key. If an identity holds a shard key, the condition compares
+    the shard key too.
     """
     pks: dict[Any, list[Any]] = {}
     for identity in identities:
@@ -164,7 +167,7 @@ def _any_of(identities: list[Identity]) -> Q:
 
 
 def _parts(rows_by_shard: Iterable[tuple[Shard, Any]], outages: Outages) -> tuple[Part, ...]:
-    """Count the rows of each shard, and return a part for each shard that has rows.
+    """Count the rows of each shard, and return a :class:`Part` for each shard that has rows.
 
     A shard that fails is added to ``outages`` and left out of the result.
     """

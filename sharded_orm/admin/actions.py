@@ -56,8 +56,9 @@ class ActionsMixin(ShardedBase):
             self.message_user(request, message, messages.WARNING)
             return None
         if select_across and (notes := lookup_notes(request)):
-            # A lookup in the global database matched too many rows, and its result was cut off, as
-            # the notes say. "All rows" would miss some matching rows: do nothing.
+            # A lookup in the global database matched too many rows, and only some of them were
+            # used; the sentences in ``notes`` say so. "All rows" would miss some matching rows: do
+            # nothing.
             self.message_user(
                 request, f"{' '.join(notes)} No items have been changed.", messages.ERROR
             )
@@ -132,8 +133,8 @@ class ActionsMixin(ShardedBase):
     ) -> ActionSelection:
         scope = self.focus(request)
         if scope.everywhere:
-            # Do not pass partial=True: the query is to fail if a shard does not answer. Otherwise
-            # the action would take the rows of the other shards for all rows.
+            # Do not pass partial=True, so that the query fails if a shard does not answer.
+            # Otherwise the action would treat the rows of the other shards as all rows.
             queryset = queryset.scatter()
         if object_ids is not None:
             return select(self.shard_options, queryset, object_ids, scope.home)

@@ -52,12 +52,14 @@ class AddViewMixin(PickersMixin, ShardedBase):
             scope = self._new_row_scope(request)
         except InvalidFocus as exc:
             if options.key_is_generated:
-                # The key is generated, so there is no key to ask for: show only the error.
+                # The shard key is generated, so the user cannot be asked for another key: show only
+                # the error.
                 return message_page(self, request, self.error_text(request, exc))
             return self._ask_for_key(request, self.error_text(request, exc))
         if options.key_is_generated:
             return self._choose_shard(request, scope)
-        # If the key is read-only, the form has no input for it: ask for the key first.
+        # If the shard key is read-only, the form of the row has no input for it. So ask for the key
+        # on a page before the form.
         readonly = options.key is not None and options.key.name in self.get_readonly_fields(request)
         if scope.key is None and (readonly or self.relates_inside_group(request)):
             return self._ask_for_key(request)
@@ -74,22 +76,25 @@ class AddViewMixin(PickersMixin, ShardedBase):
         name = options.key.name if options.key is not None else ""
         if scope.key is None and not options.key_is_generated and request.GET.get(name):
             # Take the shard key from a URL parameter such as ?owner=414, with which Django sets
-            # initial values.
+            # initial values of the form.
             key = read_key(options, request.GET[name])
             return ShardScope(options, key=key, home=locate(options, key))
         return scope
 
     def _choose_shard(self, request: HttpRequest, scope: ShardScope) -> Any:
-        """Set the scope for a new row whose key is generated. Any open shard may store such a row.
+        """Choose a shard for a new row whose key is generated, and set the scope. Any open shard
+        may store such a row.
 
-        If the page names a shard that is open for new rows, the scope is that shard. Otherwise, if
-        the form needs a shard or the user may not look at all shards, the scope is a random open
-        shard. Otherwise, the scope is the whole shard group.
+        If the URL names a shard that is open for new rows, the scope is that shard. If not:
 
-        :return: None; or, if the form needs a shard and the page names no open shard, a redirect to
-            this page with a random shard in the URL.
-        :raises PermissionDenied: no shard is open, or the user may not look at any of the random
-            open shards that were tried.
+        - If the form of a GET request needs a shard, redirect to this page with a random open shard
+          in the URL.
+        - Otherwise, if the user may not look at all shards, the scope is a random open shard.
+        - Otherwise, the scope is the whole shard group.
+
+        :return: the redirect; None if the scope is set.
+        :raises PermissionDenied: a random shard is needed, but no shard is open, or the user may
+            not look at any of the random shards that were tried.
         """
         options, home = self.shard_options, scope.home
         if home is not None and not is_open(options, home.number):
@@ -116,8 +121,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         This is the alias of the row's shard. If the shard of a new row is not known yet, it is the
         alias of the whole shard group.
 
-        :param known: whether the page is about a stored row. The shard of a stored row is always
-            known.
+        :param known: True for the page of a stored row, whose shard is always known; False for the
+            page of a new row.
         """
         scope = self.focus(request)
         shard_known = known or scope.key is not None or self.shard_options.key_is_generated
@@ -126,10 +131,10 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return self.shard_options.group
 
     def relates_inside_group(self, request: HttpRequest) -> bool:
-        """Whether the form of a new row needs rows of the same shard group.
+        """Whether the form of a new row shows other rows of the same shard group.
 
-        True if an editable field is a relation to a model of the group, or if the page has an
-        inline of such a model.
+        True if an editable field of the model is a relation to a model of the group, or if the page
+        has an inline of such a model. The form can then be built only for one known shard.
         """
         group = self.shard_options.group
         fields: list[Any] = [*self.opts.fields, *self.opts.many_to_many]
@@ -168,8 +173,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         related = None if key.remote_field is None else shard_options(key.related_model)
         if related is None:
             return self.formfield_for_dbfield(key, request)
-        # The row to which the key refers may be on any shard: ask for that row's id, with a link to
-        # the list of all shards.
+        # The shard key refers to a row that may be on any shard. So ask for the id of that row,
+        # with a link to the list of all shards.
         target = key.target_field
         field = target.formfield() or forms.CharField()
         field.widget = RawId(key.remote_field, self.admin_site)

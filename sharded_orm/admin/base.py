@@ -89,8 +89,8 @@ class ShardedBase(_ModelAdmin):
         try:
             scope = self.focus(request)
         except InvalidFocus as exc:
-            # The changelist never gets here: it has read the scope before, and shows a page that
-            # explains the error.
+            # The changelist never gets here: before it asks for the queryset, it reads the scope,
+            # and shows a page that explains this error.
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()

@@ -102,13 +102,13 @@ class ShardedChangeList(ChangeList):
         return filter_params
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
-        # Leave out the parameter that asks for a count: it is meant for this page, not for the
-        # pages to which it links.
+        # Leave out the parameter that asks for the number of rows: it applies to this page, not to
+        # the pages to which this page links.
         return str(super().get_query_string(new_params, [*(remove or ()), COUNT_VAR]))
 
     def get_filters(self, request: HttpRequest) -> Any:
-        # Filters read their choices from related rows. Within the block, those queries go to the
-        # shard of the scope.
+        # Filters query related rows for their choices. The ``with`` block sends these queries to
+        # the shard of the scope.
         with scoped(self.scope.alias) if self.scope.alias is not None else nullcontext():
             return self._filters(request)
 
@@ -121,8 +121,8 @@ class ShardedChangeList(ChangeList):
                 values = lookup.find_by({lookup.rest: lookups.pop(name)}, request)
                 if lookup.name in lookups:
                     # Another filter or the URL has given values for this lookup already. Django
-                    # would combine the two lists with OR, but a row must match both filters: keep
-                    # the values that are in both lists.
+                    # would combine the two lists of values with OR, but a row must match both
+                    # filters. So keep only the values that are in both lists.
                     others = {str(value) for part in lookups[lookup.name] for value in part}
                     values = [value for value in values if str(value) in others]
                 lookups[lookup.name] = [values]
@@ -133,8 +133,9 @@ class ShardedChangeList(ChangeList):
                 self.notes.append(note)
             choices = getattr(spec, "lookup_choices", None)
             if isinstance(choices, QuerySet) and choices.model is not self.model:
-                # Evaluate the choices now. The template is rendered later, outside this block,
-                # where their queries would have no default shard.
+                # Evaluate the choices of the filter now, inside the block that sets the default
+                # shard. The template is rendered after the block, where a query for the choices
+                # would name no shard.
                 len(choices)
         return specs, has_filters, lookups, duplicates, active
 
@@ -175,8 +176,8 @@ class ShardedChangeList(ChangeList):
         try:
             field: Any = self.lookup_opts.get_field(path)
         except FieldDoesNotExist:
-            # Drop an ordering by a column of the global database, because no shard can join that
-            # table.
+            # Drop an ordering by a column of the global database, because no shard can join the
+            # table of that column.
             return None if global_lookup(self.model, path) is not None else ordering
         if isinstance(field, ForeignKey) and self._leaves_group(path):
             # Order by the value of the foreign key. Django would order by a column of the related
@@ -217,8 +218,8 @@ class ShardedChangeList(ChangeList):
         self.result_list = self.page_of_rows.rows
         identify(self.result_list)
         self.multi_page = self.page_of_rows.more or self.page_num > 1
-        # The number of rows that are known to exist: all up to the end of this page, plus one if
-        # there is a next page.
+        # The number of rows that are known to exist: all rows up to the end of this page, and one
+        # more if there is a next page.
         known = (
             pagination.first_row(self.page_num, size)
             + len(self.page_of_rows.rows)
@@ -238,7 +239,8 @@ class ShardedChangeList(ChangeList):
 
         The query is made without the ``distinct()`` that Django adds, because aggregates of
         distinct rows cannot be merged over shards. Django adds ``distinct()`` because a search
-        through a relation may find a row several times. Here the dates are distinct anyway.
+        through a relation may find a row several times. This does no harm here, because the dates
+        themselves are read without duplicates.
         """
         not_distinct = copy.copy(self)
         not_distinct.queryset = self.queryset._chain()
@@ -250,7 +252,7 @@ class ShardedChangeList(ChangeList):
         """Add a column with each row's shard, and a note, if the page has misplaced rows.
 
         A misplaced row is on another shard than its key leads to. A list of the rows of one key is
-        not changed.
+        not changed, because it reads only the shard of that key.
 
         :param count: the number of misplaced rows on the page.
         """
@@ -319,7 +321,7 @@ class ShardedChangeList(ChangeList):
 
     @property
     def search_parameters(self) -> list[tuple[str, str]]:
-        """Names and values of the URL parameters that the search form hands on in hidden inputs."""
+        """Names and values of the URL parameters that the search form keeps in hidden inputs."""
         return [
             (name, value)
             for name, value in self.params.items()

@@ -80,7 +80,8 @@ class ChangeListMixin(ShardedBase):
 
     @contextmanager
     def _transaction(self, request: HttpRequest, scope: ShardScope) -> Iterator[None]:
-        """Within the block, let Django's view open its transaction on the shard of the scope.
+        """Within the ``with`` block, let Django's view open its transaction on the shard of the
+        scope.
 
         If the request saves rows, a transaction for the admin's log encloses the block. So the
         shard commits first. If that commit fails, the log entries are rolled back.
@@ -96,9 +97,9 @@ class ChangeListMixin(ShardedBase):
     ) -> HttpResponse:
         """Return the response of Django's view, adapted to the scope.
 
-        After an invalid lookup, Django redirects without the URL parameters of the scope: add them
-        to the redirect. If the rows are not counted, the text for "all rows selected" gives no
-        number.
+        Django answers an invalid lookup with a redirect that drops the URL parameters of the scope.
+        Add these parameters to the redirect. If the rows of the list are not counted, the text for
+        "all rows selected" gives no number.
         """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":
@@ -122,7 +123,9 @@ class ChangeListMixin(ShardedBase):
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Search as Django does, but ask the global database first for matches in fields of global models."""
+        """Search as Django does, but first look up matches in fields of global models in the global
+        database.
+        """
         fields: Sequence[str] = list(map(str, self.get_search_fields(request)))
         if not (search_term and leads_to_global(queryset.model, fields)):
             return super().get_search_results(request, queryset, search_term)
@@ -137,9 +140,9 @@ class ChangeListMixin(ShardedBase):
         return paginator
 
     def _get_edited_object_pks(self, request: HttpRequest, prefix: str) -> list[str]:
-        # Overrides the method of ModelAdmin that list_editable uses. Leave out primary keys that no
-        # column can hold, because pk__in with such a number fails on SQLite. The forms of these
-        # keys are refused like forms of deleted rows.
+        # Overrides ModelAdmin._get_edited_object_pks(), which list_editable uses. Leave out primary
+        # keys that no column can hold, because pk__in with such a number fails on SQLite. The forms
+        # of these keys are then refused in the same way as forms of deleted rows.
         pks = super()._get_edited_object_pks(request, prefix)
         return [pk for pk in pks if stored_value(self.opts.pk, pk) is not None]
 
@@ -154,7 +157,8 @@ class ChangeListMixin(ShardedBase):
     def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
         kwargs["formset"] = with_base(kwargs.get("formset", BaseModelFormSet), OnShardFormSet)
         formset = super().get_changelist_formset(request, **kwargs)
-        # Wrap the form after get_changelist_form(), which a project may override. The wrapper also
-        # checks constraints that include the shard key, although the form has no field for the key.
+        # Wrap the form class here and not in get_changelist_form(), because a project may override
+        # that method. The wrapper also checks constraints that include the shard key, although the
+        # form has no field for the key.
         formset.form = with_fixed_key(formset.form, self.shard_options)
         return formset

@@ -56,7 +56,9 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
 if TYPE_CHECKING:
 
     class _Checks(ModelAdminChecks):
-        """``ModelAdminChecks`` with declarations of its methods that the type stubs leave out."""
+        """``ModelAdminChecks`` for the type checker: it declares methods that the type stubs leave
+        out.
+        """
 
         def _check_ordering_item(self, obj: Any, field_name: Any, label: str) -> list[Any]: ...
         def _check_date_hierarchy(self, obj: Any) -> list[Any]: ...
@@ -103,7 +105,7 @@ def _foreign_groups(obj: Any) -> Iterator[checks.CheckMessage]:
         related = shard_options(field.related_model) if field.is_relation else None
         if related is None or own is None or related.group == own.group or field is own.key:
             continue
-        # A page that only shows the related row needs the shard of that row. The page knows that
+        # A page that only shows the related row must also know the shard of that row. It knows this
         # shard if the value of the foreign key determines it.
         shows_row = not related.names_shard(field.target_field) and (
             field.name in obj.list_display or field.name in obj.readonly_fields

@@ -76,7 +76,8 @@ def delete_selected(
     return response
 
 
-# This makes ActionsMixin call the action once for the whole selection, not once for each shard.
+# With ``takes_selection``, ActionsMixin calls the action once for the whole selection, not once for
+# each shard.
 delete_selected.takes_selection = True  # type: ignore[attr-defined]  # Django sets such attributes, too
 
 
@@ -94,8 +95,8 @@ class DeleteViewsMixin(ObjectViewsMixin):
         return available
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        # Overrides ModelAdmin's method. All rows in ``objs`` are on one shard: search for related
-        # rows on that shard, and link to rows by their object ids.
+        # Overrides ModelAdmin.get_deleted_objects(). All rows in ``objs`` are on one shard, so
+        # search only that shard for related rows. Link to each row by its object id.
         rows = list(objs)
         if not rows:
             return [], {}, set(), []
@@ -213,7 +214,8 @@ class DeleteViewsMixin(ObjectViewsMixin):
             self.log_deletions(request, part.rows)
             self.delete_queryset(request, part.rows)
 
-        # Make the report count the deleted related rows too.
+        # Give each part the number of all deleted rows, so that the report counts the related rows
+        # too.
         parts = (replace(deletion.part, count=deletion.total) for deletion in deletions)
         counted = replace(selection, parts=tuple(parts))
         run_by_shard(self, request, counted, "Deleted, with what belonged to them", run)

@@ -100,8 +100,8 @@ class ReadonlyField(helpers.AdminReadonlyField):
         return conditional_escape(getattr(self.form.instance, options.key.attname))
 
     def get_admin_url(self, remote_field: Any, remote_obj: Any) -> str:
-        # Overrides the method of AdminReadonlyField, which links to a related row by the row's
-        # primary key. Link by its object id.
+        # Overrides AdminReadonlyField.get_admin_url(), which links to a related row by the row's
+        # primary key. Link by the row's object id instead.
         model_admin: Any = self.model_admin  # The stubs allow None, but a page always has one.
         url = change_url(remote_obj, model_admin.admin_site.name)
         return format_html('<a href="{}">{}</a>', url, remote_obj) if url else str(remote_obj)
@@ -168,8 +168,8 @@ class InlineForm(_Like, helpers.InlineAdminForm):
     @classmethod
     def like(cls, original: Any) -> Any:
         copy = super().like(original)
-        # The template builds links from ``original.pk``: make this the object id. The model form
-        # still has the unwrapped row as its instance.
+        # The template builds links from ``original.pk``. So make ``original`` a wrapper whose
+        # ``pk`` is the object id. The model form still has the unwrapped row as its instance.
         copy.original = named_row(original.original)
         return copy
 

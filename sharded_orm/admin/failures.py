@@ -11,9 +11,9 @@ from sharded_orm.operations.runs.redaction import without_accounts
 from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-# Numbers of MySQL's errors for a refused login. Show users only the number: the text would reveal
-# the account. Check these numbers before calling is_node_gone(), which takes some of these errors
-# for a node that does not answer.
+# Numbers of MySQL's errors for a refused login. Show users only the number, because the text of
+# such an error names the account. Look for these numbers before calling is_node_gone(), which
+# treats some of these errors as signs that the node does not answer.
 _LOGIN = frozenset({1044, 1045, 1698})
 
 
@@ -46,8 +46,9 @@ def cause_of(error: BaseException) -> str:
     if isinstance(code, int) and is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
-        # Do not show the text of this error, because it names folders of the server. The text also
-        # differs from shard to shard, so shards with this error could not be shown as one group.
+        # Do not show the text of ShardDatabaseMissing, because it names folders of the server. The
+        # text is also different for each shard, so shards that failed for this reason could not be
+        # shown as one group.
         return "its schema or file does not exist"
     name = type(error).__name__
     return f"{name}: {text}" if text else name
@@ -107,7 +108,10 @@ class Outages:
 
 
 def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Return the first ``most`` names as text, and the number of the rest, such as ``a, b and 3 more``."""
+    """Return names as one text. After the first ``most`` names, it has only the number of the rest.
+
+    With ``most=2``, for example: ``a, b and 3 more``.
+    """
     all_names = list(names)
     more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
     return ", ".join(all_names[:most]) + more

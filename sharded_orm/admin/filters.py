@@ -62,8 +62,8 @@ def _needs_shard(model: type[Model], item: Any) -> bool:
     if issubclass(cls, RelatedFieldListFilter):
         related = field.path_infos[-1].to_opts.model if field.is_relation else None
         return related is not None and shard_options(related) is not None
-    # AllValuesFieldListFilter offers every value of a field. It can read all values of a field in
-    # the global database, but not all values of a field over all shards.
+    # AllValuesFieldListFilter offers every value of a field as a choice. It can read all values
+    # from the global database, but not from all shards.
     return (
         issubclass(cls, AllValuesFieldListFilter)
         and global_lookups.global_lookup(model, path) is None
@@ -79,7 +79,8 @@ def _resolved(model: type[Model], item: Any) -> tuple[Any, str, Any]:
     path = field.name if isinstance(field, Field) else str(field)
     model_field: Any = field if isinstance(field, Field) else get_fields_from_path(model, path)[-1]
     if cls is None:
-        # Look up the class as FieldListFilter.create() does, which would also create the filter.
+        # Find the filter class as FieldListFilter.create() does. That method would also create the
+        # filter.
         registry: Any = FieldListFilter
         cls = next((c for test, c in registry._field_list_filters if test(model_field)), None)
     return model_field, path, cls
@@ -111,7 +112,9 @@ def _routed(model: type[Model], item: Any) -> Any:
 
 
 def count_where_possible(spec: Any) -> None:
-    """Make a filter show dashes for its counts (facets) if they cannot be merged over several shards."""
+    """Make a filter show dashes instead of its counts (facets) if they cannot be merged over
+    several shards.
+    """
     count = getattr(spec, "get_facet_queryset", None)
     if count is None:
         return
@@ -148,7 +151,8 @@ class _EvaluatedChoices(_Related):
     note = ""
 
     def field_choices(self, field: Any, request: Any, model_admin: Any) -> Any:
-        # Overrides RelatedOnlyFieldListFilter.field_choices, which reads the keys in a subquery.
+        # Overrides RelatedOnlyFieldListFilter.field_choices. Django reads the keys of related rows
+        # in a subquery, which cannot be sent to another database.
         rows = model_admin.get_queryset(request).order_by()
         all_keys = rows.distinct().values_list(f"{self.field_path}__pk", flat=True)
         keys = list(all_keys[: global_lookups.MAX_VALUES + 1])

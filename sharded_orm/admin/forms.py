@@ -1,4 +1,7 @@
-"""Forms of sharded rows. A stored row keeps its shard key; a new row gets the shard key of the page."""
+"""Forms of sharded rows.
+
+A stored row keeps its shard key. A new row gets the shard key that the page sets, if any.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ else:
     _ModelFormSet = BaseModelFormSet
     _InlineFormSet = BaseInlineFormSet
 
-# The number of random shards that draw_shard() tries before it returns None.
+# The number of random shards that draw_shard() tries. If the user may use none of them, it returns
+# None.
 _DRAWS = 1000
 
 KEY_STAYS = (
@@ -73,7 +77,9 @@ class KeepsKey(_ModelForm):
 
     @property
     def _fixed_key(self) -> Any:
-        """The shard key that the row has and must keep; None if the user types the key in."""
+        """The shard key that the row must keep; None if the user types the key in, or if the row
+        has no key yet.
+        """
         if self.instance._state.adding and self.new_key is None and self._key.name in self.fields:
             return None
         value = self.instance.__dict__.get(self._key.attname)
@@ -88,11 +94,11 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # The form has a field for the key, because the project's model admin lists the key
-            # among its fields.
+            # The project's model admin lists the shard key among its fields, so the form has a
+            # field for the key.
             value = self.cleaned_data.get(name, key)
-            # The form fields of foreign keys and of hidden ids return rows, not keys: take the key
-            # from the row.
+            # The form fields of foreign keys and of hidden ids return rows, not keys. Read the
+            # shard key from such a row.
             if isinstance(value, Model):
                 target = self._key if self._key.remote_field is None else self._key.target_field
                 value = getattr(value, target.attname)
@@ -110,9 +116,9 @@ class KeepsKey(_ModelForm):
             self.add_error(name if name in self.fields else None, error)
 
     def _get_validation_exclusions(self) -> set[str]:
-        # Overrides BaseModelForm's method, to check constraints that include the shard key. Django
-        # skips a constraint if one of its fields is not in the form. The shard key is not in the
-        # form, but most constraints of a sharded model include the shard key.
+        # Overrides BaseModelForm._get_validation_exclusions(). Django skips a constraint if one of
+        # its fields is not in the form. The shard key is not in the form, but most constraints of a
+        # sharded model include it. So let Django check these constraints, too.
         excluded = super()._get_validation_exclusions()
         if self._fixed_key is not None:
             excluded.discard(self._key.name)
@@ -184,9 +190,9 @@ class OnShardFormSet(_ModelFormSet):
     """A formset whose queries go only to the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
-        # Overrides BaseModelFormSet.add_fields. If the row of a form is gone or never existed, the
-        # form's primary key field would query for the row without naming a shard: let that field
-        # find nothing.
+        # Overrides BaseModelFormSet.add_fields. If the row of a form was deleted or never existed,
+        # the form's primary key field would look for it with a query that names no shard. So let
+        # that field find nothing.
         super().add_fields(form, index)
         field = form.fields.get(self._pk_field.name)
         if isinstance(field, ModelChoiceField) and form.instance._state.db is None:
@@ -215,15 +221,16 @@ class OnShardFormSet(_ModelFormSet):
 
 
 class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
-    """A formset of children on the shard of their parent. New children get the parent's shard key.
+    """A formset of children (the rows of an inline) on the shard of their parent. New children get
+    the parent's shard key.
 
     If the parent is in the global database, its children are saved in one transaction of their
     shard, which commits before the parent's transaction. Children of a new parent are saved after
     the parent's commit: otherwise a failed commit would leave children whose parent does not exist.
     """
 
-    #: The shard of the children if the parent is in the global database; None for a parent inside
-    #: the group, or if the children have no shard yet.
+    #: The shard of the children, if the parent is in the global database and the children have a
+    #: shard; otherwise None. It is not needed if the parent is inside the shard group.
     home: Shard | None = None
     #: The reason why the children of a parent in the global database cannot be shown; empty if they
     #: can.
@@ -266,8 +273,8 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         return form
 
     def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Set the shard key again: the key of a new parent may have been generated since this form
-        # was made.
+        # Set the shard key again: if the parent is new, its key may have been generated after this
+        # form was made.
         self._set_key(form.instance)
         return super().save_new(form, commit)
 
@@ -275,8 +282,8 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
         options = shard_options(self.model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
-        # The parent is in the global database, and the view's transaction is there too. Open a
-        # second transaction on the shard for the children.
+        # The parent is in the global database, and so is the view's transaction. Open a second
+        # transaction on the shard for the children of the parent.
         if commit and self._parent_is_new:
             rows = super().save(commit=False)
             save_rows = partial(self._save_rows, rows, options)
@@ -298,8 +305,8 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
             return
         if above is None or above.key is None or above.group != options.group:
             return
-        # Do not set a generated key. It will contain the number of the parent's shard, which is
-        # found by the foreign key.
+        # Do not set a generated shard key. It will be generated with the number of the parent's
+        # shard, which is found by the foreign key to the parent.
         if not options.key_is_generated:
             setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
@@ -313,7 +320,8 @@ def is_open(options: ShardOptions, number: int) -> bool:
 def draw_shard(options: ShardOptions, permits: Callable[[Shard], bool]) -> Shard | None:
     """Return a random open shard for a new row whose key is generated.
 
-    Return None if no shard is open, or if ``permits`` refuses each of 1000 random open shards.
+    Return None if no shard is open, or if ``permits`` refuses all of the random open shards that
+    were tried (1000).
 
     :param permits: a function that returns whether the user may put rows on a shard.
     """

@@ -41,7 +41,9 @@ class GlobalLookup:
 
     @property
     def name(self) -> str:
-        """The lookup of sharded rows that takes the values of :meth:`find`: ``owner__in``."""
+        """The lookup that finds the sharded rows, such as ``owner__in``. It takes the values that
+        :meth:`find` returns.
+        """
         return f"{self.prefix}__in"
 
     def find(self, queryset: Any, request: Any, term: Any) -> list[Any]:
@@ -77,17 +79,17 @@ class GlobalLookup:
             return self.find(self.model._default_manager.filter(condition), request, term)
         except Exception as error:  # As in ChangeList.get_queryset(): lookups may raise anything.
             # Most database errors here mean that the lookup is wrong, such as a bad regular
-            # expression. An unreachable database says nothing about the lookup: raise that error
-            # unchanged.
+            # expression. But the error of an unreachable database says nothing about the lookup:
+            # raise it unchanged.
             if isinstance(error, DatabaseError) and is_node_gone(error):
                 raise
             raise IncorrectLookupParameters(error) from error
 
 
 def lookup_notes(request: Any) -> list[str]:
-    """Return sentences about lookups of this request that match too many global rows.
+    """Return sentences about the lookups of this request that match too many global rows.
 
-    Such a lookup has used only :data:`MAX_VALUES` of the matching rows.
+    Such a lookup uses only :data:`MAX_VALUES` of the matching rows.
     """
     return list(_lookup_notes(request))
 

@@ -43,7 +43,8 @@ class Identity:
     misplaced: bool = False
 
     def among(self, rows: Any) -> Any:
-        """Return the queryset ``rows`` narrowed to this row, on the row's shard.
+        """Return the queryset ``rows`` narrowed to the row that this object id names, on that row's
+        shard.
 
         The result is empty if the row does not exist.
         """
@@ -110,9 +111,10 @@ def is_misplaced(row: Model) -> bool:
 def identify(rows: Iterable[Model]) -> list[Model]:
     """Store the results of :func:`object_id` and :func:`is_misplaced` on each of ``rows``.
 
-    Costs at most one query of the directory for all rows of a model.
+    Costs at most one query of the directory for each 500 different shard keys of a model. The
+    directory is the table that records the shard of each key.
 
-    :return: the misplaced rows.
+    :return: the misplaced rows, which are on another shard than their shard key leads to.
     """
     rows_by_model: dict[type[Model], list[Model]] = {}
     for row in rows:
@@ -158,7 +160,7 @@ def _kept_identity(row: Model) -> RowIdentity | None:
 
 
 def _object_id(row: Model, alias: str | None = None, key: Any = None) -> str:
-    """Return the object id of ``row`` that begins with ``alias`` or ``key``.
+    """Return the object id of ``row``: first ``alias`` or ``key``, then the primary key.
 
     If ``alias`` is set, ``key`` is ignored. If both are None, the object id is the primary key
     alone.

@@ -101,8 +101,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         if options.key is not None and options.key is not _foreign_key(self):
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
-            # The form still gets the value of an excluded primary key: the admin's template puts it
-            # into a hidden field.
+            # The template of the admin puts the primary key into a hidden field of the form. So the
+            # form still gets its value, although the field is excluded.
             names.append(pk.name)
         return names
 
@@ -123,7 +123,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return formset
 
     def _home(self, request: HttpRequest, parent: Any) -> Shard | None:
-        """Return the shard of the children of ``parent``; None if that shard is not known yet.
+        """Return the shard of the inline's rows that belong to ``parent``; None if that shard is
+        not known yet.
 
         :param parent: the row that the page shows; None on the page for a new row.
         """
@@ -163,9 +164,10 @@ class ShardedInlineMixin(PickersMixin, _Inline):
 
     @cached_property
     def _restricts_shards(self) -> bool:
-        """Whether an overridden ``has_shard_permission()`` may refuse shards.
+        """Whether ``has_shard_permission()`` is overridden, so that it may refuse shards.
 
-        If this is False, permissions are decided without a look-up of the shard.
+        The override may be in the inline, or in the model admin of the inline's model. Without an
+        override, permissions are decided without a look-up of the shard.
         """
         if type(self).has_shard_permission is not ShardedInlineMixin.has_shard_permission:
             return True

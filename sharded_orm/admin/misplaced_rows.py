@@ -1,7 +1,8 @@
 """Find misplaced rows, which are on another shard than their shard key leads to.
 
-Admin actions leave out misplaced rows. ``save()`` refuses to write such a row.
-``QuerySet.update()`` on a shard reads no keys, so it would write misplaced rows too.
+``save()`` refuses to write a misplaced row. But ``QuerySet.update()`` on a shard does not read the
+shard keys of the rows that it writes, so it would write misplaced rows. So admin actions leave
+misplaced rows out of their querysets.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from sharded_orm.exceptions import RoutingError, TooManyMisplaced
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.topology.model import Shard
 
-#: An action can leave out the misplaced rows of at most this many shard keys on one shard. If more
-#: keys have misplaced rows there, the action fails on that shard.
+#: An action can leave out the misplaced rows of at most this many shard keys on one shard. If a
+#: shard has misplaced rows of more keys, the action fails on that shard.
 MAX_MISPLACED_KEYS = 1000
-#: The number of shard keys that are read in one query. Their shards are then looked up together.
+#: Read this many shard keys in one query, and then look up their shards together.
 _BATCH = 1000
 
 
 def misplaced(options: ShardOptions, rows: Any, shard: Shard) -> Q | None:
     """Return a condition for the misplaced rows among ``rows``; None if no row is misplaced.
 
-    Costs one query of ``shard`` for each 1000 different shard keys of ``rows``. If this process
-    does not remember the shards of all these keys, each 1000 keys also cost one query of the
-    directory, the table that records the shard of each key.
+    Costs one query of ``shard`` for each 1000 different shard keys of ``rows``. Shard keys whose
+    shards this process does not remember also cost queries of the directory, one for each 500 keys.
+    The directory is the table that records the shard of each key.
 
     :param rows: a queryset on ``shard``.
     :raises TooManyMisplaced: the misplaced rows have more than :data:`MAX_MISPLACED_KEYS` keys.

@@ -103,8 +103,8 @@ class ObjectViewsMixin(AddViewMixin):
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> Any:
-        # Overrides ModelAdmin's method, which redirects to the index if the row does not exist.
-        # Respond with a 404 instead.
+        # Overrides ModelAdmin._get_obj_does_not_exist_redirect(), which redirects to the index if
+        # the row does not exist. Respond with a 404 instead.
         if not (self.has_view_or_change_permission(request) or self.has_delete_permission(request)):
             raise PermissionDenied  # A 404 would tell this user which keys exist.
         text = unquote(object_id)
@@ -198,7 +198,8 @@ class ObjectViewsMixin(AddViewMixin):
             new_row["new_shard"] = scope.home.number if scope.home is not None else None
         elif obj is None:
             new_row["new_key"] = scope.key
-        # A project may pass its own form, as Django's documentation recommends: wrap that form too.
+        # A project's get_form() may pass its own form class, as Django's documentation recommends.
+        # Add the handling of the shard key to that form class, too.
         form = kwargs.get("form", self.form)
         kwargs["form"] = with_fixed_key(form, options, hidden=readonly, **new_row)
         if options.key is not None and options.key.name in readonly:
@@ -246,8 +247,8 @@ class ObjectViewsMixin(AddViewMixin):
         context["adminform"] = display.Form.like(context["adminform"])
         context["original"] = named_row(obj)
         scope = self.focus(request)
-        # Show the shard of a new row only if its shard key is known, or is to be generated for that
-        # shard.
+        # Show the shard of a new row only if the shard key is known, or if the key is to be
+        # generated for that shard.
         shard_known = (
             obj is not None or scope.key is not None or self.shard_options.key_is_generated
         )
@@ -266,8 +267,8 @@ class ObjectViewsMixin(AddViewMixin):
             handled_by_django.add(_SAVE_AS_NEW)
         if request.POST.keys() & handled_by_django:
             return super().response_add(request, named_row(obj), post_url_continue)
-        # Do what Django's response_add() does after a plain "Save", but link to the row by its
-        # object id. Projects override the hook response_post_save_add(), so it is called, too.
+        # After a plain "Save", do what Django's response_add() does, but link to the row by its
+        # object id. Projects override the hook response_post_save_add(), so call it, too.
         self.message_added(request, obj)
         return self.response_post_save_add(request, obj)
 
@@ -282,9 +283,9 @@ class ObjectViewsMixin(AddViewMixin):
         if context is not None and "object" in context:
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
-                # The URL names the row by another text than its object id, as links of widgets do.
-                # The admin's log knows the row only by its object id: redirect to the URL with the
-                # object id.
+                # This URL names the row by another text than its object id, as the links of some
+                # widgets do. The admin's log knows the row only by its object id: redirect to the
+                # URL with the object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
                 return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))
@@ -340,7 +341,8 @@ class ObjectViewsMixin(AddViewMixin):
 def _action(request: HttpRequest) -> str:
     """Return the URL to which the page's form posts; empty if the page's URL names no shard or key.
 
-    The returned URL has the parameters that name a shard or a key. Django would drop them.
+    The returned URL keeps the parameters that name a shard or a key. Without it, Django would drop
+    them.
     """
     scope = {name: request.GET[name] for name in (SHARD_VAR, KEY_VAR) if request.GET.get(name)}
     return f"?{urlencode(scope)}" if scope else ""

@@ -1,4 +1,6 @@
-"""Pages of rows of many shards. The rows are not counted, and at most one page of rows is in memory."""
+"""Pages of rows of many shards. The rows are not counted, and at most one page of them is in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ def read(queryset: Any, number: int, size: int) -> PageOfRows:
     allow only one shard, only that shard is queried. If shards fail, their errors are returned in
     the result.
 
-    :raises ScatterError: the query failed on all shards, and may itself be wrong.
+    :raises ScatterError: the query failed on all shards, so the query itself may be wrong.
     """
     low = first_row(number, size)
     route = queryset.explain_routing()

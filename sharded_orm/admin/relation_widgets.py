@@ -28,7 +28,9 @@ else:
 
 
 class RawId(widgets.ForeignKeyRawIdWidget):
-    """An input for the id of a related row, with an icon that links to the rows on the shard."""
+    """An input for the id of a related row, with an icon that opens the list of the rows on the
+    shard.
+    """
 
     #: URL parameters for the links of the widget; they name the shard or the shard key.
     scope_query: dict[str, str] = {}
@@ -59,7 +61,7 @@ class _Autocomplete(_Completing):
         return f"{super().get_url()}?{urlencode(self.scope_query)}"
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
-        # Overrides AutocompleteMixin's method, which queries for all posted values. Leave out
+        # Overrides AutocompleteMixin.optgroups(), which queries for all posted values. Leave out
         # values that no related row can have: a query for them may make the database fail.
         possible = [text for text in value if can_be_related(self.field, text)]
         return super().optgroups(name, possible, attr)
@@ -74,11 +76,13 @@ class Autocompletes(_Autocomplete, widgets.AutocompleteSelectMultiple):
 
 
 class SeveralRows(_Several):
-    """A field for several related rows. Refuses ids that no column can hold: SQLite would fail."""
+    """A form field for several related rows. It refuses ids that no column can hold, because a
+    query for such an id fails on SQLite.
+    """
 
     def _check_values(self, value: Any) -> Any:
-        # Overrides the method of ModelMultipleChoiceField, which queries for all ids at once. Check
-        # each id first.
+        # Overrides ModelMultipleChoiceField._check_values(), which queries for all ids at once.
+        # Check each id before that: one id that no column can hold would make the query fail.
         rows: Any = self.queryset
         for pk in value:
             if stored_value(rows.model._meta.pk, pk) is None:
@@ -159,8 +163,8 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Bind the queryset of choices to the shard, even if the project passed that queryset:
-            # the template evaluates it after the view, when queries have no default shard.
+            # Bind the queryset of the choices to the shard, even if the project passed it. The
+            # template evaluates this queryset after the view, when a query has no default shard.
             rows = field.queryset
             field.queryset = rows.none() if scope.alias is None else rows.using(scope.alias)
         return field
@@ -171,7 +175,9 @@ class PickersMixin(_Admin):
         return scope_of(request, options)
 
     def _options_in_group(self, db_field: Any) -> ShardOptions | None:
-        """Return the shard options of the related model; None outside this model's shard group."""
+        """Return the shard options of the related model; None if that model is outside this model's
+        shard group.
+        """
         own = shard_options(self.opts.model)
         model = getattr(db_field.remote_field, "model", None)
         related = None if model is None else shard_options(model)
@@ -181,18 +187,18 @@ class PickersMixin(_Admin):
 
 
 def can_be_related(field: Any, value: Any) -> bool:
-    """Whether ``value`` is possible in the column to which the relation ``field`` refers.
+    """Whether the column to which the relation ``field`` refers can hold ``value``.
 
-    If it is not, such as a number that is too large for the column, a query for the value may make
-    the database fail.
+    If it cannot, for example because a number is too large, a query for the value may make the
+    database fail.
     """
     target = field.related_model._meta.pk if field.many_to_many else field.target_field
     return stored_value(target, value) is not None
 
 
 def _scope_query(scope: ShardScope) -> dict[str, str]:
-    # Name the shard in the URL. If the shard key has no shard yet, name the key: the linked list
-    # will then be empty.
+    # Name the shard in the URL. If the scope is a shard key that has no shard yet, name the key:
+    # the linked list will then be empty. If the scope is the whole group, name nothing.
     return {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
 
 

@@ -24,7 +24,7 @@ _REFUSALS = (PermissionDenied, SuspiciousOperation, Http404)
 
 
 class _PageOfOneShard(Exception):
-    """Raised if an action returns a page to show although the selected rows are on several shards."""
+    """Raised if the selected rows are on several shards, and the action returns a page to show."""
 
 
 def run_by_shard(
@@ -91,7 +91,10 @@ def report(
     done: list[Part],
     outages: Outages,
 ) -> None:
-    """Tell the user how many rows were done on each shard, and which shards failed with which cause."""
+    """Tell the user for how many rows of each shard the action was done, and which shards failed.
+
+    The message about a failed shard names the cause.
+    """
     if done:
         rows = sum(part.count for part in done)
         shards = join_names(f"{part.alias} ({part.count})" for part in done)

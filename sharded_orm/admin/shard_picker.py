@@ -31,7 +31,8 @@ class ShardPicker:
     parameters: QueryDict
     #: The scope of the request; None if the URL names a shard or key that does not exist.
     scope: ShardScope | None
-    #: Returns whether the user may look at a shard. If False, the picker does not offer the shard.
+    #: A function that returns whether the user may look at a shard. The picker offers only such
+    #: shards.
     permits: Callable[[Shard], bool]
 
     @cached_property
@@ -66,7 +67,10 @@ class ShardPicker:
 
     @property
     def state(self) -> str:
-        """Whether the chosen shard takes new keys: ``"open"`` or ``"closed"``; empty if no shard."""
+        """Whether the shard of the scope takes new keys: ``"open"`` or ``"closed"``.
+
+        Empty if the scope has no shard.
+        """
         shard = self.shard
         if shard is None:
             return ""

@@ -16,8 +16,8 @@ from sharded_orm.models.sharding.options import ShardOptions, target_field
 from sharded_orm.topology.model import Shard
 
 SHARD_VAR, KEY_VAR = "_shard", "_key"
-#: The URL parameter with the query string of the changelist from which the user came (Django's
-#: ``get_preserved_filters()``).
+#: The name of the URL parameter that holds the query string of the changelist from which the user
+#: came (see Django's ``get_preserved_filters()``).
 _PRESERVED = "_changelist_filters"
 
 
@@ -125,7 +125,8 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
     """Return the scope that is given by ``values``, the parameters of a URL.
 
-    :raises InvalidFocus: the named shard or key does not exist, or the key is not on that shard.
+    :raises InvalidFocus: the named shard or key does not exist, or the rows of the named key are
+        not on the named shard.
     """
     alias, text = values.get(SHARD_VAR), values.get(KEY_VAR)
     shard = named_shard(options, alias) if alias else None
@@ -179,8 +180,8 @@ def stored_value(field: Any, text: Any) -> Any:
     field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
-        # The validators refuse a number that no column can hold. In a list of values, such a number
-        # would make SQLite fail.
+        # The validators refuse a number that no column can hold. A list of values (``__in``) with
+        # such a number would make SQLite fail.
         field.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None

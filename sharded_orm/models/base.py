@@ -331,9 +331,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     # -- Validation ------------------------------------------------------------
 
     def clean_fields(self, exclude: Any = None) -> None:
-        # Overrides Model.clean_fields(), to look up the rows that foreign keys refer to on the
-        # right shard. A row of the same group is looked up on this row's shard; if this row has no
-        # shard yet, no such row can exist. A row of another group is looked up on the shard that
+        # Overrides Model.clean_fields(): each row that a foreign key refers to must be looked up on
+        # the right shard. A row of the same group is looked up on this row's shard; if this row has
+        # no shard yet, no such row can exist. A row of another group is looked up on the shard that
         # the foreign key's value names.
         excluded = set(exclude or ())
         options = self._shard_options()

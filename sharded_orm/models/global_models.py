@@ -55,7 +55,7 @@ class GlobalQuerySet(CachedQuerySet):
         return self._chain()
 
     def explain_routing(self) -> str:
-        """Return a text about the database of this query: ``the global database, alias 'default'``."""
+        """Return the database of this query as text: ``the global database, alias 'default'``."""
         return f"the global database, alias {self.db!r}"
 
 

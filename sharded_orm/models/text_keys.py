@@ -258,7 +258,9 @@ class _Verified:
 
 
 class TextKeyGuard:
-    """Checks tables with text keys at their first use on a shard; thread-safe.
+    """Checks tables with text keys (shard keys that are text) at their first use on a shard.
+
+    Thread-safe.
 
     A process sends one query for all such tables of a shard, or of several shards on one node. It
     sends no query for groups without text keys, nor on SQLite. A failed check is not remembered:
