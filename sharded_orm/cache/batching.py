@@ -97,7 +97,7 @@ class _Packet:
     def exchange(
         self, server: CacheServer, exchange: Callable[..., Reply]
     ) -> list[tuple[Steps, CacheQuery]]:
-        """Send all queries in one round trip, and give each read its part of the reply.
+        """Send all added queries in one round trip, and give each read its part of the reply.
 
         :returns: the reads that have not ended, each with its next query.
         :raises ServerDown: the server is down.

@@ -46,10 +46,10 @@ from urllib.parse import quote, unquote
 #: The most primary keys that a marker (the announcement of a write) lists. The marker of a write to
 #: more rows announces all rows of the scope.
 MAX_LISTED = 100
-#: Size in bytes above which a guard may be compacted.
+#: Size in bytes above which a guard may be compacted, that is, rewritten without closed markers.
 COMPACT_FROM = 2048
-#: The most ``-`` lines without a ``+`` line that compacting keeps; of more, it keeps the latest.
-#: They are needed if the ``+`` lines still arrive, which would otherwise open their markers.
+#: The most closing lines without their opening lines that compacting keeps. It keeps the latest
+#: ones. An opening line may still arrive, and would open its marker if the closing line were gone.
 _MAX_EARLY = 16
 #: The largest size in bytes of a guard for which :func:`parse` caches the result.
 _MAX_REMEMBERED = 8192
@@ -65,7 +65,7 @@ _CLOSING = re.compile(r"[-!]([0-9A-Za-z]{1,32}),([0-9a-f]{16})")
 
 
 class BrokenGuard(ValueError):
-    """The bytes that were read under the name of a guard are not a valid guard."""
+    """A cache entry has the name of a guard, but its bytes are not a valid guard."""
 
 
 @dataclass(frozen=True, slots=True)

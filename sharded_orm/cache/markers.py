@@ -79,7 +79,7 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> Iterator[GuardUpdate]:
-        """Yield one :class:`GuardUpdate` for each guard that must get a marker."""
+        """Yield one :class:`GuardUpdate` for each guard in which the write must be announced."""
         pks = None if self.pks is None else frozenset(self.pks)
         # scope.guards has the guards of the wider scopes first, and the scope's own guard last.
         yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
@@ -414,7 +414,8 @@ class Queue:
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
-        #: Whether the queue is not empty. Readers check this before each exchange with a server.
+        #: Whether closings are queued for any server. Readers check this before each exchange with
+        #: a server.
         self.waiting = False
         # The queued closings, keyed by the server's name, because new settings make new server
         # objects.

@@ -83,11 +83,13 @@ class _MarkerState:
 class Repairer:
     """Finds and closes the markers of dead writers. Thread-safe, with bounded memory.
 
-    :param quarantine: the age in seconds from which a marker is closed if the database cannot tell
-        whether the writer is alive. This is safe: a living writer that wants to commit later than
-        that first opens new markers.
-    :param after: the age in seconds up to which a marker is left alone, because the writer is
-        probably alive.
+    A marker in a guard says that a write is under way.
+
+    :param quarantine: seconds after which an open marker is closed if the database cannot tell
+        whether the writer is alive. This is safe, because a living writer opens new markers before
+        it commits as late as that.
+    :param after: seconds for which an open marker is left alone, because the writer is probably
+        alive.
     :param monotonic: returns the time of a monotonic clock in seconds.
     """
 

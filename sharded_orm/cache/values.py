@@ -138,7 +138,8 @@ _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # lost its closing quote cannot go on past the line end that _rows() puts between two entries.
 _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
 #: The errors that parsing hostile bytes can raise: ValueError for bad syntax, bad UTF-8 or numbers
-#: of thousands of digits, RecursionError for deep nesting, the others from functions in ``_BACK``.
+#: of thousands of digits, RecursionError for deep nesting, and the others from the functions in
+#: ``_BACK``, which turn JSON values into Python values.
 _DAMAGE = (ValueError, TypeError, AttributeError, RecursionError, OverflowError, InvalidOperation)
 
 

@@ -49,7 +49,7 @@ _SLICE = 1.0
 
 
 class ForwardPhases:
-    """Executes the phases that lead to the published map.
+    """Executes the phases of a promotion, up to the publication of the new map (topology document).
 
     :param stack: closes the operator's connections to both servers at its end.
     """

@@ -49,7 +49,7 @@ def switch(
     The old primary becomes the replica of its ranges. With ``forced``, these ranges get no replica.
 
     :param forced: whether the promotion does without the old primary.
-    :param confirm: called each time after the topology was read and before the changed one is
+    :param confirm: called each time after the topology was read and before the changed topology is
         published. It raises an error if nothing may be published any more. If another process calls
         :func:`rule_out` after the topology was read, the publication fails.
     :raises PromotionRefused: the ranges on the old primary have changed.

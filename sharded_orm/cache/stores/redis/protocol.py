@@ -23,7 +23,7 @@ _INCOMPLETE = object()
 
 
 class RedisScript:
-    """A Lua script that a server runs as one atomic command."""
+    """A Lua script that a Redis server runs as one atomic command."""
 
     def __init__(self, source: bytes) -> None:
         self.source = source
