@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator, Sequence
 from sharded_orm.cache.markers import unfinished
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
 
-#: A query: the server to ask, and the three arguments of :meth:`CacheServer.read`.
+#: A query to the cache: the server to ask, and the three arguments of :meth:`CacheServer.read`.
 CacheQuery = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
 #: The result of :meth:`CacheServer.read`.
 Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
-#: A read: a generator that yields queries and is sent replies.
+#: The type of a read from the cache: a generator that yields queries and is sent the replies.
 Steps = Generator[CacheQuery, Reply, None]
 
 
@@ -48,7 +48,7 @@ def read_unleased(
 
 
 def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
-    """Run all reads in ``steps`` together until each has ended.
+    """Run all reads in ``steps`` together, until every read has ended.
 
     If a server is down, the reads that need it are stopped: their requests bypass the cache.
 
@@ -97,7 +97,7 @@ class _Packet:
     def exchange(
         self, server: CacheServer, exchange: Callable[..., Reply]
     ) -> list[tuple[Steps, CacheQuery]]:
-        """Send the joined query in one round trip, and give each read its part of the reply.
+        """Send all added queries in one round trip, and give each read its part of the reply.
 
         :returns: the reads that have not ended, each with its next query.
         :raises ServerDown: the server is down.

@@ -22,7 +22,7 @@ Opener = Callable[[str, CacheOptions], Sequence[CacheServer]]
 
 
 class Holder(NamedTuple):
-    """A cache server that may hold entries of a place. Writes to the place must be told to it.
+    """A cache server that may hold entries of a place, and so must be told of writes to the place.
 
     A place is one shard, or one global model.
 
@@ -58,8 +58,9 @@ class CacheClient:
         self.shares_store = True
         if options.lists != options.objects:
             lists = tuple(open_servers(options.lists, options))
-            # The two aliases may name the same servers in the same order. Then the objects and
-            # lists of a place are on the same server, as with a single alias.
+            # The cache aliases for objects and for lists may name the same servers in the same
+            # order. Then the objects and lists of a place are on the same server, as with a single
+            # alias.
             if [server.name for server in lists] != [s.name for s in self.object_servers]:
                 self.list_servers = lists
                 self.shares_store = False
@@ -79,17 +80,19 @@ class CacheClient:
 
     @property
     def guard_ttl(self) -> float:
-        """Seconds that a guard stays in the cache after its last use.
+        """Seconds that a guard lives in the cache unless its life is prolonged.
 
         A *guard* is the entry that says whether objects and lists are still valid, so it must live
-        longer than the objects and lists.
+        longer than the objects and lists. Its life is prolonged by each write to the guard's rows.
+        It is also prolonged when an object or list is stored that depends on the guard.
         """
         return self.options.ttl * 2
 
     def objects(self, place: str) -> CacheServer:
         """Return the server that holds the objects of ``place``.
 
-        The server also holds the guards of the objects: entries that say whether they are valid.
+        The server also holds the guards of the objects: entries that say whether the objects are
+        valid.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -102,7 +105,7 @@ class CacheClient:
     def lists(self, place: str) -> CacheServer:
         """Return the server that holds the lists and counts of ``place``.
 
-        The server also holds the guards of the lists: entries that say whether they are valid.
+        The server also holds the guards of the lists: entries that say whether the lists are valid.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -113,7 +116,7 @@ class CacheClient:
             return self._lists.setdefault(place, servers[node_index(place, len(servers))])
 
     def holders(self, place: str) -> tuple[Holder, ...]:
-        """Return the servers that must be told of writes to ``place``, each once.
+        """Return the servers that must be told of writes to ``place``. Each server occurs once.
 
         :param place: the alias of a shard, or the type name of a global model.
         """
@@ -124,13 +127,14 @@ class CacheClient:
 
     def _find_holders(self, place: str) -> list[Holder]:
         objects, lists = self.objects(place), self.lists(place)
-        # True also if two different aliases lead to the same server.
+        # Compare the servers by name, because two different cache aliases may lead to the same
+        # server.
         is_same = lists.name == objects.name
         holders = {objects.name: Holder(objects, True, is_same)}
         if not is_same:
             holders[lists.name] = Holder(lists, False, True)
         for servers in self._also:
-            # A server of ALSO_MARK: processes with other settings may keep objects and lists there.
+            # Servers of the setting ALSO_MARK: other processes may keep objects and lists there.
             server = servers[node_index(place, len(servers))]
             known = holders.get(server.name)
             holders[server.name] = Holder(server if known is None else known.server, True, True)
@@ -138,7 +142,7 @@ class CacheClient:
 
     @property
     def servers(self) -> tuple[CacheServer, ...]:
-        """All cache servers, each once: first those of objects, then lists, then ALSO_MARK."""
+        """All cache servers, each once: those for objects, then for lists, then for ALSO_MARK."""
         also = [server for servers in self._also for server in servers]
         by_name: dict[str, CacheServer] = {}
         for server in (*self.object_servers, *self.list_servers, *also):

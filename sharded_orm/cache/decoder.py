@@ -51,8 +51,8 @@ class EntryDecoder:
     ) -> list[Row] | None:
         """Return the rows of the objects ``names``; None if one of the objects is unusable.
 
-        If None is returned, ``request.fillable`` has an item for each name: the entry if the object
-        must be stored (again), None if the object is valid.
+        If None is returned, ``request.fillable`` has an item for each name: None if the object is
+        valid, otherwise the entry that was found, so that the caller can replace it.
 
         :param entries: the entries that were read under ``names``, in the same order.
         :param stamp: the stamp (generations of the guards) that valid objects carry.
@@ -108,7 +108,7 @@ class EntryDecoder:
     def listed(
         self, request: ListRequest, name: str, entry: bytes | None, revision: str
     ) -> Listed | None:
-        """Return the list or number that is stored under ``name``; None if it cannot be used.
+        """Return the list or number in the entry ``name``; None if the entry cannot be used.
 
         :param entry: the entry that was read under ``name``; None if it is missing.
         :param revision: the part of ``name`` that changes with each write to the list's rows.

@@ -19,7 +19,7 @@ _Packets = dict[CacheServer, list[tuple[CacheRequest, CacheEntry]]]
 
 
 class ReaderOptions(Protocol):
-    """The settings of the cache that readers use, in seconds."""
+    """The cache settings that readers use. Each is a number of seconds."""
 
     @property
     def ttl(self) -> float: ...
@@ -73,8 +73,9 @@ class Filler:
             state.created for state in (request.state, request.object_state) if state is not None
         )
         if now < youngest + self._cache.options.quarantine:
-            # A guard is new. The server may have evicted an earlier guard, together with the marker
-            # of a write that is not committed yet. So it is not safe to store anything.
+            # One of the guards is new. It may replace a guard that the server has evicted, together
+            # with the marker of a write that is not committed yet. So it is not safe to store
+            # anything.
             forbid_fill(request)
             return
         missing = {name: entry for name, entry in request.fillable.items() if entry is not None}
@@ -90,7 +91,7 @@ class Filler:
             request.fillable[name] = None if lease is None else FoundEntry(None, lease)
 
     def fill(self, misses: Iterable[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
-        """Store what the database returned for ``misses``; see :meth:`Reader.fill`."""
+        """Store in the cache what the database returned for ``misses``; see :meth:`Reader.fill`."""
         packets: _Packets = {}
         for request, pks, rows in misses:
             if request.state is None or len(rows) > MAX_ROWS:
@@ -100,8 +101,8 @@ class Filler:
             except ServerDown:
                 continue
         for server, entries in packets.items():
-            # The guards of the new entries. server.fill() prolongs their lives, so that the guards
-            # outlive the entries.
+            # The names of the guards that decide whether the new entries are valid. server.fill()
+            # prolongs the lives of these guards, so that they outlive the entries.
             names = dict.fromkeys(name for request, _ in entries for name in request.scope.guards)
             try:
                 stored, _ = server.fill(
@@ -188,8 +189,9 @@ class Filler:
         if any(
             lease is not entry.lease for lease, entry in zip(leases, missing.values(), strict=True)
         ):
-            # This kind of server gives leases on lease(), not on read(). So the leases are younger
-            # than the last reading of the guards, and the guards must be read once more.
+            # Servers of this kind (Redis) do not give leases when entries are read, but only on
+            # lease(). So the leases are younger than the last reading of the guards, and the guards
+            # must be read once more.
             guards_after, _, _ = server.read(guards)
             if tuple(guards_after) != state.raws:
                 leases = [None] * len(missing)

@@ -46,16 +46,16 @@ from urllib.parse import quote, unquote
 #: The most primary keys that a marker (the announcement of a write) lists. The marker of a write to
 #: more rows announces all rows of the scope.
 MAX_LISTED = 100
-#: Size in bytes above which a guard may be compacted.
+#: Size in bytes above which a guard may be compacted, that is, rewritten without closed markers.
 COMPACT_FROM = 2048
-#: The most closing lines without an opening line that compacting keeps; if there are more, it keeps
-#: the latest. The opening lines of their markers may still arrive.
+#: The most closing lines without their opening lines that compacting keeps. It keeps the latest
+#: ones. An opening line may still arrive, and would open its marker if the closing line were gone.
 _MAX_EARLY = 16
 #: The largest size in bytes of a guard for which :func:`parse` caches the result.
 _MAX_REMEMBERED = 8192
 
-# These patterns are strict, because anybody may have written to the cache, and because the tokens
-# of primary keys in a guard become parts of entry names.
+# The patterns of a guard's lines. They are strict for two reasons: anybody may have written to the
+# cache, and tokens of primary keys in a guard become parts of entry names.
 _HEADER = re.compile(r"=([0-9a-f]{16}),[0-9a-f]{16},([0-9]{1,15})")
 _OPENING = re.compile(
     r"\+([0-9A-Za-z]{1,32}),([0-9]{1,15}),([nw]),([0-9A-Za-z_.%~-]*),([0-9A-Za-z_.%~-]*)"
@@ -65,7 +65,7 @@ _CLOSING = re.compile(r"[-!]([0-9A-Za-z]{1,32}),([0-9a-f]{16})")
 
 
 class BrokenGuard(ValueError):
-    """The bytes that were read under the name of a guard are not a valid guard."""
+    """A cache entry has the name of a guard, but its bytes are not a valid guard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Marker:
     """A marker: the announcement of a write that may be committed at any time.
 
     :param token: identifies the marker.
-    :param at: the time of the announcement on the writer's clock, in seconds since 1970.
+    :param at: when the write was announced, by the writer's clock, in seconds since 1970.
     :param wide: whether the write may concern all narrower scopes, for example every isolate key
         of a shard key.
     :param writer: the database session of the transaction.
@@ -126,7 +126,8 @@ class Guard:
     :param open: the open markers, of transactions that may commit at any time.
     :param digest: a digest of all bytes of the guard, used in the revision of its lists.
     :param size: the size of the guard in bytes.
-    :param early: tokens of closed markers whose opening (``+``) line has not arrived. Default: none.
+    :param early: tokens of closed markers whose ``+`` line has not arrived, the latest 16 at most.
+        Default: none.
     :param spare: the number of bytes that compacting would save (default: 0).
     """
 
@@ -149,7 +150,7 @@ class Guard:
 
     @property
     def has_wide(self) -> bool:
-        """Whether a write is under way that may concern all narrower scopes (isolate keys)."""
+        """Whether a write is under way that may concern rows of every isolate key in the scope."""
         return any(marker.wide for marker in self.open)
 
 
@@ -173,7 +174,7 @@ def header(now: float) -> bytes:
 
 
 def opening(marker: Marker) -> bytes:
-    """Return the line that adds ``marker`` to a guard: the announcement of a write."""
+    """Return the line that adds ``marker``, the announcement of a write, to a guard."""
     writer = marker.writer
     pks = "*" if marker.pks is None else ";".join(sorted(marker.pks))
     parts = (
@@ -184,14 +185,14 @@ def opening(marker: Marker) -> bytes:
 
 
 def closing(token: str, *, void: bool) -> bytes:
-    """Return the line that closes the marker with ``token``: the announced write is over.
+    """Return the line that closes the marker with ``token``, after the announced write is over.
 
     :param void: if True, the line also gives the guard a new generation, and all entries with an
         earlier generation become void. If False, the line only closes the marker.
     """
     if void:
         return f"!{token},{new_token()}\n".encode()
-    # The random salt: even a second closing line of the same marker must change the guard's digest.
+    # Add a random salt, because even a second closing line must change the guard's digest.
     return f"-{token},{new_token()}\n".encode()
 
 
@@ -259,7 +260,7 @@ _remembered = lru_cache(maxsize=4096)(_parse)
 def compacted(guard: Guard) -> bytes:
     """Return the bytes of a shorter guard: ``guard`` without its closed markers.
 
-    Its open markers and its generation stay the same. A new salt makes its digest unique.
+    The open markers and the generation stay the same. A new random salt makes the digest unique.
     """
     first = f"={guard.generation},{new_token()},{round(guard.created * 1000)}\n".encode()
     early = (closing(token, void=False) for token in guard.early)
@@ -288,7 +289,7 @@ def stamp(guards: Iterable[Guard]) -> str:
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """Return the revision: a digest of ``guards``, which is a part of the name of a valid list.
+    """Return the revision of ``guards``: a digest that is a part of the name of each valid list.
 
     :param guards: the guards of the list's scope and of all wider scopes, the widest scope first.
         Any change to the last guard (that of the list's scope) changes the revision; another

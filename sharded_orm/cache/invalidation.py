@@ -1,4 +1,4 @@
-"""Making cache entries void after SQL that the library did not see."""
+"""Making cache entries void after SQL statements that the library did not see."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class VoidRows:
     :param scope: the narrowest scope (set of rows) that is known to contain the rows: the scope of
         an isolate key, of a shard key, or of the table.
     :param pks: tokens of the rows' primary keys; None (the default) for all rows of the scope.
-    :param wide: True if the model has an isolate key, whose values for the rows are unknown: the
-        lists of all isolate keys in the scope then become void. Default: False.
+    :param wide: True if the model has an isolate key, whose values for the rows are unknown. Then
+        all entries of the rows' shard key or table become void. Default: False.
     """
 
     scope: Scope
@@ -29,7 +29,7 @@ class VoidRows:
 
 
 def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
-    """Make the cache entries of ``targets`` void, in one round trip per cache server.
+    """Make the cache entries of the rows in ``targets`` void. One round trip per cache server.
 
     Call this after the write was committed. A reader that queried the database before this call
     can no longer store its result.
@@ -38,7 +38,8 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
         on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # For each server: whether all entries under a guard become void, keyed by the guard's name.
+    # Keyed by server, then by the name of a guard: whether all entries under that guard become
+    # void.
     guards: dict[CacheServer, dict[str, bool]] = {}
     targets = list(targets)
     for rows in targets:

@@ -139,7 +139,7 @@ class Scope:
 
     Each scope has one guard: a cache entry that changes with each write to these rows.
 
-    :param place: the alias of the shard; for a global model the name of its type. The place decides
+    :param place: the alias of the shard; for a global model the name of ``type``. The place decides
         which cache server has the entries.
     :param key: the token of the shard key; None (the default) for the whole table, and for a global
         model.
@@ -179,7 +179,7 @@ class Scope:
         """Index in :attr:`guards` of the *home* guard, which decides whether a cached row is valid.
 
         The home guard is the guard of the shard key; for a global model, that of the table. The
-        scope of a whole table on a shard has no home guard, and the index is out of range.
+        scope of a whole table on a shard has no home guard; then the index is out of range.
         """
         return 1 if self.type.sharded else 0
 

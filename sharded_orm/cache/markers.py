@@ -79,7 +79,7 @@ class TouchedRows:
                 self.pks = None
 
     def updates(self) -> Iterator[GuardUpdate]:
-        """Yield one :class:`GuardUpdate` for each guard that must get a marker."""
+        """Yield one :class:`GuardUpdate` for each guard in which the write must be announced."""
         pks = None if self.pks is None else frozenset(self.pks)
         # scope.guards has the guards of the wider scopes first, and the scope's own guard last.
         yield GuardUpdate(self.scope, self.scope.guards[-1], pks, self.wide, at_home=True)
@@ -89,7 +89,7 @@ class TouchedRows:
 
 
 class GuardUpdate(NamedTuple):
-    """What a marker in one guard must say about a write.
+    """What a marker must say about a write, and in which guard the marker must be.
 
     :param scope: the scope of the guard.
     :param guard: the name of the guard.
@@ -124,24 +124,25 @@ class PlacedMarker(NamedTuple):
 class TransactionMarkers:
     """The rows of cached models that one transaction wrote, and the transaction's markers.
 
-    A marker announces a write to the cache. An instance is the ``transaction_writes`` attribute of
-    a database connection, which calls the methods of
+    A marker announces a write to the cache. The instance of a transaction is the attribute
+    ``transaction_writes`` of its database connection. The connection calls the methods of
     :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`. Not thread-safe.
     """
 
     def __init__(self, cache: CacheClient, connection: MarkedConnection) -> None:
         self._cache = cache
         self._connection = connection
-        # The written rows, keyed by type and place (shard or global model), then by the token of
-        # the shard key. None as the token means the whole table, with all shard keys.
+        # The written rows, keyed by cached model and place (a shard or global model), then by the
+        # token of the shard key. None as the token means the whole table, with all shard keys.
         self._touched: dict[tuple[CachedType, str], dict[str | None, TouchedRows]] = {}
         self._placed: list[PlacedMarker] = []
-        # The cache servers that could not be told of the writes, in a transaction that goes on
-        # without them because of ON_CACHE_FAILURE.
+        # The cache servers that could not be told of the writes. ON_CACHE_FAILURE lets the
+        # transaction go on without them.
         self._unmarked: set[CacheServer] = set()
         # The sizes in bytes of the guards that got a marker, keyed by server, then by guard name.
         self._sizes: dict[CacheServer, dict[str, int]] = {}
-        # Monotonic time of the last marking; None if rows were touched after it.
+        # The monotonic time at which the last sending of markers began. None if markers were not
+        # sent yet, or if rows were written since.
         self._marked_at: float | None = None
 
     def touch(
@@ -159,7 +160,7 @@ class TransactionMarkers:
         :param pks: tokens of the primary keys of those rows that may be cached as objects; None for
             all rows of the scope.
         :param isolates: scopes of the isolate keys that the rows have before and after the write
-            (default: none). If ``scope`` is the scope of an isolate key, it need not be in here.
+            (default: none). If ``scope`` is such a scope itself, ``isolates`` need not contain it.
         :param wide: whether the write may also concern rows of other isolate keys than those in
             ``isolates`` (default: no).
         """
@@ -233,8 +234,8 @@ class TransactionMarkers:
             line = opening(marker)
             for server, holds_objects in self._servers(update):
                 records.setdefault(server, []).append((update.guard, line))
-                # The marker is noted before it is sent: even if sending fails, the server may
-                # have received it.
+                # Note the marker before it is sent, so that it is closed later: even if sending
+                # fails, the server may have received it.
                 self._placed.append(PlacedMarker(update, server, marker, holds_objects))
         first_line, ttl = header(now), self._cache.guard_ttl
         for server, lines in records.items():
@@ -352,13 +353,14 @@ class TransactionMarkers:
         return True
 
     def lost(self) -> None:
-        """Leave the markers open, because the COMMIT has an unknown outcome.
+        """Leave the markers open, because nobody knows whether the COMMIT takes effect.
 
-        Readers that find the markers ask the database whether the transaction has ended.
+        Called if the connection was lost. Readers that find the markers ask the database whether
+        the transaction has ended.
         """
         markers, self._placed = self._placed, []
-        # On servers that could not be marked, readers find no markers. So the deletion of the
-        # written rows from these servers is queued.
+        # On servers that did not get the markers, readers find none. So the deletion of the written
+        # rows from these servers is queued, until the servers answer.
         unmarked = [marker for marker in markers if marker.server in self._unmarked]
         for end in self._closings(unmarked, late=True).values():
             unfinished.add(end)
@@ -380,7 +382,8 @@ class Unfinished:
     The lines that are appended to the guards close the transaction's markers.
 
     :ivar objects: the names of the objects to delete.
-    :ivar records: for each marker, the name of its guard and the line that closes the marker.
+    :ivar records: a tuple for each marker: the name of its guard, and the line that closes the
+        marker.
     """
 
     __slots__ = ("objects", "records", "server")
@@ -411,9 +414,11 @@ class Queue:
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
-        #: Whether the queue is not empty. Readers check this before each exchange with a server.
+        #: Whether closings are queued for any server. Readers check this before each exchange with
+        #: a server.
         self.waiting = False
-        # Keyed by the name of the server, because a change of settings makes new server objects.
+        # The queued closings, keyed by the server's name, because new settings make new server
+        # objects.
         self._ends: dict[str, deque[Unfinished]] = {}
 
     def __len__(self) -> int:
@@ -429,7 +434,9 @@ class Queue:
             self.waiting = True
 
     def flush(self, server: CacheServer) -> None:
-        """Send ``server`` its queued closings. No round trip if no closing is queued for it.
+        """Send a cache server the closings of markers that are queued for it.
+
+        Costs no round trip if no closing is queued for the server.
 
         :raises ServerDown: the server does not answer; the closings stay in the queue.
         """

@@ -1,9 +1,11 @@
 """What a process remembers of the entries that it has read from the cache server.
 
-A remembered list saves a round trip; a remembered row (:class:`Decoded`) saves decoding the entry
-again. What is remembered is used only if the guards, which are read from the server each time, say
-that it is valid. A *guard* is the entry that says whether other entries are still valid; a
-*revision* is a digest of the guards of a list.
+A remembered list saves a round trip. A remembered row (:class:`Decoded`) saves decoding the entry
+again. A remembered revision, a part of the list's name, saves a round trip before the list is read.
+
+A *guard* is the entry that says whether other entries are still valid; a *revision* is a digest of
+the guards of a list. The guards are read from the server each time, and what the process remembers
+is used only if it agrees with them.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Listed:
 
 
 class ProcessCache:
-    """The latest lists and revisions that a process has read. Thread-safe.
+    """The latest lists, and revisions (digests of guards), that a process has read. Thread-safe.
 
     :param limit: the most lists that are kept, and the most revisions. The oldest are dropped.
     """
@@ -78,8 +80,7 @@ class Decoded:
     """The decoded rows of entries that were read before, keyed by the entries' bytes. Thread-safe.
 
     Decoding an entry takes longer than fetching it. A remembered row is used only for an entry with
-    the same bytes, name and stamp (the generations of the entry's guards), so no outdated row is
-    used.
+    the same bytes, name and stamp (the generations of the guards), so it is never outdated.
     """
 
     #: The most bytes of entries that all instances of this class in a process remember together.
@@ -98,8 +99,8 @@ class Decoded:
     def note(self, raw: bytes, stamp: str, name: str, row: Row) -> None:
         if len(raw) > self.LONGEST:
             return
-        # No lock is used: threads may lose each other's additions to _total, but the limit need not
-        # be exact.
+        # No lock is used. So threads may lose each other's additions to _total, but this limit need
+        # not be exact.
         Decoded._total += len(raw)
         if Decoded._total > self.LIMIT:
             for decoded in list(self._all):

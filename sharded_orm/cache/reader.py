@@ -77,7 +77,8 @@ class Reader:
         exchange = read_leased if to_fill else read_unleased
         first = requests[0] if len(requests) == 1 else None
         if isinstance(first, ObjectRequest):
-            # The most frequent read: does what _object() does, but faster, without drive().
+            # A single object is the most frequent request. This code does the same as _object(),
+            # but is faster, because it does not use drive().
             server = self.cache.objects(first.scope.place)
             try:
                 reply = exchange(server, first.scope.guards, (first.name,), ())
@@ -129,9 +130,9 @@ class Reader:
         shares_store = self.cache.shares_store
         memory = self.memory
 
-        # First packet: the guards. If the process remembers the ids of the list, the packet also
-        # reads the objects, if they are on this server. If the process remembers no ids, but the
-        # revision, the packet also reads the list.
+        # First packet: the guards. If the process remembers the ids of the list, this packet also
+        # reads the objects, provided that they are on the same server. If the process remembers
+        # only the revision (a part of the list's name), this packet also reads the list.
         remembered = memory.listed(own_guard, query)
         object_names: tuple[str, ...] = ()
         name: str | None = None
@@ -175,8 +176,8 @@ class Reader:
             request.outcome = HIT
             return
         if listed is None and not shares_store:
-            # The cache lacks the list. The objects are on another server than the list, and are
-            # not looked for without their ids.
+            # The cache lacks the list, so the ids are not known. The objects are on another server,
+            # and cannot be looked for without their ids.
             request.state = state
             request.outcome = MISS
             return
@@ -265,7 +266,7 @@ class Reader:
         """Close the markers (announcements of writes) that dead writers left open in the guards.
 
         Only later reads profit from the repair. The current read still bypasses the cache for the
-        rows of these markers, because ``state`` still contains the markers.
+        rows of these markers, because ``state`` was read before the repair.
 
         :param state: the guards as the current read has found them.
         """
@@ -285,8 +286,9 @@ class Reader:
     def fill(self, misses: Sequence[tuple[CacheRequest, Sequence[str], Sequence[Row]]]) -> None:
         """Store what the database returned for requests that missed.
 
-        Does not raise if a cache server is down. Costs one round trip per cache server; if lists
-        and objects are on the same servers, up to three more for each list.
+        Does not raise if a cache server is down. Costs one round trip per cache server. If lists
+        and objects are on the same servers, each list costs up to three more, to take leases
+        (permissions to store) for its objects.
 
         :param misses: tuples of a request, the tokens of the primary keys of the rows, and the rows.
             Without tokens, the rows are not stored. For ``count()`` and ``exists()``, tokens and

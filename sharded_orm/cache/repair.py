@@ -9,9 +9,9 @@ the session is gone, the transaction was committed or rolled back, and the reade
 as the writer would have done.
 
 One transaction may have left markers in several guards, on several cache servers. Readers repair
-each guard separately, in any order. This is safe: the guards on a server say only whether objects
-on the same server are valid, and a repair first deletes the objects of the marker there and then
-closes the marker, in one packet.
+each guard separately, in any order. This is safe, because the guards on a server only say whether
+objects on the same server are valid. A repair sends one packet to that server, which first deletes
+the objects of the rows in the marker and then closes the marker.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from sharded_orm.cache.stores.base import CacheServer
 
 #: Seconds for which readers assume that the writer of a marker is alive and will close it.
 REPAIR_AFTER = 1.0
-#: Seconds after which a process may ask the database about the same marker again, or close the
-#: marker in the same guard again.
+#: Seconds that a process waits before it asks the database about the same marker once more, or
+#: before it closes the marker in the same guard once more.
 _AGAIN_AFTER = 1.0
 _REMEMBERED = 4096
 
@@ -83,11 +83,13 @@ class _MarkerState:
 class Repairer:
     """Finds and closes the markers of dead writers. Thread-safe, with bounded memory.
 
-    :param quarantine: the age in seconds from which a marker is closed if the database cannot tell
-        whether the writer is alive. This is safe: a living writer that wants to commit later than
-        that first opens new markers.
-    :param after: the age in seconds up to which a marker is left alone, because the writer is
-        probably alive.
+    A marker in a guard says that a write is under way.
+
+    :param quarantine: seconds after which an open marker is closed if the database cannot tell
+        whether the writer is alive. This is safe, because a living writer opens new markers before
+        it commits as late as that.
+    :param after: seconds for which an open marker is left alone, because the writer is probably
+        alive.
     :param monotonic: returns the time of a monotonic clock in seconds.
     """
 
@@ -117,8 +119,8 @@ class Repairer:
         """Close the markers of dead writers in ``guard``.
 
         If ``guard`` is the one that says whether objects are valid, first delete the objects of the
-        rows that these writers wrote. This is done even on a server that has only lists, because
-        deleting a missing entry costs nothing.
+        rows that these writers wrote. They are deleted even on a server that has only lists,
+        because deleting a missing entry costs nothing.
 
         :param server: the cache server from which ``guard`` was read.
         :param index: the position of the guard in ``scope.guards``.
@@ -160,7 +162,7 @@ class Repairer:
                     dead.append(marker)
                     continue
                 # If the writer's clock is ahead, now - marker.at is too small, or even negative. So
-                # the time since this process first saw the marker counts, if it is longer.
+                # the age is at least the time since this process first saw the marker.
                 age = max(now - marker.at, tick - state.seen_at)
                 if age <= self._after:
                     continue
@@ -230,7 +232,7 @@ def compact(server: CacheServer, name: str, raw: bytes, ttl: float) -> bool:
 def compact_marked(server: CacheServer, sizes: Mapping[str, int], ttl: float) -> None:
     """Compact guards that have just got a marker, if they are larger than COMPACT_FROM bytes.
 
-    :param sizes: the sizes of the guards in bytes, keyed by their names, as
+    :param sizes: the sizes of guards in bytes, keyed by the names of the guards, as
         :meth:`CacheServer.mark` returned them.
     :raises ServerDown: the cache server does not answer.
     """

@@ -24,10 +24,12 @@ class RequestCache:
     """A first level: what one request, or one ``cache_scope()`` block, has read.
 
     The threads and tasks of the request share the first level. It has one dict of entries for each
-    shard key or global table. These dicts are keyed by *home guards*: the names of the guards of
-    the keys or tables. A write drops each dict whose entries it may affect. A reader gets the dict
-    *before* it queries the database, and later puts the rows into this dict. If a write has dropped
-    the dict meanwhile, no later reader finds the rows.
+    shard key or global table. The key of such a dict is the name of the *home guard*: the guard
+    (entry that says whether other entries are valid) of that shard key or table. A write drops each
+    dict whose entries it may affect.
+
+    A reader gets the dict *before* it queries the database, and later puts the rows into this dict.
+    If a write has dropped the dict meanwhile, no later reader finds the rows.
     """
 
     __slots__ = ("_entries", "_homes", "is_closed", "is_request", "outer")
@@ -43,13 +45,14 @@ class RequestCache:
     def home(self, guard: str) -> dict[str, Any]:
         """Return the dict of the entries of one shard key or global table, keyed by entry name.
 
-        The caller may add entries to this dict, which is not a copy.
+        The dict is not a copy: the caller may add entries to it.
 
         :param guard: the name of the guard of the shard key or table.
         """
         entries = self._homes.get(guard)
         if entries is None:
-            # The dict itself counts as an entry: many empty dicts must not fill the memory.
+            # The new dict itself counts as an entry: even many empty dicts must not fill the
+            # memory.
             self.count(1)
             entries = self._homes.setdefault(guard, {})
         return entries
@@ -70,7 +73,8 @@ class RequestCache:
             self._homes.pop(guard, None)
 
     def clear(self) -> None:
-        # Readers that still hold one of the old dicts add their rows there, where nobody finds them.
+        # Make a new dict. Readers may still add rows to the dicts in the old one, where nobody
+        # looks.
         self._homes = {}
         self._entries = 0
 
@@ -81,9 +85,9 @@ class RequestCache:
 
 
 _current: ContextVar[RequestCache | None] = ContextVar("sharded_orm_level1", default=None)
-# The first-level cache of each request under ASGI, keyed by an asgiref object that the whole request
-# shares. A context variable would not work: under ASGI, Django sends request_started in a separate
-# task, and a variable that a task sets ends with the task.
+# The first-level cache of each request under ASGI. The key is an asgiref object that the whole
+# request shares. A context variable would not work: under ASGI, Django sends request_started in a
+# separate task, and a variable that is set in a task ends with the task.
 _of_request: WeakKeyDictionary[Any, RequestCache] = WeakKeyDictionary()
 
 
@@ -107,10 +111,8 @@ def current() -> RequestCache | None:
 def cache_scope() -> Iterator[None]:
     """Context manager that gives the block a first level of the cache.
 
-    It is meant for commands, queued tasks and tests.
-
-    Inside the block, a second read of the same rows needs no round trip. A nested block starts
-    with an empty first level.
+    Inside the block, a second read of the same rows needs no round trip. A nested block starts with
+    an empty first level. For commands, queued tasks and tests.
     """
     level = RequestCache(_current.get())
     token = _current.set(level)
@@ -151,12 +153,14 @@ def end_request(**kwargs: Any) -> None:
 
 
 def forget(home_guard: str | None = None) -> None:
-    """Drop entries from the first-level caches of the current request and of all blocks around.
+    """Drop entries from the first-level caches of the request and of all enclosing blocks.
+
+    A block is one of :func:`cache_scope`.
 
     Called at each write, and again when the write's transaction has ended.
 
-    :param home_guard: the name of the guard of a shard key or global table: drop its entries. None
-        (the default): drop all entries.
+    :param home_guard: the name of the guard of a shard key or global table, whose entries are
+        dropped. None (the default) drops all entries.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     _forget(_of_request.get(context) if context is not None else None, home_guard)
@@ -164,7 +168,7 @@ def forget(home_guard: str | None = None) -> None:
 
 
 def _forget(level: RequestCache | None, guard: str | None) -> None:
-    # Rows that a block writes may be in the caches of the blocks around, too.
+    # Also drop from the caches of enclosing blocks, which may have the written rows, too.
     while level is not None:
         level.forget(guard)
         level = level.outer

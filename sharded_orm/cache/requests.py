@@ -53,9 +53,9 @@ class GuardState:
         own = len(parsed) - 1
         #: The bytes of the guards. If they are equal at two moments, nothing was written between.
         self.raws = raws
-        #: What a valid object must carry: the generations of its guards.
+        #: The stamp that a valid object must carry: the generations of its guards.
         self.stamp = guards.stamp(parsed[: home + 1])
-        #: What the name of a valid list must contain: a digest of all guards.
+        #: The revision that the name of a valid list must contain: a digest of all guards.
         self.revision = guards.revision(parsed)
         #: When the youngest of the guards was created, in seconds since 1970.
         self.created = max(guard.created for guard in parsed)
@@ -65,8 +65,9 @@ class GuardState:
         self.lists_open = self.is_open or bool(
             parsed[home].open if own == home else parsed[home].has_wide or parsed[own].open
         )
-        #: A function that takes the token of a primary key, and returns whether the home guard has
-        #: an open marker of a write to that object. None if the home guard has no open marker.
+        #: A function that takes the token of a primary key. It returns whether a write to that
+        #: object is under way, by the markers in the home guard (the guard that says whether
+        #: objects are valid). None if the home guard has no open marker.
         self.covers: Callable[[str], bool] | None = (
             parsed[home].covers if parsed[home].open else None
         )
@@ -80,11 +81,15 @@ _remembered = lru_cache(maxsize=4096)(GuardState)
 
 
 def judge(raws: tuple[bytes, ...], home: int) -> GuardState:
-    """Return the state of the guards ``raws``; see :class:`GuardState`.
+    """Return the combined state of all guards that concern a scope.
+
+    :param raws: the bytes of the guards: that of the widest scope first, the scope's own guard
+        last.
+    :param home: the position of the guard that says whether objects are valid.
 
     :raises BrokenGuard: one of the guards cannot be parsed.
     """
-    # The states of long guards are not cached: they are rare, and would take much memory.
+    # If the guards are long, their state is not cached: it is rare, and would take much memory.
     return (_remembered if sum(map(len, raws)) <= _LONGEST_GUARDS else GuardState)(raws, home)
 
 
@@ -114,8 +119,8 @@ class Format(Protocol):
 class CacheRequest:
     """A request for one object or one list. Used for a single read, by one thread.
 
-    :param scope: the scope of the list; for an object the scope of its shard key or global table,
-        without an isolate key.
+    :param scope: the scope (set of rows) of the list; for an object the scope of its shard key or
+        global table, without an isolate key.
     :param format: how the rows are stored and decoded.
     :param sessions: the sessions of the database that holds the rows, to find dead writers. If
         None, the markers of dead writers are left open.
@@ -142,14 +147,15 @@ class CacheRequest:
         self.rows: list[Row] | None = None
         #: The result of ``count()`` or ``exists()``, after a hit or before it is stored.
         self.value: int | None = None
-        #: After a miss, the guards under which the result is to be stored: those that were read when
+        #: After a miss, the guards under which the result is to be stored, as they were read when
         #: the result was found missing. None if the result must not be stored.
         self.state: GuardState | None = None
         #: After a miss, the guards under which the objects of the result are to be stored. They
         #: may be on another server than the guards of the list. None if objects must not be stored.
         self.object_state: GuardState | None = None
-        #: After a miss, keyed by object name: the entry to replace, with the lease (permission to
-        #: store it). The value is None if the object is valid, or if another reader stores it.
+        #: After a miss, the entries of objects that are to be stored, keyed by object name. Each
+        #: entry has the lease (permission to store it), once the lease is taken. The value is None
+        #: if the object is valid already, or if another reader stores it.
         self.fillable: dict[str, FoundEntry | None] = {}
 
 
@@ -190,7 +196,9 @@ class ListRequest(CacheRequest):
         super().__init__(scope, format, sessions)
         self.query = query
         self.scalar = scalar
-        #: After a miss, whether the cache has the list of ids, and lacks only some of the objects.
+        #: After a miss, whether a valid list of ids is known, and only some of the objects are
+        #: missing.
         self.is_listed = False
-        #: The names of the rows' objects in the cache, after a hit or a fill.
+        #: The names of the rows' objects in the cache; None until there is a hit or the result is
+        #: stored.
         self.object_names: tuple[str, ...] | None = None

@@ -41,7 +41,8 @@ FIELDS: Mapping[str, str] = {
 Counts = dict[str, dict[str, int]]
 
 _all: WeakSet[CacheStatistics] = WeakSet()
-# The dicts of the counting() blocks around the running code, to which its events are added.
+# The dicts of the counting() blocks that enclose the running code. Each cache event is added to all
+# of them.
 _blocks: ContextVar[tuple[Counts, ...]] = ContextVar("sharded_orm_counting", default=())
 
 
@@ -64,9 +65,9 @@ def counting() -> Iterator[Counts]:
 class CacheStatistics:
     """The counts of cache events in this process, which are published from time to time.
 
-    To publish the counts, the object sends the signal :data:`~sharded_orm.signals.cache_counted`,
-    logs the counts at level DEBUG, and adds them to counters on the cache servers, which all
-    processes share. Counts for a server that is down are kept for the next time. Thread-safe; a
+    To publish counts is to send the signal :data:`~sharded_orm.signals.cache_counted`, to log the
+    counts at level DEBUG, and to add them to counters on the cache servers. All processes share
+    these counters. Counts for a server that is down are kept for the next time. Thread-safe; a
     forked child starts with empty counts.
 
     :param prefix: the prefix of all names in the cache, before the model's label.
@@ -74,11 +75,11 @@ class CacheStatistics:
     :param clock: returns the time of a monotonic clock in seconds.
     """
 
-    #: :meth:`add` publishes the counts if they were last published at least this number of seconds
-    #: ago. None: :meth:`add` never publishes.
+    #: After at least this number of seconds since the last publication, :meth:`add` publishes the
+    #: counts again. None: :meth:`add` never publishes.
     interval: float | None = 10.0
-    #: The end of a request publishes the counts if they were last published at least this number of
-    #: seconds ago.
+    #: After at least this number of seconds since the last publication, the end of a request
+    #: publishes the counts again.
     request_interval = 1.0
 
     def __init__(
@@ -97,10 +98,10 @@ class CacheStatistics:
         # The lock must be held to change _total, _pending or _unsent.
         self._lock = threading.Lock()
         self._total: dict[str, dict[str, int]] = {}
-        # Counts for which the signal cache_counted was not sent yet.
+        # Counts that the signal cache_counted has not reported yet.
         self._pending: dict[str, dict[str, int]] = {}
-        # Counts for which the signal cache_counted was sent, but which were not sent to a cache
-        # server yet.
+        # Counts that the signal cache_counted has reported, but that were not added to the counters
+        # on a cache server yet.
         self._unsent: dict[str, dict[str, int]] = {}
         self._sent_at = self._clock()
 
@@ -122,7 +123,9 @@ class CacheStatistics:
             self.flush()
 
     def counted(self, type_name: str) -> dict[str, int]:
-        """Return all counts of a model in this process since its start, by names of :data:`FIELDS`.
+        """Return what this process has counted for a model since the start of the process.
+
+        :returns: counts, keyed by names of :data:`FIELDS`.
 
         :param type_name: see :meth:`add`.
         """
@@ -139,7 +142,7 @@ class CacheStatistics:
             self.flush()
 
     def flush(self) -> None:
-        """Send the signal ``cache_counted``, and add the counts to those on the cache servers.
+        """Send the signal ``cache_counted``, and add the new counts to the counters on the servers.
 
         Does not raise if a server is down. Costs one round trip per model that has new counts.
         """
@@ -153,7 +156,8 @@ class CacheStatistics:
         if pending:
             labels = {name.removeprefix(self._prefix): dict(c) for name, c in pending.items()}
             if cache_counted.has_listeners():
-                # An error of a receiver must not break the read that is being counted.
+                # send_robust() catches errors of the signal's receivers, which must not break the
+                # read that is being counted.
                 cache_counted.send_robust(sender=CacheStatistics, counts=labels)
             if logger.isEnabledFor(logging.DEBUG):
                 for label, counts in labels.items():
@@ -174,7 +178,9 @@ class CacheStatistics:
                 _add(self._unsent.setdefault(name, {}), counts)
 
     def overall(self, type_name: str) -> dict[str, int]:
-        """Return the counts of a model that all processes have published since the last reset.
+        """Return what all processes together have counted for a model since the last reset.
+
+        Only published counts are included.
 
         Costs one round trip.
 
@@ -194,10 +200,12 @@ class CacheStatistics:
 
 
 def counter(type_name: str, field: str) -> str:
-    """Return the name of a counter on a cache server.
+    """Return the name of the counter that holds one count of a model on a cache server.
 
-    A counter cannot have the name of another entry, because no other name has ``@count-`` after the
-    name of the type.
+    No other kind of entry has ``@count-`` in this place of its name, so names never clash.
+
+    :param type_name: the prefix of all names in the cache, followed by the model's label.
+    :param field: a name of :data:`FIELDS`.
     """
     return f"{type_name}-@count-{field}"
 
@@ -209,7 +217,7 @@ def _add(to: dict[str, int], counts: Mapping[str, int]) -> None:
 
 def _after_fork() -> None:
     # In the child, start with a new lock, because a thread of the parent may have held the old
-    # lock. Also start with empty counts, because the parent sends the counts that it has.
+    # lock. Also start with empty counts, because the parent itself publishes what it has counted.
     for statistics in list(_all):
         statistics._renew()
 

@@ -1,14 +1,16 @@
-"""The format of objects, lists and counts in the cache. Uses neither Django nor a driver.
+"""The format of objects and lists in the cache. Uses neither Django nor a driver.
 
 Yupoo (Y13) stored pickled model instances. Here an object is stored as JSON, so reading it never
-runs code from the cache. It has the fields of a row as the database driver gave them. The format
-of an object (``o1``) and of a list or count (``l1``)::
+runs code from the cache. An object has the fields of a row as the database driver gave them. A list
+has primary keys, or one number: the result of ``count()`` or ``exists()``. The format of an object
+(``o1``) and of a list (``l1``)::
 
     o1 {fingerprint} {stamp} {name} {fields}{checksum}
     l1 {fingerprint} - {name} {fields}{checksum}
 
 - ``fingerprint`` is a digest of the model's fields.
-- ``stamp`` has the generations of the guards under which the object is valid.
+- ``stamp`` has the generations of the guards (entries that say whether other entries are valid)
+  under which the object is valid. A list has a digest of its guards in its name instead.
 - ``name`` is the name of the entry, so a copy under another name is not accepted.
 - ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
   one call of the JSON parser can read many entries, and damage to one entry cannot spread to the
@@ -39,7 +41,7 @@ FORMAT: Final = 1
 Row = Sequence[Any]
 
 _OBJECT, _LIST = "o1", "l1"
-#: Matches the beginning of a value in any version of this format.
+#: Matches the beginning of an object or list of this library, in any version of the format.
 _OURS = re.compile(rb"[ol][0-9]{1,4} [0-9a-f]+ [0-9a-f-]+ [!-~]+ ")
 _MICROSECOND = timedelta(microseconds=1)
 #: The largest exponent of a decimal number that is accepted. No column needs a larger one, and
@@ -50,7 +52,7 @@ _MOST_DIGITS = 1000
 class Unusable(Enum):
     """The reason why an entry cannot be used."""
 
-    #: The entry is missing, was made void by a write, or is of another version of the model.
+    #: The entry is missing, was made void by a write, or was stored for other fields of the model.
     MISS = "miss"
     #: The entry is damaged, or was not stored under this name by the library.
     BROKEN = "broken"
@@ -132,11 +134,12 @@ def _no_object(_: Any) -> Any:
 
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# strict=True refuses control characters in JSON texts. So a text that lost its closing quote cannot
-# continue past the line end that _rows() puts between two entries.
+# strict=True refuses line ends and other control characters inside JSON strings. So a string that
+# lost its closing quote cannot go on past the line end that _rows() puts between two entries.
 _load = json.JSONDecoder(object_pairs_hook=_no_object, strict=True).decode
 #: The errors that parsing hostile bytes can raise: ValueError for bad syntax, bad UTF-8 or numbers
-#: of thousands of digits, RecursionError for deep nesting, the others from functions in ``_BACK``.
+#: of thousands of digits, RecursionError for deep nesting, and the others from the functions in
+#: ``_BACK``, which turn JSON values into Python values.
 _DAMAGE = (ValueError, TypeError, AttributeError, RecursionError, OverflowError, InvalidOperation)
 
 
@@ -160,7 +163,9 @@ def unpack_objects(
     stamp: str,
     width: int,
 ) -> list[list[Any] | Unusable]:
-    """Return the rows of objects, in the order of ``names``; for an unusable object, the reason.
+    """Return the rows of objects, in the order of ``names``.
+
+    For an unusable object, the item is the reason (:class:`Unusable`) and not a row.
 
     :param raws: the bytes of the entries ``names``; None for a missing entry.
     :param fingerprint: the fingerprint that the objects must carry.
@@ -191,9 +196,9 @@ def unpack_objects(
 
 
 def pack_list(name: str, fingerprint: str, values: Iterable[Any]) -> bytes | None:
-    """Return a list of primary keys, or a count, in the format of a list.
+    """Return a list of primary keys, or the result of ``count()``, in the format of a list.
 
-    :param name: the name of the list's entry, which includes the revision.
+    :param name: the name of the list's entry, which contains a digest of the list's guards.
     :param fingerprint: the hexadecimal digest of the model's fields.
     :param values: the tokens of the primary keys; for a count one number.
     :returns: the bytes to store; None if the format cannot hold one of ``values`` exactly.
@@ -224,10 +229,10 @@ def _prefix(kind: str, fingerprint: str, stamp: str, name: str) -> bytes:
 
 
 def _why_unusable(raw: bytes, start: str) -> Unusable:
-    """Return the reason why an entry with an unexpected prefix cannot be used.
+    """Return the reason why an entry that does not begin as expected cannot be used.
 
     :param raw: the bytes of the entry.
-    :param start: the expected prefix, up to the name.
+    :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
         return BROKEN  # The entry is a copy: all is as expected, except the name in it.
@@ -255,31 +260,32 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
     except ValueError:  # The row has an integer of thousands of digits.
         return None
     if "[" in text or "]" in text:
-        # All brackets are inside of texts, where they can be escaped. A backslash before a bracket
-        # cannot change the meaning of the escape, as _dump() has doubled each backslash.
+        # All brackets are inside JSON strings, where they can be escaped. A backslash before a
+        # bracket cannot change the meaning of the escape, because _dump() has doubled each
+        # backslash.
         text = text.replace("[", "\\u005b").replace("]", "\\u005d")
     value = prefix + text.encode("utf-8", "surrogatepass")
     return value + crc32(value).to_bytes(4, "little")
 
 
 def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
-    """Return the rows in ``bodies``; None for each body that cannot be parsed.
+    """Return the rows that the JSON texts ``bodies`` encode; None for each text that is damaged.
 
-    :param bodies: the ``fields`` parts of entries with valid checksums.
+    :param bodies: the part ``fields`` of each entry. The checksums of the entries are valid.
     """
     count = len(bodies)
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
-        # If the bodies contain no brackets, and no text spans several lines, each body becomes
-        # exactly one element of the outer array.
+        # The JSON text of each entry becomes exactly one element of the outer array, provided that
+        # it contains no bracket, and that no JSON string goes on over a line end.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")
     except _DAMAGE:
         if count == 1:
             return [None]
-        # At least one body is damaged. So each body is parsed separately, to use the undamaged ones.
+        # At least one entry is damaged. So parse each entry separately, to use the undamaged ones.
         return [_rows([body])[0] for body in bodies]
     for index, row in enumerate(rows):
         letters = row.pop() if row else None

@@ -95,8 +95,8 @@ class Promote(Action):
             _write_json(command, options, {"outcome": "refused", "problems": exc.problems})
             raise
         except (CommandError, JournalMissing, OperationHeld, TopologyError) as exc:
-            # Errors of these types come before the first change. Later errors are of the types in
-            # the next "except".
+            # Errors of these types are raised before the promotion changes anything. After that,
+            # only the errors in the next "except" are raised.
             _write_json(command, options, {"outcome": "refused", "problems": [str(exc)]})
             raise
         except (PromotionFailed, LeaseLost, Error) as exc:

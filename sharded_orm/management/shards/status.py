@@ -1,4 +1,4 @@
-"""The actions ``status`` and ``check`` of ``manage.py shards``."""
+"""The actions ``status`` and ``check`` of ``manage.py shards``: show the state of shards."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def _add_options(parser: CommandParser) -> None:
 
 
 def _selected_shards(options: Mapping[str, Any]) -> list[Shard] | None:
-    """Return the shards that the options select; None if no option is given.
+    """Return the shards that the options select; None if no option selects shards.
 
-    None makes the caller check all shards, and also search for schemas that have a shard's name but
-    are on the wrong node.
+    None makes the caller check all shards. The caller then also searches for schemas that have a
+    shard's name but are on the wrong node.
     """
     if all(options[name] is None for name in ("group", "shards", "node")):
         return None

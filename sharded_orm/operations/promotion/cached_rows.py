@@ -21,8 +21,8 @@ def invalidate(record: PromotionRecord) -> None:
     as long as a process does not know the new map (topology document), it may read a row from the
     old primary and put it into the shared cache, after the row has changed on the new primary.
 
-    If a process still uses the old map after :data:`READERS_PATIENCE`, or the cache does not
-    answer, the report gets a warning. Does nothing if the project has no cache.
+    If a process still uses the old map after :data:`READERS_PATIENCE` seconds, or the cache does
+    not answer, the report gets a warning. Does nothing if the project has no cache.
     """
     if runtime.cache() is None:
         return
@@ -40,7 +40,7 @@ def invalidate(record: PromotionRecord) -> None:
 
 
 def _wait_for_readers(record: PromotionRecord) -> None:
-    """Wait until every process that is connected to the source of the topology uses the new topology.
+    """Wait until all processes that are connected to the topology's source use the new topology.
 
     Add a warning if a process still does not use it after :data:`READERS_PATIENCE` seconds, or if
     the source does not answer.

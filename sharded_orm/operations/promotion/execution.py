@@ -1,4 +1,4 @@
-"""Execute a promotion in this process to its end, or undo it."""
+"""Executing a promotion to its end, or undoing it, in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sharded_orm.operations.runs import journal
 class Promotion:
     """Executes one promotion, whose checks have passed.
 
-    :param run: the promotion's journal run, which this process holds.
+    :param run: the promotion's run in the journal. This process must hold the run's lease.
     :param tell: called with a line for the operator in each phase.
     """
 
@@ -26,7 +26,7 @@ class Promotion:
         self._undo = PromotionUndo(self._record)
 
     def run_to_end(self) -> PromotionReport:
-        """Execute all phases that are left. Return the report.
+        """Execute all phases of the promotion that are left. Return the report.
 
         If a phase fails before the new map (the topology document) is published, undo everything.
 
@@ -53,13 +53,13 @@ class Promotion:
         return record.report
 
     def abort(self) -> PromotionReport:
-        """Undo what an earlier process has begun. Return the report.
+        """Undo the promotion that an earlier process has begun. Return the report.
 
-        If the new map turns out to be published during the undo, finish the promotion instead; then
-        the report's outcome is "promoted".
+        If the new map (topology document) is published while this method runs, finish the promotion
+        instead. Then the report's outcome is "promoted".
 
-        :raises PromotionFailed: the new map is published already, or the source of the topology
-            does not answer.
+        :raises PromotionFailed: the new map was published before this call, or the source of the
+            topology does not answer.
         """
         record = self._record
         if record.phase == "switched" or (record.phase == "switching" and record.is_published()):
@@ -88,8 +88,8 @@ class Promotion:
     def _after_failure(self, cause: BaseException) -> None:
         """Undo the promotion after the error ``cause``, then raise an error.
 
-        Return without an error only if the new map (topology document) turns out to be published. Then
-        the caller must finish the promotion.
+        Return without an error only if the new map (topology document) turns out to be published.
+        Then the caller must finish the promotion.
         """
         if isinstance(cause, PromotionFailed) and not cause.settled:
             raise cause

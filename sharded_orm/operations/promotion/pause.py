@@ -19,8 +19,8 @@ class Pause:
     """The time for which a promotion refused writes, in seconds.
 
     The pause begins when the old primary is made read-only, and ends when the new map (the topology
-    document) is published or the promotion is undone. Processes learn of the new map a little later;
-    that delay is not included.
+    document) is published or the promotion is undone. Processes learn of the new map a little
+    later; that delay is not included.
 
     :param least: the shortest time that is possible.
     :param most: the longest time that is possible. None if the old primary was read-only before the
@@ -59,7 +59,8 @@ class Pause:
         }
 
 
-#: What a report has instead of :meth:`Pause.to_json` if the promotion has made no server read-only.
+#: The values that a report shows in place of :meth:`Pause.to_json` if the promotion has made no
+#: server read-only.
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 
@@ -70,5 +71,5 @@ def moment(run: JournalRun) -> str:
 
 def _seconds(since: str, until: str) -> float:
     elapsed = datetime.fromisoformat(until) - datetime.fromisoformat(since)
-    # Return no negative number: the clock may have been set back.
+    # Never return a negative number, even if the clock was set back between the two times.
     return max(elapsed.total_seconds(), 0.0)

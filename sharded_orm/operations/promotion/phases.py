@@ -5,10 +5,11 @@ node is the primary of each range of shards. The *source* is the place where the
 
 The journal records each phase before it begins. The effects of all phases can be repeated, so a
 resumed promotion begins with the fence again, no matter which phase it had reached. There is one
-exception: if the map may have been published, the source is asked first. Until the map is
-published, everything can be undone (``undo``). The source is asked before the fence, and again
-before the phase ``switching``, which begins only when the source has answered. So if the source
-does not answer, the old primary does not stay fenced for long.
+exception: if the map may have been published already, the source is asked first. Until the map is
+published, everything can be undone (``undo``).
+
+A source that does not answer must not leave the old primary fenced for long. So the source is asked
+before the fence, and again before the phase ``switching``, which begins only after an answer.
 
 ============ ==================================================================================
 fencing      The old primary becomes read-only, after its running statements have ended.
@@ -42,12 +43,13 @@ from sharded_orm.operations.promotion.record import PromotionRecord
 
 #: Seconds to wait for running statements on the old primary, which delay making it read-only.
 FENCE_PATIENCE: Final = 5.0
-# Seconds of one wait for the replica. Between two waits, the lease and the deadline are checked.
+# Seconds of one wait for the replica. Between two waits, the lease of the journal run and the time
+# limit are checked.
 _SLICE = 1.0
 
 
 class ForwardPhases:
-    """Executes the phases that lead to the published map.
+    """Executes the phases of a promotion, up to the publication of the new map (topology document).
 
     :param stack: closes the operator's connections to both servers at its end.
     """
@@ -86,10 +88,11 @@ class ForwardPhases:
     # ##### The replica catches up #####
 
     def _come_near(self, old: ReplicationServer) -> None:
-        """Wait until the replica is near the old primary, before the old primary is fenced.
+        """Wait until the replica has almost caught up, before the old primary is fenced.
 
-        That is, wait until the replica has executed all that the old primary has logged so far.
-        Writes are still accepted meanwhile, so they are refused only for a moment afterwards.
+        That is, wait until the replica has executed all that the old primary had logged when this
+        method was called. Writes are still accepted meanwhile. Because little is left to catch up,
+        the fence later refuses writes only for a moment.
 
         :raises PromotionRefused: the replica did not come near in time.
         """
@@ -103,14 +106,15 @@ class ForwardPhases:
             )
 
     def _catch_up(self) -> str:
-        """Fence the old primary, then wait until the replica has executed everything.
+        """Fence the old primary (make it read-only), then wait until the replica has executed all.
 
-        Return the last position (of the binary log) that the old primary has reached. Without the old
-        primary, return the last position that the replica has received.
+        Return the last position that the old primary's binary log has reached. In a forced
+        promotion, which does without the old primary, fence nothing, and return the last position
+        that the replica has received.
         """
         record = self._record
-        # Ask the source of the topology now, while writes are still accepted. If only the map's
-        # publication showed that the source does not answer, writes would be refused in vain.
+        # Ask the source of the topology now, while writes are still accepted. If the source is
+        # down, this shows it before writes are refused in vain.
         switchover.require_same_ranges(self._plan)
         if self._old is None:
             record.begin("waiting", f"waits until {self._plan.new} has executed what it received")
@@ -156,8 +160,8 @@ class ForwardPhases:
         if since is not None:
             if old.status().read_only:
                 return since
-            # In the phase "fencing", the earlier process may have ended before it made the old primary
-            # read-only.
+            # Do not warn in the phase "fencing": the earlier process may have ended in it before
+            # the old primary was read-only.
             if self._record.phase != "fencing":
                 self._record.warn(
                     f"{old.name!r} took writes again since it was made read only at {since}: how long"
@@ -187,8 +191,9 @@ class ForwardPhases:
         """
         new = self._new
         if not self._record.options.force:
-            # Start the replication, because an earlier attempt may have stopped it. Do not start it if
-            # the old primary is dead: a start discards events that were received but not executed.
+            # Start the replication, because an earlier attempt may have stopped it. If the old
+            # primary is dead, do not start it: a start discards events that were received but not
+            # executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
             (link,) = (link for link in new.links() if link.name == self._record.link)
@@ -200,7 +205,7 @@ class ForwardPhases:
     def _wait_for(self, position: str) -> str:
         """Wait until the new primary has executed everything up to ``position``, or time is up.
 
-        Return the part of ``position`` that the new primary lacks in the end; "" if it lacks nothing.
+        Return the part of ``position`` that the new primary still lacks; "" if it lacks nothing.
         """
         deadline = time.monotonic() + self._timeout
         while lacking := missing(position, self._new.status().current):
@@ -235,10 +240,10 @@ class ForwardPhases:
             )
 
     def _switch(self) -> bool:
-        """Publish the map. Return whether the source has confirmed it at once.
+        """Publish the new map (topology document). Return whether the publication was confirmed.
 
-        Return False if the confirmation got lost, and the source said only later that the map is
-        published. Then the exact time of publication is not known.
+        Return False if the confirmation got lost, and a later question to the source of the
+        topology showed that the map is published. Then the exact time of publication is not known.
         """
         record = self._record
         try:
@@ -246,19 +251,22 @@ class ForwardPhases:
                 self._plan, forced=record.options.force, confirm=self._before_publication
             )
         except (TopologyError, Error, OSError):
-            # Before the phase "switching", no map was sent. In that phase, either the source has
-            # refused the map, or the map is published and the answer got lost.
+            # If the phase is not "switching" yet, no map was sent. If it is, either the source of
+            # the topology has refused the map, or the map is published and only the answer got
+            # lost.
             if record.phase != "switching" or not record.is_published():
                 raise
             return False
         return True
 
     def _before_publication(self) -> None:
-        """Record the phase ``switching``. To be called between reading the topology and publishing it.
+        """Record the phase ``switching``. To be called between reading the topology and publishing.
 
-        The write to the journal fails if another process has taken the run over; it is not enough
-        that this process's lease has not expired by the clock. A topology that was read before the
-        takeover does no harm: the other process has made any publication that is based on it fail
+        This write to the journal fails if another process has taken the run over. The write is
+        needed, because a lease that has not expired by this process's clock proves nothing.
+
+        The topology may have been read before such a takeover. This does no harm: the other process
+        makes any publication fail that is based on the older topology
         (:meth:`PromotionRecord.rule_out`).
 
         :raises LeaseLost: another process has taken the run over.

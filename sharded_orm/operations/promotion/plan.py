@@ -35,10 +35,13 @@ class Move:
 
 @dataclass(frozen=True)
 class PromotionPlan:
-    """All moves of a promotion. Several node names may stand for the same server.
+    """The plan of a promotion: which ranges of shards move to the new primary.
 
-    :param node: the node name by which the operator called the old primary.
-    :param new: a node name of the new primary, to which the ranges move.
+    A server may have several node names.
+
+    :param node: the node of the old primary, by the name that the operator gave.
+    :param new: the node of the new primary, by one of its names.
+    :param moves: the ranges that move, each with the node names in the topology.
     """
 
     node: str
@@ -47,7 +50,7 @@ class PromotionPlan:
 
     @property
     def old_names(self) -> list[str]:
-        """All node names of the old primary that the ranges or the operator use."""
+        """All node names of the old primary: ``node``, and those in ``moves``."""
         return sorted({move.old for move in self.moves} | {self.node})
 
     @property
@@ -63,12 +66,14 @@ class PromotionPlan:
 
 
 def find_plan(topology: Topology, node: str, to: str | None = None) -> PromotionPlan:
-    """Return the plan that replaces ``node`` as the primary of all its ranges, in every group.
+    """Return the plan that replaces ``node`` as the primary of all its ranges of shards.
 
-    A single range cannot be promoted, because ``read_only`` makes the whole server read-only.
+    The ranges may belong to several groups. A single range cannot be promoted, because
+    ``read_only`` makes the whole server read-only.
 
     :param to: the node that must be the replica of all these ranges; None accepts any node.
-    :raises PromotionRefused: the topology does not allow the promotion. The message lists all reasons.
+    :raises PromotionRefused: the topology does not allow the promotion. The message lists all
+        reasons.
     """
     unknown = [name for name in (node, to) if name is not None and name not in topology.nodes]
     if unknown:

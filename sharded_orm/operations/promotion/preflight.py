@@ -32,8 +32,8 @@ from sharded_orm.topology.model import Topology, server_of
 class Loss:
     """What is known about the writes that a promotion without the old primary loses.
 
-    The lost writes are those after the position ``received``. All positions refer to the old primary's
-    binary log.
+    The lost writes are those after the position ``received``. All positions refer to the old
+    primary's binary log.
 
     :param received: the last position that the replica has received.
     :param executed: the last position that the replica has executed. The promotion waits until
@@ -80,8 +80,8 @@ class Findings:
 def operator(name: str) -> ReplicationServer:
     """Return a connection to node ``name`` with the account in the node's setting ``OPERATOR``.
 
-    :raises PromotionRefused: the setting is missing, the server refuses the account, or the server does
-        not answer. Unless the setting is missing, ``__cause__`` is the database error.
+    :raises PromotionRefused: the setting is missing, the server refuses the account, or the server
+        does not answer. In the last two cases, ``__cause__`` is the database error.
     """
     entry = database_settings.operator_settings(name)
     if entry is None:
@@ -111,7 +111,8 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
     :param force: whether to promote without the old primary, which must be dead.
     :param timeout: number of seconds that the replica may be behind the old primary.
 
-    Cost: about ten round trips to each server, and a login to each MariaDB server of the project.
+    Cost: about ten round trips to each of the two servers. Without ``force``, also a login to each
+    MariaDB server that is a primary or is in ``DATABASES``.
     """
     findings, topology = Findings(), runtime.topology()
     with contextlib.ExitStack() as stack:
@@ -147,9 +148,10 @@ def _session(
 ) -> ReplicationServer | None:
     """Log in to node ``name`` as the operator, and return the connection, which ``stack`` closes.
 
-    If the login fails, add the problems to ``findings`` and return None.
+    If the login fails, add the reasons to ``findings.problems`` and return None.
 
-    :param dead: advice that is added to the problem if the node does not answer; "" for no advice.
+    :param dead: advice for the operator that is added if the node does not answer; "" for no
+        advice.
     """
     try:
         return stack.enter_context(operator(name))
@@ -327,7 +329,7 @@ def _check_lost_link(
 
 
 def _leads_to(link: ReplicationLink, node: Mapping[str, Any]) -> bool:
-    """Whether the source of the replication link has the same address as ``node``.
+    """Whether ``link``, a replication connection, leads to the address of ``node``.
 
     :param node: the node's entry in ``NODES``.
     """
@@ -350,9 +352,9 @@ def _addresses(host: str) -> set[str]:
 def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
     """Add problems if the fence would stop other writes too, or not all writes of the application.
 
-    The fence is ``read_only``, which makes the whole server read-only. So no other node and no
-    other entry of ``DATABASES`` may be on that server, and the application's accounts must not have
-    a privilege to write in spite of ``read_only``.
+    The *fence* is ``read_only``, which makes the whole server of the old primary read-only. So no
+    other node and no other entry of ``DATABASES`` may be on that server. And the application's
+    accounts must not have a privilege to write in spite of ``read_only``.
     """
     assert findings.old is not None
     for name, node in topology.nodes.items():
@@ -375,8 +377,8 @@ def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findin
                 if is_same:
                     findings.problems += _may_write_through(application, node)
         except Error as exc:
-            # The old primary has answered before. So a server that does not answer now is another one,
-            # and does not matter here.
+            # The old primary has answered before. So a server that does not answer now is another
+            # one, and does not matter here.
             if is_listed or not has_no_answer(exc):
                 findings.problems.append(_no_session_of_application(name, node, exc))
     findings.problems += _aliases_on(findings.old)
@@ -399,8 +401,8 @@ def _may_write_through(server: ReplicationServer, node: Mapping[str, Any]) -> It
 def _aliases_on(old: ReplicationStatus) -> Iterator[str]:
     """Yield problems for the entries of ``DATABASES`` that are on the old primary's server.
 
-    Once the old primary is ``read_only``, writes through these entries would fail for good, because a
-    promotion moves only ranges of shards to the new primary.
+    Once the server is ``read_only``, writes through these entries would fail for good: a promotion
+    moves only ranges of shards to the new primary, so the entries would stay on the old one.
     """
     groups = runtime.topology().groups
     for alias, entry in dict.items(settings.DATABASES):

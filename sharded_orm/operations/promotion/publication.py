@@ -1,7 +1,7 @@
-"""Finding out whether a promotion's new map was published, although the source may not answer.
+"""Finding out whether a promotion's new map was published, even if the source answers only later.
 
-The *map* is the topology document, and the *source* is the place where it is stored. While the answer
-is not known, writes are refused.
+The *map* is the topology document, and the *source* is the place where it is stored. Until the
+answer is known, writes to the shards of the promotion are refused.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from sharded_orm.exceptions import PromotionFailed, TopologyError
 from sharded_orm.operations.promotion import recovery, switchover
 from sharded_orm.operations.promotion.plan import PromotionPlan
 
-#: Seconds for which the source is asked again and again if it does not answer.
+#: If the source of the topology does not answer, it is asked again for this number of seconds.
 LOOK_UP = 15.0
-# Seconds between two questions to the source.
+# Seconds from a failed question to the source of the topology until the next one.
 _INTERVAL = 1.0
 
 
@@ -30,8 +30,8 @@ def was_switched(
 ) -> bool:
     """Ask the source of the topology whether the new map of ``plan`` is published.
 
-    If the source does not answer, ask again, for :data:`LOOK_UP` seconds at most. Give up earlier if
-    another question that takes as long as the last one would exceed that time. Before the second
+    If the source does not answer, ask again, for :data:`LOOK_UP` seconds at most. Do not begin a
+    question that would end after this time if it takes as long as the last one. Before the second
     question, tell the operator what the delay means for writers.
 
     :param forced: whether the promotion does without the old primary; used in messages.
@@ -65,7 +65,7 @@ def unsettled_error(plan: PromotionPlan, why: object, *, forced: bool) -> Promot
 
     Until then, the promotion can neither go on nor be undone.
 
-    :param why: the source's answer, or the error that the question to the source has raised.
+    :param why: the error that was raised when the source was asked, or a text about it.
     """
     return PromotionFailed(
         f"Whether the new map was published is not known ({why})."

@@ -20,9 +20,9 @@ Tell = Callable[[str], None]
 
 
 class PromotionRecord:
-    """The state of a promotion whose checks have passed, as its journal run records it.
+    """The state of a promotion whose checks have passed, as it is recorded in the journal.
 
-    :param run: the journal run, which this process holds.
+    :param run: the promotion's run in the journal. This process must hold the run's lease.
     :param tell: called with a line for the operator in each phase.
     """
 
@@ -31,7 +31,7 @@ class PromotionRecord:
         self.options = options
         self.tell = tell
         self.plan = PromotionPlan.from_json(run.arguments)
-        #: Name of the replication connection by which the new primary receives from the old one.
+        #: The name of the replication connection from the old primary to the new one.
         self.link: str = run.arguments["link"]
         loss = run.arguments["loss"]
         self.report = PromotionReport(
@@ -55,7 +55,7 @@ class PromotionRecord:
 
         :param line: a description of the phase for people.
         :param details: more values to store in the run's arguments.
-        :raises LeaseLost: another process may hold the run by now, so this process must stop.
+        :raises LeaseLost: another process may have taken the run over, so this process must stop.
         """
         self.run.check()
         self.run.note(phase=phase, **details)
@@ -65,7 +65,7 @@ class PromotionRecord:
         """Whether the promotion's change of the topology is published.
 
         :raises PromotionFailed: the source of the topology does not answer.
-        :raises LeaseLost: another process may hold the run by now.
+        :raises LeaseLost: another process may have taken the run over.
         """
         return publication.was_switched(
             self.plan, forced=self.options.force, check=self.run.check, tell=self.tell
@@ -74,10 +74,11 @@ class PromotionRecord:
     def rule_out(self) -> bool:
         """Make sure that the promotion's change of the topology will never be published.
 
-        This works even if a process has just sent the change. Return False if the change is
-        published already, otherwise True.
+        This works even if a process has sent the change a moment ago. Return True if the change is
+        ruled out, False if it is published already.
 
         :raises PromotionFailed: the source of the topology does not answer.
+        :raises LeaseLost: another process may have taken the run over.
         """
         if self.is_published():
             return False
@@ -89,8 +90,8 @@ class PromotionRecord:
     def note_published(self) -> None:
         """Record that an earlier process published the promotion's change of the topology.
 
-        That process did not record the time of publication. So the journal gets a span of time: from
-        the moment at which that process was about to publish until now.
+        That process did not record the time of publication. So the journal gets a span of time:
+        from the moment at which that process was about to publish until now.
         """
         self.begin(
             "switched",

@@ -27,7 +27,7 @@ def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
     """Return a phrase that says which writes are refused, and why.
 
     Writes are refused from the moment at which the old primary is read-only (or dead) until the new
-    map is in use. The caller continues the phrase with "until …".
+    map (topology document) is in use. The caller continues the phrase with "until …".
     """
     ranges = ", ".join(map(str, plan.moves))
     why = "is given up" if forced else "is read only"

@@ -16,8 +16,9 @@ from sharded_orm.operations.promotion.report import PromotionOptions, PromotionR
 from sharded_orm.operations.runs import journal
 
 KIND: Final = "promote"
-#: The subject of all promotions in the journal. Because of it, only one promotion runs at a time.
-#: It is not the name of the node, because two node names may stand for the same server.
+#: The subject of all promotions in the journal. Since it is the same for all, only one promotion
+#: runs at a time. It is not the name of a node, because two node names may stand for the same
+#: server.
 SUBJECT: Final = "primaries"
 
 Confirm = Callable[[PromotionPlan, Loss], bool]
@@ -29,8 +30,8 @@ def check(
     """Check whether the replica of ``node`` could replace ``node`` now. Changes nothing.
 
     :param to: the node that the replica must be; None accepts any node.
-    :raises PromotionRefused: the replica could not replace ``node``, or another promotion is under way
-        or was broken off. The message lists all reasons.
+    :raises PromotionRefused: the replica could not replace ``node``, or another promotion is under
+        way or was broken off. The message lists all reasons.
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises TopologyError: the source of the topology does not answer.
     :raises JournalMissing: the global database is not migrated.
@@ -107,13 +108,16 @@ def abort(node: str, *, tell: Tell = lambda line: None) -> PromotionReport | Non
 
 
 def _may_have_changed(run: journal.JournalRun | journal.RunStatus) -> bool:
-    """Whether the promotion may have changed anything: it has begun a phase after the checks."""
+    """Whether the promotion may have changed anything.
+
+    This is so if it has begun a phase after the checks.
+    """
     return bool(run.arguments.get("phase", "checked") != "checked")
 
 
 def _find_plan(node: str, to: str | None) -> PromotionPlan:
-    # Read the topology from its source, because this process may use an outdated one: the last
-    # good copy on disk, or the version before one that was published just now.
+    # Read the topology from its source, because this process may use an outdated one. It may use
+    # the last good copy on disk, or may not have noticed a change that was published just now.
     runtime.refresh()
     return find_plan(runtime.topology(), node, to)
 

@@ -19,8 +19,8 @@ from sharded_orm.topology.document import Document
 def is_switched(plan: PromotionPlan, document: Document) -> bool:
     """Whether ``document`` is the topology document that ``plan`` publishes, or a later one.
 
-    This is so if the new primary is the primary of all shards of the plan. The ranges need not be the
-    same, because a later document may divide the shards differently.
+    This is so if the new primary is the primary of all shards of the plan. The ranges may differ
+    from those of the plan, because a later document may divide the shards differently.
     """
     return all(
         primary in plan.new_names
@@ -49,7 +49,7 @@ def switch(
     The old primary becomes the replica of its ranges. With ``forced``, these ranges get no replica.
 
     :param forced: whether the promotion does without the old primary.
-    :param confirm: called each time after the topology was read and before the changed one is
+    :param confirm: called each time after the topology was read and before the changed topology is
         published. It raises an error if nothing may be published any more. If another process calls
         :func:`rule_out` after the topology was read, the publication fails.
     :raises PromotionRefused: the ranges on the old primary have changed.
@@ -88,7 +88,7 @@ def _require_same(plan: PromotionPlan, document: Document) -> None:
 
 
 def current() -> Document:
-    """Return the topology document that is published now, which this process may not use yet.
+    """Return the topology document that is published now. This process may still use an older one.
 
     :raises TopologyError: the source of the topology does not answer.
     """
@@ -96,7 +96,7 @@ def current() -> Document:
 
 
 def require_same_ranges(plan: PromotionPlan) -> None:
-    """Check that the source of the topology answers, and that the plan's ranges have not changed.
+    """Check that the source of the topology answers, and that the ranges to promote are unchanged.
 
     To be called before the promotion touches anything.
 
@@ -109,7 +109,7 @@ def require_same_ranges(plan: PromotionPlan) -> None:
 
 
 def was_switched(plan: PromotionPlan) -> bool:
-    """Whether the change of the topology that ``plan`` makes is published.
+    """Whether the change of the topology that ``plan`` describes is published.
 
     :raises TopologyError: the source of the topology does not answer.
     """
@@ -117,13 +117,13 @@ def was_switched(plan: PromotionPlan) -> bool:
 
 
 def rule_out(plan: PromotionPlan) -> bool:
-    """Make sure that the change of the topology that ``plan`` makes will never be published.
+    """Make sure that the change of the topology that ``plan`` describes will never be published.
 
-    A process may have sent the change just now. To make it fail, publish the present topology as a
-    new version: each publication names the version that it replaces, and the source of the topology
-    accepts only one publication for each version.
+    A process may have sent the change just now. To make its publication fail, publish the present
+    topology as a new version. This works because each publication names the version that it
+    replaces, and the source of the topology accepts only one publication for each version.
 
-    :return: False if the change is published already, otherwise True.
+    :return: True if the change is ruled out, False if it is published already.
     :raises TopologyUnavailable: the source of the topology does not answer.
     """
     source = runtime.source()
@@ -141,7 +141,7 @@ def rule_out(plan: PromotionPlan) -> bool:
 
 
 def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
-    """Check that commands can change the topology in its source.
+    """Check that this source of the topology accepts changes by commands.
 
     :raises TopologyReadOnly: commands cannot change it. The message tells the operator what to do
         instead.

@@ -1,4 +1,4 @@
-"""Undo a promotion: give both servers the roles back that they had before."""
+"""Undoing a promotion: both servers get back the roles that they had before."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ class PromotionUndo:
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
         self._earlier_warnings = len(record.report.warnings)
-        #: Whether both servers have their former roles again. A server that did not answer is
-        #: ignored here; the report has a warning about it.
+        #: Whether both servers have their former roles again. It is also True if a server did not
+        #: answer; then the report has a warning about that server.
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:
-        """Undo the promotion. Return False if the new map turns out to be published, else True.
+        """Undo the promotion. Return whether it is undone.
+
+        Return False if the new map (topology document) turns out to be published.
 
         :param reason: why the promotion is undone; recorded in the journal.
-        :param lenient: what to do if the login to the old primary fails: True adds a warning and goes
-            on, because the server may be dead; False raises the error.
+        :param lenient: what to do if the login to the old primary fails. True adds a warning and
+            goes on, because the server may be dead; False raises the error.
         :raises PromotionRefused: the login to the old primary fails, and ``lenient`` is False.
         :raises PromotionFailed: the source of the topology does not answer.
         """
@@ -57,8 +59,9 @@ class PromotionUndo:
                     new.fence(FENCE_PATIENCE)
                 new.start(record.link)
         except (PromotionRefused, Error) as exc:
-            # The map does not name this server as a primary, so nobody writes there. The undo goes
-            # on without it, so that the old primary soon accepts writes again.
+            # Go on although the new primary keeps its present state. Nobody writes there, because
+            # the map does not name it as a primary, and the old primary must soon accept writes
+            # again.
             record.warn(
                 f"{new_name!r} could not be put back ({exc}). When it answers: START SLAVE"
                 + (", and SET GLOBAL read_only = ON" if was_read_only else "")
@@ -67,8 +70,9 @@ class PromotionUndo:
     def _restore_old(self, *, lenient: bool) -> bool:
         """Make the old primary writable again, unless it was read-only before the promotion.
 
-        Do nothing in a forced promotion, which has not made the old primary read-only. Return
-        whether the old primary was read-only until now because of the promotion.
+        Do nothing after a forced promotion, which has not made the old primary read-only.
+
+        :returns: True if the old primary was read-only until now, because of the promotion.
         """
         record = self._record
         if record.options.force or record.run.arguments["was"]["old"]:
@@ -91,7 +95,7 @@ class PromotionUndo:
         return was_fenced
 
     def result(self) -> str:
-        """Return sentences about the state that the undo has left, for people."""
+        """Return sentences for people that describe the state after the undo."""
         report = self._record.report
         refused = "" if report.pause is None else f"; writes were refused for {report.pause}"
         warnings = report.warnings[self._earlier_warnings :]

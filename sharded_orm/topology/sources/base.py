@@ -28,9 +28,9 @@ BUILT_IN = {
     "zookeeper": "sharded_orm.topology.sources.zookeeper.ZooKeeperSource",
 }
 
-#: Type of the function to which a source passes each document that arrives, or an error if the document
-#: cannot be read. A source may call the function in any thread. The function must return quickly and must
-#: not raise an exception.
+#: Type of the function to which a source passes each document that arrives. If a document cannot be
+#: read, the function gets an error instead. A source may call the function in any thread. The
+#: function must return quickly and must not raise an exception.
 OnChange = Callable[[Document | TopologyError], None]
 
 
@@ -46,7 +46,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that is connected to the topology source, with the topology version that it uses."""
+    """A process that is connected to the topology source, and the topology version in use there."""
 
     host: str
     pid: int
@@ -57,10 +57,11 @@ class Process:
 
 
 def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | None:
-    """Call ``read`` and return its result; if it raises an exception, return a :exc:`TopologyError`.
+    """Call ``read`` and return its result, or return the error if ``read`` raises one.
 
-    The result is to be passed to an :data:`OnChange` function. This function raises no exception, so
-    that the thread that watches the source survives whatever it reads.
+    Any error is returned as a :exc:`TopologyError`, and none is raised. So the thread that watches
+    the source survives whatever it reads. The result is to be passed to an :data:`OnChange`
+    function, unless it is None.
     """
     try:
         return read()
@@ -73,9 +74,9 @@ def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | N
 class TopologySource(ABC):
     """Base class of the sources: a client for the place that holds the topology document.
 
-    An instance serves one process. A source delivers documents, and its caller decides whether to use
-    them. So a source raises an error for content that is not a document at all, but delivers a document
-    even if it describes an invalid topology.
+    An instance serves one process. A source does not judge documents: its caller decides whether to
+    use them. So a source raises an error for content that is not a document at all, but delivers a
+    document even if it describes an invalid topology.
 
     :param options: ``SHARDED_ORM["TOPOLOGY"]["OPTIONS"]``.
     :param setting: the whole of ``SHARDED_ORM``.
@@ -84,12 +85,12 @@ class TopologySource(ABC):
 
     #: Whether the source supports :meth:`publish`.
     writable: ClassVar[bool] = False
-    #: Whether the document can change while the process runs.
+    #: Whether the topology document can change while the process runs.
     live: ClassVar[bool] = True
-    #: Names of the options that this class accepts in addition to :data:`COMMON`, which every source
-    #: accepts.
+    #: Names of the options that this class accepts in addition to :data:`COMMON`, the options that
+    #: every source accepts.
     option_names: ClassVar[frozenset[str]] = frozenset()
-    #: Those of :attr:`option_names` that must be set.
+    #: The names in :attr:`option_names` whose options must be set.
     required: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, options: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
@@ -143,13 +144,16 @@ class TopologySource(ABC):
     def start(self, on_change: OnChange) -> None:  # noqa: B027  # a source that never changes need not
         """Begin to call ``on_change`` with the current document and with each later document.
 
-        Returns at once. If the connection to the source is lost, the instance tries to reconnect in the
-        background until :meth:`stop` is called. Do not call this method twice on an instance. A forked
-        child must make a new instance.
+        Returns at once. If the connection to the source is lost, the instance tries to reconnect in
+        the background until :meth:`stop` is called. Do not call this method twice on an instance. A
+        forked child must make a new instance.
         """
 
     def stop(self) -> None:  # noqa: B027  # as start()
-        """End the background work of :meth:`start` and close all connections. May be called twice."""
+        """End the background work of :meth:`start`, and close all connections.
+
+        May be called twice.
+        """
 
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
         """Replace the source's document, which must have version ``expected``, in one atomic step.
@@ -168,7 +172,10 @@ class TopologySource(ABC):
         raise TopologyReadOnly(f"{self.describe()} cannot be written by this command.")
 
     def history(self, limit: int) -> list[Revision]:
-        """Return the last ``limit`` revisions, newest first; empty if the source keeps no history."""
+        """Return the last ``limit`` entries of the source's history, newest first.
+
+        Return an empty list if the source keeps no history.
+        """
         return []
 
     def revision(self, version: int) -> Document:
@@ -182,7 +189,7 @@ class TopologySource(ABC):
         """Tell the source that this process now uses ``version``. Returns at once."""
 
     def processes(self) -> list[Process] | None:
-        """Return the processes that are connected to the source; None if it does not know them."""
+        """Return the processes that are connected to the source; None if the source cannot tell."""
         return None
 
 

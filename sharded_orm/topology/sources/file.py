@@ -21,9 +21,9 @@ _DEFAULT_INTERVAL = 1.0
 class FileSource(TopologySource):
     """A topology source that reads a file: TOML if its name ends in ``.toml``, and otherwise JSON.
 
-    Every ``INTERVAL`` seconds (default 1), the file is read again if its change time, size or inode has
-    changed. To change the file, write a new one with a higher version in it and ``rename`` it to the
-    file's path, so that no process reads a half-written file.
+    Every ``INTERVAL`` seconds (default 1), the file is read again if its change time, size or inode
+    has changed. To change the file, write a new file that has a higher version, and ``rename`` it
+    to the path of the old one. So no process reads a half-written file.
     """
 
     option_names = frozenset({"PATH", "INTERVAL"})
@@ -71,7 +71,7 @@ class FileSource(TopologySource):
             stamp = self._stamp()
             if stamp != seen:
                 document = arrived(self.load)
-                # Report nothing if the file is missing, because it is probably about to be replaced.
+                # Report nothing if the file is missing: it is probably about to be replaced.
                 if document is not None:
                     on_change(document)
                 seen = stamp
@@ -83,6 +83,6 @@ class FileSource(TopologySource):
             stat = os.stat(self._path)
         except OSError as exc:
             return exc.errno
-        # Use st_ctime and not st_mtime, which would miss two changes: a new file copied with its old
-        # st_mtime, and a chmod that makes the file readable.
+        # Use st_ctime, because st_mtime would miss two changes: a new file that was copied with its
+        # old st_mtime, and a chmod that makes the file readable.
         return stat.st_ctime_ns, stat.st_size, stat.st_ino

@@ -61,12 +61,12 @@ _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "a
 # client that ZooKeeper has refused for good (authentication, a server restored from an older backup)
 # would never connect again.
 _RENEW_AFTER = 60.0
-# Seconds until a read that failed on an open connection is repeated.
+# Seconds after which a read of the document is repeated if it failed on an open connection.
 _REPEAT_AFTER = 1.0
-# Seconds until a read is repeated after an unexpected error. They are more than _REPEAT_AFTER, because
-# the error may well occur again.
+# Seconds after which a read of the document is repeated if an unexpected error occurred. This is
+# more than _REPEAT_AFTER, because the error may well occur again.
 _RECOVER_AFTER = 5.0
-# Seconds for which stop() waits for the end of the watching thread; after that, stop() returns anyway.
+# The most seconds that stop() waits for the end of the watching thread. Then stop() returns anyway.
 _END_WITHIN = 3.0
 # How kazoo repeats attempts to connect: for ever, with at most 2 seconds between two attempts. By
 # default, kazoo would let that pause grow to an hour.
@@ -142,7 +142,8 @@ class ZooKeeperSource(TopologySource):
 
     def load(self) -> Document | None:
         with self._connected() as client:
-            # Sync before reading, because the server to which we are connected may lag behind the leader.
+            # Sync before reading, because the ZooKeeper server of this connection may lag behind
+            # the leader.
             self._ask(client.sync_async(self._path))
             current = self._read(client)
         return None if current is None else _parse(current[0])
@@ -170,8 +171,8 @@ class ZooKeeperSource(TopologySource):
                 )
             entry = f"{self._path}/history/{document.version:010d}"
             change = client.transaction()
-            # If somebody has written an older version into 'current' by hand, the history may already have
-            # an entry for the version that is published now. Replace that entry.
+            # If somebody has written an older version into the znode 'current' by hand, the history
+            # may already have an entry for the version that is published now. Replace that entry.
             if self._ask(client.exists_async(entry)) is None:
                 change.create(entry, json.dumps(record).encode(), acl=self._acl)
             else:
@@ -251,8 +252,8 @@ class ZooKeeperSource(TopologySource):
             try:
                 data, stat = self._ask(client.get_async(path, watch=watch))
             except NoNodeError:
-                # A read of a missing znode sets no watch, so nobody would report the first document.
-                # exists() sets a watch on a missing znode, too.
+                # A read of a missing znode sets no watch, so the first document would not be
+                # noticed. exists() sets a watch on a missing znode, too.
                 if self._ask(client.exists_async(path, watch=watch)) is None:
                     return None
                 continue
@@ -312,7 +313,8 @@ class ZooKeeperSource(TopologySource):
         self._wake.set()
         self._drop_client()
         if self._thread is not None and self._thread is not threading.current_thread():
-            # Wait for a limited time only, because the thread may be waiting for an answer that never comes.
+            # Wait for a limited time only: the watching thread may wait for an answer that never
+            # comes.
             self._thread.join(_END_WITHIN)
             self._drop_client()  # The thread may have made a new client in the meantime.
 
@@ -343,10 +345,12 @@ class ZooKeeperSource(TopologySource):
             self._wake.wait(pause)
 
     def _step(self) -> float:
-        """Read the document if the client is connected. Replace a client that is disconnected for long.
+        """Read the document if the client is connected. Replace a client that cannot connect.
+
+        A client is replaced after :data:`_RENEW_AFTER` seconds without a connection.
 
         Return the seconds that the watching thread should sleep before the next call. A change in
-        ZooKeeper may wake it up earlier.
+        ZooKeeper may wake the thread earlier.
         """
         client = self._started()
         if client.connected:
@@ -405,8 +409,9 @@ class ZooKeeperSource(TopologySource):
                 self._ask(client.set_async(path, data))
             else:
                 self._ask(client.ensure_path_async(f"{self._path}/processes", acl=self._acl))
-                # Delete this process's znode of an earlier session. ZooKeeper would delete that znode only
-                # when the session ends, which may be after the new znode is written.
+                # Delete this process's znode of an earlier session. ZooKeeper would delete that
+                # znode only when the earlier session ends, which may be after the new znode is
+                # written.
                 with suppress(NoNodeError):
                     self._ask(client.delete_async(path))
                 self._ask(client.create_async(path, data, acl=self._acl, ephemeral=True))
@@ -430,8 +435,8 @@ def _positive(name: str, value: Any, problems: list[str]) -> float:
 def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
     """Return the ZooKeeper access rights (ACL) that ``entries`` describe, as kazoo's objects.
 
-    Each entry is ``(scheme, id, permissions)``, such as ``("world", "anyone", "r")``. Return None if no
-    entry is valid. A sentence for each invalid entry is appended to ``problems``.
+    Each entry is ``(scheme, id, permissions)``, such as ``("world", "anyone", "r")``. Return None
+    if no entry is valid. For each invalid entry, add a sentence to ``problems``.
     """
     acl = []
     for entry in entries:
@@ -441,7 +446,7 @@ def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
                     make_acl(scheme, who, **{_PERMISSIONS[letter]: True for letter in letters})
                 )
             case _:
-                # Do not show the entry in the message: the entry may contain the digest of a password.
+                # Do not show the entry in the message: it may contain the digest of a password.
                 problems.append(
                     "TOPOLOGY: each of ACL must be (scheme, id, permissions), the last of letters"
                     f" {''.join(_PERMISSIONS)!r}"
@@ -456,7 +461,8 @@ def _parse(data: bytes) -> Document:
 def _version_of(data: bytes) -> int | None:
     """Return the version of the document in ``data``; None if ``data`` is not a document.
 
-    If it is not a document, any push may replace it, whatever version the push expects.
+    If ``data`` is not a document, any publication may replace it, whatever version the publication
+    expects.
     """
     try:
         return _parse(data).version

@@ -25,8 +25,8 @@ def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[Con
     urls = location.split(",") if isinstance(location, str) else list(location)
     client_class = import_string(options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
     factory: Any = get_connection_factory(options=dict(options))
-    # connect() of the factory is not used: it would share a pool among all aliases that name the
-    # same server.
+    # The method connect() of django-redis's factory is not used, because it would share a pool
+    # among all aliases that name the same server.
     return [
         factory.get_connection_pool(factory.make_connection_params(url.strip()))
         for url in (urls if issubclass(client_class, ShardClient) else urls[:1])
@@ -34,7 +34,7 @@ def pools_of_django_redis(location: Any, options: Mapping[str, Any]) -> list[Con
 
 
 def pools_of_django(location: Any, options: Mapping[str, Any]) -> list[ConnectionPool]:
-    """Return the pool of an alias that uses Django's own Redis backend, in a list.
+    """Return a list with the pool of an alias that uses Django's own Redis backend.
 
     The first URL in ``location`` is the server; the others are replicas, which are not used.
 

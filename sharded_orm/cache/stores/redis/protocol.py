@@ -23,7 +23,7 @@ _INCOMPLETE = object()
 
 
 class RedisScript:
-    """A Lua script that a server runs as one atomic command."""
+    """A Lua script that a Redis server runs as one atomic command."""
 
     def __init__(self, source: bytes) -> None:
         self.source = source
@@ -34,7 +34,8 @@ class Refusal(Exception):
     """The error reply of a server to one command. It is returned like any reply, never raised."""
 
     def __init__(self, line: str) -> None:
-        # Keep only the first word, the code of the error: other words may quote the command.
+        # Keep only the first word, the code of the error: the other words may quote the command,
+        # which may contain a password.
         self.code = (line.split(None, 1) or ["ERR"])[0]
 
 
@@ -59,10 +60,10 @@ def pack(commands: Iterable[tuple[Any, ...]], prefix: str = "") -> bytes:
 
 
 def by_digest(command: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``command`` with a script replaced by its digest.
+    """Return the command EVALSHA, which runs the script in ``command`` by the script's digest.
 
     A server that does not know the script replies with the error NOSCRIPT. A command whose first
-    part is not a script is returned unchanged.
+    part is not a :class:`RedisScript` is returned unchanged.
     """
     script = command[0]
     if isinstance(script, RedisScript):
@@ -71,7 +72,10 @@ def by_digest(command: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def by_source(command: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``command``, whose first part is a script, with the script replaced by its source."""
+    """Return the command EVAL, which sends the source of the script in ``command``.
+
+    The first part of ``command`` must be a :class:`RedisScript`.
+    """
     return (b"EVAL", command[0].source, b"1", *command[1:])
 
 

@@ -52,8 +52,9 @@ from sharded_orm.cache.stores.redis.protocol import (
 from sharded_orm.cache.stores.sockets import Connection, Outdated, ProtocolError, RemoteServer
 
 _PLACEHOLDER = b"\0lease:"
-#: The name of the entry that says which server owns the data. The value of this entry is the
-#: ``run_id`` of the server that wrote the data, a colon, and the incarnation of the data.
+#: The name of the entry that says which server owns the data. Its value is the ``run_id`` of the
+#: server that wrote the data, a colon, and the incarnation (the random word before all names of
+#: entries).
 _OWNER = b"sharded-orm-incarnation"
 _RUN_ID = re.compile(rb"^run_id:(\w+)\r?$", re.MULTILINE)
 #: The number of characters of an incarnation, the random word before all names of entries.
@@ -64,7 +65,8 @@ _COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
 )
-# Replaces the value of _OWNER if the value is ARGV[1]. Returns the value that _OWNER has afterwards.
+# If the entry _OWNER has the value ARGV[1], replaces it by ARGV[2]. Returns the value that _OWNER
+# then has. A missing value counts as empty.
 _REPLACE_OWNER = RedisScript(
     b"local there = redis.call('GET', KEYS[1]) or '' "
     b"if there ~= ARGV[1] then return there end "
@@ -82,11 +84,11 @@ class RedisServer(RemoteServer):
 
     The server must not be a node of a Redis Cluster or a replica, and no proxy may spread one
     connection over several servers. The Redis user must be allowed to run scripts and INFO, and to
-    use any entry name. The reply to INFO must contain a ``run_id``, as on managed servers.
+    use any entry name. The reply to INFO must contain a ``run_id``, also on a managed server.
 
-    After a failover or a start from a dump, older entries are not found. While a network partition
-    leaves two primaries, clients that still reach the old primary read entries that were valid
-    before the partition and may be stale.
+    After a failover or a start from a dump, no older entry is found. While a network partition
+    leaves two primaries, clients that still reach the old primary may read stale entries there:
+    those that were valid before the partition.
     """
 
     _end = LINE_END
@@ -114,8 +116,8 @@ class RedisServer(RemoteServer):
     # ##### Connections #####
 
     def _connect(self, timeout: float) -> Connection:
-        # The error is raised here and not in _open(), since error reports show local variables:
-        # the local variables of _open() include the password.
+        # Raise the error here and not in _open(). Error reports show local variables, and those of
+        # _open() include the password.
         opened = self._open(timeout)
         if isinstance(opened, str):
             raise OSError(f"connecting: {opened}")
@@ -139,8 +141,8 @@ class RedisServer(RemoteServer):
             "retry": None,
             "retry_on_timeout": False,
             "retry_on_error": [],
-            # Replaces the library's greeting, which has no time limit, and may choose version 3
-            # of the protocol.
+            # redis-py calls this function instead of its own greeting (login), which has no time
+            # limit, and may choose version 3 of the protocol.
             "redis_connect_func": lambda connection: owners.append(
                 self._greet(connection, deadline)
             ),
@@ -151,17 +153,18 @@ class RedisServer(RemoteServer):
         except (RedisError, OSError, ProtocolError) as exc:
             connection.disconnect()
             return str(exc) if isinstance(exc, ProtocolError) else type(exc).__name__
-        # Take the socket out of the library's connection object, which is then dropped. The
+        # Take the socket out of redis-py's connection object, which is not used any more. The
         # attribute _sock is private, but all releases of redis-py have it.
         opened: socket.socket = connection._sock
         connection._sock = None
         return Connection(opened, self.timeout, owners[0])
 
     def _greet(self, connection: Any, deadline: float) -> bytes:
-        """Log in on a new connection. Return the value of :data:`_OWNER`: which server owns the data.
+        """Log in on a new connection. Return the value of the entry :data:`_OWNER`.
 
-        If the stored value is missing or has the ``run_id`` of another server, first replace it by
-        the ``run_id`` of this server and a new incarnation.
+        This entry has the ``run_id`` of the server that wrote the data, and the incarnation (the
+        random word before all names of entries). If the entry is missing, or another server wrote
+        the data, first replace the value by this server's ``run_id`` and a new incarnation.
 
         :param connection: a connection object of redis-py.
         :param deadline: a time on the monotonic clock.
@@ -200,7 +203,7 @@ class RedisServer(RemoteServer):
     def _ask_plainly(
         self, connection: Any, commands: list[tuple[bytes, ...]], deadline: float
     ) -> list[Any]:
-        """Send commands of the greeting and return their replies.
+        """Send commands on a connection that is not in use yet, and return their replies.
 
         :raises ProtocolError: a command was refused, or a reply has the wrong type. A reply must be
             bytes; the reply to GET may also be None.
@@ -254,8 +257,8 @@ class RedisServer(RemoteServer):
         run in their order, except that scripts that were unknown run last. Commands of other
         clients may run in between.
 
-        :param commands: each command is a tuple of parts: a str is the name of an entry, to which
-            the incarnation is added; bytes are sent as they are.
+        :param commands: each command is a tuple of parts. A part that is a str is the name of an
+            entry: the incarnation (a random word) is put before it. Bytes are sent as they are.
         """
         if not commands:
             return []
@@ -278,8 +281,8 @@ class RedisServer(RemoteServer):
         if isinstance(reply, Refusal):
             text = f"refused: {reply.code}"
             if reply.code in ("OOM", "WRONGTYPE"):
-                # Only this command has failed. _failed() is not called, because it would stop the
-                # use of the server for a while.
+                # Only this command has failed. So do not call _failed(), which would stop the use
+                # of the server for a while.
                 raise ServerDown(f"{self.name} {text}")
             raise self._failed(text)
         raise self._failed("unexpected reply")
@@ -324,7 +327,7 @@ class RedisServer(RemoteServer):
         commands: list[tuple[Any, ...]] = []
         for name, (value, _) in zip(objects, entries, strict=True):
             if value is None:
-                # NX: do not replace the placeholder of another reader.
+                # NX: set the placeholder only if no other reader has set one meanwhile.
                 commands.append((b"SET", name, token, b"NX", b"EX", seconds))
             else:
                 commands.append((_COMPARE_AND_SET, name, value, token, seconds))
@@ -418,8 +421,8 @@ class RedisServer(RemoteServer):
     def counters(self, names: Sequence[str]) -> list[int]:
         if not names:
             return []
-        # _pipeline() adds the incarnation to names that are str. The names of counters are passed
-        # as bytes, without the incarnation, so that counters survive its change.
+        # Pass the names of counters as bytes. _pipeline() puts the incarnation (a random word) only
+        # before names that are str, and counters must survive a new incarnation.
         keys = [name.encode("ascii") for name in names]
         (reply,) = self._pipeline([(b"MGET", *keys)])
         values = self._checked(reply, list)
