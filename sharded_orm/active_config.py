@@ -58,8 +58,8 @@ class ActiveConfig:
         # The parent's configuration, in a forked child that has not called load() yet; otherwise
         # None.
         self._inherited: conf.Config | None = None
-        # Set after a failure of the topology source: the time.monotonic() from which the source may
-        # be asked again, and the message of the error.
+        # Set after a failure of the topology source: the time (by time.monotonic()) from which the
+        # source may be asked again, and the message of the error.
         self._unavailable: tuple[float, str] | None = None
         # The topology source that source() returns while no object watches a source for changes.
         self._unwatched_source: TopologySource | None = None

@@ -57,8 +57,8 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # An error has occurred on the connection. Close it here if it is broken, because a
-            # worker without requests only calls Django's close_old_connections(). That function
+            # An error has occurred on the connection. Close it here if it is broken. A worker
+            # process that serves no requests only calls Django's close_old_connections(), which
             # does not know this connection.
             connection.close_if_unusable_or_obsolete()
         # Open a new connection if the alias now stands for another database, as in a test run. This

@@ -2,59 +2,64 @@
 
 ::
 
-    ShardedOrmError ├── InvalidConfiguration       (ImproperlyConfigured)  the SHARDED_ORM setting
-    is wrong ├── RoutingError │   ├── ShardKeyRequired       (TypeError)             a query does
-    not determine its shards │   ├── InvalidShardKey        (ValueError)            a value cannot
-    be a shard key of the group │   ├── InexactShardKey        (ImproperlyConfigured)  a column
-    treats different keys as equal │   ├── UnknownShard           (ConnectionDoesNotExist) the
-    topology has no such shard or group │   ├── NoOpenShard            (OperationalError)      no
-    shard of the group takes new keys │   ├── ShardKeyChanged        (ValueError)            a write
-    would change a row's shard key │   ├── CrossShardRelation     (ValueError)            a join or
-    relation leaves the shard │   ├── UnknownExpression      (NotSupportedError)     an expression
-    may read rows of other shards │   ├── UnplacedKey            (LookupError)           a key has
-    no shard, and must not get one │   └── UnknownModel           (LookupError)           no sharded
-    model has that name ├── ScatterNotSupported        (NotSupportedError)     results of shards
-    cannot be merged exactly ├── ScatterError               (OperationalError)      some shards did
-    not answer ├── GroupAliasError            (NotSupportedError)     SQL was sent to the alias of a
-    group ├── PartialCommitError         (OperationalError)      a group transaction committed in
-    part ├── ShardDatabaseMissing       (OperationalError)      the schema or file of a shard does
-    not exist ├── SessionStateRefused        (NotSupportedError)     session state would affect
-    other shards ├── PoolTimeout                (OperationalError)      no connection of a node
-    became free in time ├── TicketError │   ├── UnknownSequence        (LookupError)           no
-    ticket server has the sequence │   ├── InvalidSequence        (ValueError)            a sequence
-    cannot be created or moved │   ├── SequenceNotChecked     (OperationalError)      it is unknown
-    which ids exist │   ├── InvalidTicketCount     (ValueError)            the count of ids is not 1
-    to 1,000,000 │   ├── SequenceExhausted                              no id is left below 2**63 │
-    ├── TicketServerMisconfigured (ImproperlyConfigured) a server does not match TICKETS │   ├──
-    TicketServerBehind     (OperationalError)      a server would repeat ids │   └──
-    TicketServersUnavailable (OperationalError)    no ticket server answers ├── CacheUnavailable
-    (OperationalError)      a cache server is down, so a write is refused ├── AdminError │   ├──
-    InvalidFocus           (LookupError)           a URL names a wrong shard or key │
-    ├── InvalidObjectID        (LookupError)           a URL leads to no row │   └──
-    TooManyMisplaced       (OperationalError)      too many rows are on a wrong shard ├──
-    OperationError │   ├── InvalidSelection       (LookupError)           the selected shards do not
-    exist │   ├── InvalidShardCommand    (ValueError)            a command cannot be run on shards │
-    ├── InvalidWaves           (ValueError)            numbers of workers, shards or seconds are
-    wrong │   ├── JournalMissing         (ImproperlyConfigured)  the global database has no journal
-    tables │   ├── NothingUnclear         (LookupError)           a shard has no operation to settle
-    │   ├── OperationHeld          (OperationalError)      another process runs the operation │
-    ├── LeaseLost              (OperationalError)      another process has taken the operation over
-    │   ├── OperationStopped                               the work was asked to stop; it can go on
-    later │   ├── OperationUnclear                               it is unknown whether a change took
-    effect │   ├── InvalidMigrationTarget (LookupError)           there is no such app, migration or
-    plan │   ├── RehearsalFailed        (OperationalError)      migrations failed in a trial on an
-    empty copy │   ├── SchemaDiffers          (OperationalError)      a shard has another schema
-    than expected │   ├── PromotionRefused       (OperationalError)      a primary cannot be
-    replaced by its replica │   ├── PromotionFailed        (OperationalError)      an error has
-    stopped a promotion │   └── GrowthRefused          (ValueError)            a group cannot get
-    these shards ├── TopologyError │   ├── InvalidTopology        (ValueError)            a topology
-    document cannot be used │   ├── TopologyConflict       (OperationalError)      somebody else has
-    published in between │   ├── TopologyReadOnly       (NotSupportedError)     commands cannot
-    write to the source │   └── TopologyUnavailable    (ImproperlyConfigured)  there is no topology
-    ├── InvalidID                  (ValueError)            a number is not an id of the field's
-    layout │   └── TimestampExhausted                             the time no longer fits into an id
-    └── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard
-    or type
+    ShardedOrmError
+    ├── InvalidConfiguration       (ImproperlyConfigured)  the SHARDED_ORM setting is wrong
+    ├── RoutingError
+    │   ├── ShardKeyRequired       (TypeError)             a query does not determine its shards
+    │   ├── InvalidShardKey        (ValueError)            a value cannot be a shard key of the group
+    │   ├── InexactShardKey        (ImproperlyConfigured)  a column treats different keys as equal
+    │   ├── UnknownShard           (ConnectionDoesNotExist) the topology has no such shard or group
+    │   ├── NoOpenShard            (OperationalError)      no shard of the group takes new keys
+    │   ├── ShardKeyChanged        (ValueError)            a write would change a row's shard key
+    │   ├── CrossShardRelation     (ValueError)            a join or relation leaves the shard
+    │   ├── UnknownExpression      (NotSupportedError)     an expression may read rows of other shards
+    │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
+    │   └── UnknownModel           (LookupError)           no sharded model has that name
+    ├── ScatterNotSupported        (NotSupportedError)     results of shards cannot be merged exactly
+    ├── ScatterError               (OperationalError)      some shards did not answer
+    ├── GroupAliasError            (NotSupportedError)     SQL was sent to the alias of a group
+    ├── PartialCommitError         (OperationalError)      a group transaction committed in part
+    ├── ShardDatabaseMissing       (OperationalError)      the schema or file of a shard does not exist
+    ├── SessionStateRefused        (NotSupportedError)     session state would affect other shards
+    ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
+    ├── TicketError
+    │   ├── UnknownSequence        (LookupError)           no ticket server has the sequence
+    │   ├── InvalidSequence        (ValueError)            a sequence cannot be created or moved
+    │   ├── SequenceNotChecked     (OperationalError)      it is unknown which ids exist
+    │   ├── InvalidTicketCount     (ValueError)            the count of ids is not 1 to 1,000,000
+    │   ├── SequenceExhausted                              no id is left below 2**63
+    │   ├── TicketServerMisconfigured (ImproperlyConfigured) a server does not match TICKETS
+    │   ├── TicketServerBehind     (OperationalError)      a server would repeat ids
+    │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
+    ├── CacheUnavailable           (OperationalError)      a cache server is down, so a write is refused
+    ├── AdminError
+    │   ├── InvalidFocus           (LookupError)           a URL names a wrong shard or key
+    │   ├── InvalidObjectID        (LookupError)           a URL leads to no row
+    │   └── TooManyMisplaced       (OperationalError)      too many rows are on a wrong shard
+    ├── OperationError
+    │   ├── InvalidSelection       (LookupError)           the selected shards do not exist
+    │   ├── InvalidShardCommand    (ValueError)            a command cannot be run on shards
+    │   ├── InvalidWaves           (ValueError)            numbers of workers, shards or seconds are wrong
+    │   ├── JournalMissing         (ImproperlyConfigured)  the global database has no journal tables
+    │   ├── NothingUnclear         (LookupError)           a shard has no operation to settle
+    │   ├── OperationHeld          (OperationalError)      another process runs the operation
+    │   ├── LeaseLost              (OperationalError)      another process has taken the operation over
+    │   ├── OperationStopped                               the work was asked to stop; it can go on later
+    │   ├── OperationUnclear                               it is unknown whether a change took effect
+    │   ├── InvalidMigrationTarget (LookupError)           there is no such app, migration or plan
+    │   ├── RehearsalFailed        (OperationalError)      migrations failed in a trial on an empty copy
+    │   ├── SchemaDiffers          (OperationalError)      a shard has another schema than expected
+    │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced by its replica
+    │   ├── PromotionFailed        (OperationalError)      an error has stopped a promotion
+    │   └── GrowthRefused          (ValueError)            a group cannot get these shards
+    ├── TopologyError
+    │   ├── InvalidTopology        (ValueError)            a topology document cannot be used
+    │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
+    │   ├── TopologyReadOnly       (NotSupportedError)     commands cannot write to the source
+    │   └── TopologyUnavailable    (ImproperlyConfigured)  there is no topology
+    ├── InvalidID                  (ValueError)            a number is not an id of the field's layout
+    │   └── TimestampExhausted                             the time no longer fits into an id
+    └── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
 
 Each error also inherits from the class in parentheses, so existing ``except`` clauses catch it.
 """
@@ -260,10 +265,10 @@ class AdminError(ShardedOrmError):
 class InvalidFocus(AdminError, LookupError):
     """The URL of an admin page names a shard or a shard key that cannot be used there.
 
-    For example, the group has no such shard, or the text cannot be a key. The URL may also name a
-    shard and a key whose rows are on another shard. Then :attr:`home` is the alias of the key's
-    shard. It is None if the key has no shard, and in all other cases. The message does not reveal
-    that alias: show it only to users with permission.
+    For example, the group has no such shard, or the text cannot be a key. The URL may also name one
+    shard and a key whose rows are on another shard. In that case :attr:`home` is the alias of the
+    shard that has the rows. In all other cases, :attr:`home` is None. The message does not reveal
+    that alias: show :attr:`home` only to users with permission.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:
@@ -350,7 +355,7 @@ class OperationUnclear(OperationError):
 
 
 class InvalidMigrationTarget(OperationError, LookupError):
-    """The app or migration does not exist, or no order of migrations leads to the wanted state."""
+    """The app or migration does not exist, or no sequence of migrations leads to the wanted state."""
 
 
 class RehearsalFailed(OperationError, OperationalError):

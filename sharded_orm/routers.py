@@ -130,7 +130,7 @@ class ShardRouter:
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
     def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
-        """Return True if at least one of the rows is of a sharded model; None if neither is.
+        """Return True if at least one row is of a sharded model; otherwise None (no opinion).
 
         Two rows of the same group may be related only if they are on the same shard. A row that is
         on no shard yet may be related to any row.

@@ -21,8 +21,8 @@ class ScatterSignal(Signal):
 
     Receivers get ``sender`` (the model), ``route`` (the query's shards) and ``call_site``
     (``"file:line"`` of the innermost stack frame that is not in the library or Django). A receiver
-    that raises an exception stops the query. So a receiver can limit costs: ``if len(route.shards)
-    > 64: raise``.
+    that raises an exception stops the query. So a receiver can limit costs:
+    ``if len(route.shards) > 64: raise``.
     """
 
     def announce(self, model: type[Model], route: object) -> None:

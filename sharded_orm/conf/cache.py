@@ -43,9 +43,10 @@ class CacheOptions:
     #: A write may COMMIT within this many seconds after its marker (the announcement of the write
     #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
-    #: A time in seconds with two uses; for the words see :class:`CacheOptions`. As long as a guard
-    #: is younger, no cache entry is stored under it. And if the database cannot tell whether the
-    #: writer of a marker still runs, the writer counts as dead when the marker is older.
+    #: A time in seconds with two uses. No cache entry is stored under a guard that is younger than
+    #: this time. And if the database cannot tell whether the writer of a marker still runs, the
+    #: writer counts as dead when the marker is older than this time. :class:`CacheOptions` explains
+    #: guards and markers.
     quarantine: float = 10.0
     #: What to do if a write cannot be announced in the cache. ``"refuse"`` rolls the write back.
     #: ``"proceed"`` commits the write; then cache entries may be stale for up to ``ttl`` seconds.

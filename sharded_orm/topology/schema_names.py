@@ -183,8 +183,8 @@ class _CommonNames:
     def of(cls, one: _Window, other: _Window) -> _CommonNames | None:
         """Return the names that two windows (sets of schema names) have in common.
 
-        Return None if their texts exclude a common name. The smallest numbers of the windows
-        (``least``) are not checked here, but in :meth:`_NameProgression.unknowns`.
+        Return None if the texts or lengths exclude a common name. The smallest numbers of the
+        windows (``least``) are not checked here, but in :meth:`_NameProgression.unknowns`.
         """
         start = max(len(one.before), len(other.before))
         end = max(min(one.end, other.end), start)

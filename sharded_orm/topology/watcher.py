@@ -166,7 +166,7 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Call use() last: it takes the document into use, so no later step may fail.
+            # Call use() last, because it takes the document into use: no step after it may fail.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)
@@ -213,8 +213,8 @@ class TopologyWatcher(Generic[T]):
         """Save the document in use as the last good copy, and tell the source which version is in use.
 
         Call this after :meth:`begin`, and after :meth:`consider` has returned True.
-        :meth:`consider` does not call it, so that a new document is in use before the disk is
-        written.
+        :meth:`consider` does not call :meth:`keep`, so that a new document is in use before the
+        disk is written.
         """
         document = self.document
         assert document is not None
