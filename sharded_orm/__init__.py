@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Import each public name at its first access (PEP 562) and not with the package, because Django
-    # imports the package before the app registry is ready. Until then, no model can be imported.
+    # Import a public name when it is used first (PEP 562), and not when the package is imported.
+    # For Django imports the package before the app registry is ready, and no model can be imported
+    # then.
     if name == "atomic":
         from sharded_orm.transactions import atomic
 

@@ -1,7 +1,7 @@
 """The configuration that this process uses.
 
-The settings are read once. After that, only the topology in the configuration changes: it follows the
-topology source, such as a file or ZooKeeper.
+The settings are read once. After that, only the topology in the configuration changes: it is
+replaced when the topology source, such as a file or ZooKeeper, has a new one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ActiveConfig:
 
     Thread-safe.
 
-    :param changed: called whenever :attr:`current` has been replaced, because there is a new topology.
+    :param changed: called each time a new topology has made this object replace :attr:`current`.
         :attr:`lock` is held during the call.
     """
 
@@ -52,20 +52,26 @@ class ActiveConfig:
         self.current: conf.Config | None = None
         self.lock = threading.RLock()
         self._changed = changed
-        # The object that follows the source; None before load(), and for a source that never changes.
+        # The object that watches the topology source for changes. None before load(), and for a
+        # source that never changes.
         self._watcher: TopologyWatcher[conf.Config] | None = None
-        # In a forked child that has not called load() yet: the parent's configuration.
+        # The parent's configuration, in a forked child that has not called load() yet; otherwise
+        # None.
         self._inherited: conf.Config | None = None
-        # After a failure of the source: when it may be asked again (time.monotonic()), and the error.
+        # Set after a failure of the topology source: the time (by time.monotonic()) from which the
+        # source may be asked again, and the message of the error.
         self._unavailable: tuple[float, str] | None = None
-        # The source that source() returns while there is no watcher.
+        # The topology source that source() returns while no object watches a source for changes.
         self._unwatched_source: TopologySource | None = None
         # In a forked child: the sources of the parent processes. They are kept because finalising them
         # would write to the parents' connections.
         self._sources_of_parents: list[TopologySource | None] = []
 
     def load(self) -> conf.Config:
-        """Return :attr:`current`. The first call reads it and begins to follow the source.
+        """Return the configuration in use.
+
+        The first call reads the setting and the topology, and begins to watch the topology source
+        for changes.
 
         :raises InvalidConfiguration: the setting is wrong.
         :raises TopologyUnavailable: the source does not answer or has no valid topology, and there is
@@ -94,7 +100,7 @@ class ActiveConfig:
         return config
 
     def _inherit(self) -> conf.Config:
-        """In a forked child, take over the parent's configuration, and open a new source to follow."""
+        """In a forked child, take over the parent's configuration. Open and watch a new source."""
         assert self._watcher is not None and self._inherited is not None
         self._sources_of_parents.append(self._watcher.source)
         self._inherited = None
@@ -135,8 +141,8 @@ class ActiveConfig:
         try:
             self._changed()
         except BaseException:
-            # Undo the whole change. Call changed() again, because other threads may have used the new
-            # configuration meanwhile.
+            # Restore the old configuration. Call self._changed() again, because other threads may
+            # have used the new configuration meanwhile.
             self.current = before
             self._changed()
             raise
@@ -181,13 +187,17 @@ class ActiveConfig:
                 return TopologyWatcher(self.source(), _checked).check(new)
             if self._watcher is not None:
                 return self._watcher.check(new)
-            # The topology in the settings (a static source) has no published version to compare with.
-            # Give ``new`` a later version, so that only its content is checked.
+            # The source is static: the topology in the settings has no published version with which
+            # the version of ``new`` could be compared. Give ``new`` a later version, so that only
+            # the content of ``new`` is checked.
             version = max(new.version, before.topology.version + 1)
             return _checked(new.at_version(version), before)
 
     def refresh(self, at_least: int) -> None:
-        """Load the topology document from its source and use it. See ``runtime.refresh``."""
+        """Load the topology document from the source and use it from now on.
+
+        See ``runtime.refresh``.
+        """
         self._unavailable = None
         self.load()
         watcher = self._watcher
@@ -209,8 +219,8 @@ class ActiveConfig:
         """Forget the configuration. The next :meth:`load` reads the setting again.
 
         :return: the configuration that was in use (None if nothing was loaded), and a function that
-            stops the sources. Call the function without holding a lock, because it waits for the
-            sources' threads.
+            stops the topology sources. Call the function without holding a lock, because it waits
+            for the sources' threads.
         """
         with self.lock:
             used = self.current or self._inherited
@@ -225,7 +235,10 @@ class ActiveConfig:
         return used, stop_sources
 
     def stop(self) -> None:
-        """Stop the sources because this process exits. Other processes see that exit at once."""
+        """Stop the topology sources when this process exits.
+
+        So other processes see at once that this process has ended.
+        """
         for source in self._own_sources():
             source.stop()
 
@@ -239,8 +252,9 @@ class ActiveConfig:
     def after_fork(self) -> bool:
         """Prepare the object for use in a forked child.
 
-        Call this before any other method: at the fork, another thread of the parent may have held the
-        lock, and the threads of the parent's source do not run in the child.
+        Call this before any other method, for two reasons. At the fork, another thread of the
+        parent may have held the lock. And the threads of the parent's topology source do not run in
+        the child.
 
         :return: True if the next :meth:`load` takes over the parent's configuration and opens a new
             source. False if the parent had no configuration yet, or its source is static.
@@ -263,8 +277,9 @@ def _make_source() -> TopologySource:
 def _checked(document: Document, before: conf.Config | None) -> conf.Config:
     """Return the configuration that results from ``document`` and the ``SHARDED_ORM`` setting.
 
-    :param before: the configuration in use; None before the first one is loaded. The new topology
-        must be fit to replace the topology of ``before``: for example, it must keep all shards.
+    :param before: the configuration in use; None if no configuration is in use yet. The new
+        topology must be fit to replace the topology of ``before``: for example, it must keep all
+        shards.
     :raises InvalidTopology: the result is not valid, or must not replace ``before``. The error lists
         every problem.
     """

@@ -20,7 +20,8 @@ from sharded_orm.topology.aliases import provide_resolver
 if TYPE_CHECKING:
     from sharded_orm.ids.tickets.pool import TicketSessionPool
 
-# Here and not in ready(): while Django loads models, DATABASES may be used already.
+# Make DATABASES know the groups and shards when this module is imported, and not in ready(): Django
+# loads the models before it calls ready(), and models may use DATABASES.
 provide_resolver(CurrentAliases())
 
 
@@ -76,8 +77,9 @@ class ShardedOrmConfig(AppConfig):
         post_migrate.connect(postgresql_defaults.after_migrate)
         if isinstance(settings.DATABASES, ShardedDatabases) and sys.argv[1:2] != ["test"]:
             # Make iteration over DATABASES yield the shards in the command line, because Django's
-            # option --database refuses any alias that is not yielded. Leave "test" out: Django
-            # would create a database for each yielded shard, but the group's backend creates all.
+            # option --database refuses any alias that is not yielded. Do not do this for the
+            # command "test": Django would create a database for each yielded shard, although the
+            # backend of groups creates the databases of all shards.
             settings.DATABASES.expose(sys.argv[1:])
 
 
@@ -105,7 +107,7 @@ def _ticket_pool_class(alias: str) -> type[TicketSessionPool]:
 
 
 def _flush_statistics(**kwargs: Any) -> None:
-    """Publish the cache's counts, unless they were published less than a second ago.
+    """Publish what the cache has counted, such as hits, unless that was done in the last second.
 
     This is a receiver of ``request_finished``. Django sends that signal after the response, so no
     user waits.

@@ -21,9 +21,10 @@ _connections_of_parents: list[dict[str, BaseDatabaseWrapper]] = []
 
 
 class Autonomous(NamedTuple):
-    """A connection for autonomous statements, and whether each statement on it is committed at once.
+    """A connection for autonomous statements, which must not depend on the caller's transaction.
 
-    Statements are not committed at once inside Django's ``TestCase``.
+    ``commits`` is True if each statement on the connection is committed at once. It is False inside
+    Django's ``TestCase``.
     """
 
     connection: BaseDatabaseWrapper
@@ -33,11 +34,12 @@ class Autonomous(NamedTuple):
 class AutonomousConnections:
     """Connections in autocommit mode, at most one per thread and alias.
 
-    While Django's connection for the alias is in autocommit mode, it is used. Inside a transaction, a
-    second connection is used, so that a rollback of the transaction does not undo the statements. Before
-    and after each request, the second connection is closed by Django's rules (``CONN_MAX_AGE``). Inside
-    Django's ``TestCase`` there is no second connection: Django's connection is used and does not commit,
-    so that the test leaves nothing behind and does not wait for its own locks.
+    While Django's connection for the alias is in autocommit mode, that connection is used. Inside a
+    transaction, a second connection is used, so that a rollback of the transaction does not undo
+    the statements. Before and after each request, the second connection is closed by Django's rules
+    (``CONN_MAX_AGE``). Inside Django's ``TestCase`` there is no second connection: Django's
+    connection is used and does not commit, so that the test leaves nothing behind and does not wait
+    for its own locks.
     """
 
     def __init__(self) -> None:
@@ -55,11 +57,13 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # Close an old connection here, too: a worker without requests calls Django's
-            # close_old_connections(), which does not know this connection.
+            # An error has occurred on the connection. Close it here if it is broken. A worker
+            # process that serves no requests only calls Django's close_old_connections(), which
+            # does not know this connection.
             connection.close_if_unusable_or_obsolete()
-        # Open a new connection if the alias now stands for another database, as in a test run. Do
-        # not check the connection of a shard: it goes to the shard's new database by itself.
+        # Open a new connection if the alias now stands for another database, as in a test run. This
+        # is not necessary for the connection of a shard, which changes to the new database by
+        # itself.
         if connection is None or (
             "SHARD" not in shared.settings_dict
             and connection.settings_dict["NAME"] != shared.settings_dict["NAME"]

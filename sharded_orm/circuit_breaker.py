@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class _Failure:
     cause: Exception
     since: float
-    #: When the next caller may try again, by the breaker's clock.
+    #: The time on the breaker's clock from which the next caller may try again.
     until: float
 
 
@@ -65,7 +65,7 @@ class CircuitBreaker:
     def cause(self, key: str | None = None, *, since: float = 0.0) -> Exception | None:
         """Return the error of the last failure of ``key``; None if there is no failure.
 
-        :param since: a time of the breaker's clock; an earlier failure is ignored.
+        :param since: a time on the breaker's clock. A failure before that time is ignored.
         """
         failure = self._failures.get(key)
         return failure.cause if failure is not None and failure.since >= since else None
@@ -83,13 +83,16 @@ class CircuitBreaker:
         return before is None or type(before.cause) is not type(cause)
 
     def half_open(self, key: str | None) -> None:
-        """Let the next caller try ``key`` at once, because there is a sign that ``key`` works again."""
+        """Let the next caller try ``key`` at once. Call this on a sign that ``key`` works again."""
         with self._lock:
             if (failure := self._failures.get(key)) is not None:
                 failure.until = self._clock()
 
     def reset(self, key: str | None) -> bool:
-        """Forget the failure of ``key``, because a call has succeeded. Return whether there was one."""
+        """Forget the failure of ``key``, because a call has succeeded.
+
+        Return True if a failure of ``key`` was recorded.
+        """
         if key not in self._failures:
             return False
         with self._lock:

@@ -42,8 +42,9 @@ def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any
 
     :param among: the topology that ``shard`` was taken from; by default the topology in use.
     """
-    # Read this number before the topology. If the topology is replaced in between, the connection
-    # looks up its settings once more. In the other order, the connection would miss the change.
+    # Read the number of the topology (the generation) before the topology itself. If the topology
+    # is replaced in between, the connection looks up its settings once more than necessary. In the
+    # other order, the connection would keep outdated settings.
     generation = relocation.generation
     node = _application_settings((among or runtime.topology()).nodes[shard.node])
     name = shard.schema
@@ -71,9 +72,9 @@ def _application_settings(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def operator_settings(node: str) -> dict[str, Any] | None:
-    """Return the settings of ``node`` with the user and password of its ``OPERATOR`` entry.
+    """Return the settings of ``node``, with the user and password of the operators' account.
 
-    None if the node has no such entry.
+    That account is the entry ``OPERATOR`` of the node. Return None if the node has no such entry.
     """
     node_settings = runtime.topology().nodes[node]
     account = node_settings.get("OPERATOR")
@@ -100,7 +101,7 @@ def group_settings(group: ShardGroup, among: Topology | None = None) -> dict[str
 
 
 class CurrentAliases:
-    """Looks up groups and shards in the topology in use, for ``DATABASES`` (a ``Resolver``)."""
+    """The ``Resolver`` for ``DATABASES``: it looks up groups and shards in the topology in use."""
 
     @staticmethod
     def group_aliases() -> dict[str, dict[str, Any]]:

@@ -33,7 +33,7 @@
     │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
     ├── CacheUnavailable           (OperationalError)      a cache server is down, so a write is refused
     ├── AdminError
-    │   ├── InvalidFocus           (LookupError)           a URL names an unknown shard or key
+    │   ├── InvalidFocus           (LookupError)           a URL names a wrong shard or key
     │   ├── InvalidObjectID        (LookupError)           a URL leads to no row
     │   └── TooManyMisplaced       (OperationalError)      too many rows are on a wrong shard
     ├── OperationError
@@ -144,8 +144,9 @@ class ScatterError(ShardedOrmError, OperationalError):
 
     :param failures: the error of each shard that did not answer, keyed by the shard's alias.
     :param asked: the number of shards that were asked.
-    :param proven: True if the query itself is certainly not the cause: such errors come only from
-        the shards, or another shard has answered the same query. False if the query may be wrong.
+    :param proven: True if the query itself is certainly not the cause. That is so if only a shard
+        can cause such errors, or if another shard has answered the same query. False if the query
+        may be wrong.
     """
 
     def __init__(
@@ -176,8 +177,8 @@ class GroupAliasError(ShardedOrmError, NotSupportedError):
 class PartialCommitError(ShardedOrmError, OperationalError):
     """A transaction on several shards was committed on some of them, and then failed on another.
 
-    :param committed: aliases of the shards on which it was committed.
-    :param not_committed: aliases of the shards on which it was rolled back.
+    :param committed: aliases of the shards on which the transaction was committed.
+    :param not_committed: aliases of the shards on which the transaction was rolled back.
     :param cause: the error with which the commit failed.
     """
 
@@ -195,11 +196,11 @@ class PartialCommitError(ShardedOrmError, OperationalError):
 
 
 class ShardDatabaseMissing(ShardedOrmError, OperationalError):
-    """The schema or file of a shard does not exist on its node."""
+    """The schema or file of a shard does not exist on the shard's node (database server)."""
 
 
 class SessionStateRefused(ShardedOrmError, NotSupportedError):
-    """The statement sets session state. Shards that share the connection would be affected, too."""
+    """The statement sets session state. It would affect other shards that share the connection."""
 
 
 class PoolTimeout(ShardedOrmError, OperationalError):
@@ -223,7 +224,7 @@ class SequenceNotChecked(TicketError, OperationalError):
 
 
 class InvalidTicketCount(TicketError, ValueError):
-    """The number of requested ids is not between 1 and 1,000,000."""
+    """The number of ids that a caller requests is not between 1 and 1,000,000."""
 
 
 class SequenceExhausted(TicketError):
@@ -239,7 +240,7 @@ class TicketServerBehind(TicketError, OperationalError):
 
 
 class TicketServersUnavailable(TicketError, OperationalError):
-    """No ticket server answered. :attr:`causes` has the error of each server, keyed by alias."""
+    """No ticket server answered. :attr:`causes` has each server's error, keyed by the alias."""
 
     def __init__(self, sequence: str, causes: Mapping[str, BaseException]) -> None:
         self.causes: dict[str, BaseException] = dict(causes)
@@ -262,10 +263,12 @@ class AdminError(ShardedOrmError):
 
 
 class InvalidFocus(AdminError, LookupError):
-    """The URL of an admin page names a shard or a shard key that does not, or cannot, exist.
+    """The URL of an admin page names a shard or a shard key that cannot be used there.
 
-    The message does not reveal which shard a key is on. :attr:`home` is the alias of the key's
-    shard; None if the key has no shard. Show :attr:`home` only to users with permission.
+    For example, the group has no such shard, or the text cannot be a key. The URL may also name one
+    shard and a key whose rows are on another shard. In that case :attr:`home` is the alias of the
+    shard that has the rows. In all other cases, :attr:`home` is None. The message does not reveal
+    that alias: show :attr:`home` only to users with permission.
     """
 
     def __init__(self, message: str, *, home: str | None = None) -> None:
@@ -401,7 +404,7 @@ class TimestampExhausted(InvalidID):
 
 
 class PackedIDMismatch(ShardedOrmError, IntegrityError):
-    """The id of a new row, given or generated, contains another shard or type than the row's own.
+    """The id of a new row contains the number of a shard or of a table that is not the row's own.
 
-    The type is the number of the row's table.
+    The id may be given by the caller or generated.
     """

@@ -29,9 +29,9 @@ from sharded_orm.models.sharding.options import (
 
 APP_LABEL = "sharded_orm"
 
-# The alias that the router returns if Django asks about a model without passing an instance. None
-# means that there is no such alias, and the question is refused. Querysets do not use the alias: a
-# query that does not determine its shard is still refused.
+# The alias that the router returns if Django asks for a model's database without passing an
+# instance. With None, the router raises ShardKeyRequired instead. Querysets do not use this alias:
+# a query that does not determine its shard is refused in any case.
 _default_alias: ContextVar[str | None] = ContextVar("sharded_orm_standing", default=None)
 
 
@@ -66,7 +66,7 @@ class ShardRouter:
         instance = hints.get("instance")
         options = shard_options(model)
         if options is None:
-            # ``instance`` is sharded, but ``model`` is global. If this returned None, Django would
+            # ``model`` is global. If ``instance`` is sharded, do not return None: Django would then
             # use the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
@@ -97,13 +97,13 @@ class ShardRouter:
         return shard.alias
 
     def _alias_from_other_model(self, options: ShardOptions, instance: Any, *, write: bool) -> str:
-        """Return the alias for rows of ``options`` that are related to ``instance``, which is on no
-        shard of their group.
+        """Return the alias for rows that are related to ``instance``, an instance of another model.
 
-        Django does not tell the router which relation is followed. So the values of ``instance`` do
-        not determine the shard. For example, ``instance`` may be the row to which the shard key
-        refers, but Django may follow another relation. The library's own descriptors know the
-        relation, and do not ask the router.
+        The rows belong to the sharded model of ``options``, and ``instance`` is not on any shard of
+        that model's group. Django does not tell the router which relation it follows. So the values
+        of ``instance`` do not determine the shard. For example, ``instance`` may be the row to
+        which the shard key refers, but Django may follow another relation. The library's own
+        descriptors know the relation, and do not ask the router.
 
         If the shard is to be chosen later, the result is the alias of the whole group.
 
@@ -119,17 +119,18 @@ class ShardRouter:
             if instance_options.awaits_key(instance):
                 shard = instance_options.locate(instance)
                 return shard.alias if shard is not None else options.group
-            # The shard is not known yet. Django asks the router again when the instance is saved.
+            # The shard is not known yet, so return the alias of the whole group. Django asks the
+            # router again when the instance is saved.
             return options.group
         if write:
-            # An example is Comment(author=person): the comment's own shard key determines the shard
-            # of the comment, and may be set later.
+            # Return the alias of the whole group, because the shard may be chosen later. For
+            # example, the shard of Comment(author=person) is determined by the comment's own shard
+            # key.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 
     def allow_relation(self, obj1: Model, obj2: Model, **hints: Any) -> bool | None:
-        """Return True if one of the two rows is of a sharded model; otherwise return None (no
-        opinion).
+        """Return True if at least one row is of a sharded model; otherwise None (no opinion).
 
         Two rows of the same group may be related only if they are on the same shard. A row that is
         on no shard yet may be related to any row.
@@ -188,14 +189,15 @@ class ShardRouter:
         if model_name in ("operationrun", "operationstep", "operationscript"):
             return db == DEFAULT_DB_ALIAS
         if model_name in ("shardmap", "topologyversion"):
-            # These models have no tables. If the result were None, dumpdata would query the table
-            # that does not exist.
+            # These models have no tables. Return False and not None (no opinion): with None,
+            # dumpdata would query the tables, which do not exist.
             return False
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
-        # Migrations pass historical models, which do not derive from ShardedModel. Such a model is
-        # in the group of the current model with the same name.
+        # Migrations use historical models, which do not derive from ShardedModel. So look up the
+        # current model with the same name. If the model was renamed or removed,
+        # group_of_historical_model() finds the group.
         try:
             options = shard_options(apps.get_model(app_label, model_name))
         except LookupError:
@@ -204,14 +206,19 @@ class ShardRouter:
 
 
 def _is_new_link_row(instance: Model) -> bool:
-    """Whether ``instance`` is a new row of an automatic many-to-many table, which has no shard key."""
+    """Whether ``instance`` is a new row of an automatic many-to-many table.
+
+    Such a table has no shard key.
+    """
     options = options_of(instance)
     return options is not None and options.key is None and instance._state.adding
 
 
 def _refuse_links_to_other_shards(options: ShardOptions, row: Any, alias: str) -> None:
-    """Raise :exc:`CrossShardRelation` if ``row``, on ``alias``, refers to an instance on another
-    shard.
+    """Raise :exc:`CrossShardRelation` if ``row`` refers to an instance on another shard.
+
+    :param row: the row to be written.
+    :param alias: the alias of the shard to which the row will be written.
     """
     if alias == options.group:
         return

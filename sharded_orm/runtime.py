@@ -36,15 +36,16 @@ def _topology_changed() -> None:
     """Apply a new topology that the topology source has delivered.
 
     Notifies the shards' connections, renews the entries of ``DATABASES`` and drops the routing
-    strategies. The caller must hold the lock of ``_active``.
+    strategies. The caller must hold the lock of ``_active``, the object with the configuration.
     """
     _renew_strategies()
     try:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Notify the connections even after an error. The error undoes the change of the topology, but a
-        # connection may have seen the new one meanwhile, and must look up its shard's node again.
+        # Notify the connections even after an error. The caller then restores the old topology. But
+        # a connection may have seen the new topology meanwhile, and must look up its shard's node
+        # again.
         relocation.topology_changed()
 
 
@@ -58,9 +59,10 @@ _active = ActiveConfig(_topology_changed)
 
 def _after_fork() -> None:
     if _active.after_fork():
-        # Renew the strategies here, because a thread of the parent may have been about to do so at the
-        # fork. topology_changed() makes the copied connection objects ask for the topology again, and
-        # the first such question makes the child follow the topology source.
+        # This is a forked child. At the fork, a thread of the parent may have replaced the
+        # topology, but not yet the routing strategies: so renew them here. topology_changed() makes
+        # the copied connection objects look up the topology again. The first look-up makes the
+        # child open a topology source of its own, and watch it for changes.
         _renew_strategies()
         relocation.topology_changed()
 
@@ -100,7 +102,8 @@ def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
 
     The library's ``AppConfig.ready()`` calls this, because this module cannot import models.
 
-    :param factory: called with the alias of the directory's database; returns the store.
+    :param factory: called with the alias of the directory's database; returns the object that reads
+        and writes the directory.
     """
     global _directory_store
     _directory_store = factory
@@ -109,13 +112,14 @@ def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
 def config() -> conf.Config:
     """Return the checked ``SHARDED_ORM`` setting, with the topology of its source.
 
-    The first call asks the topology source. After that, a background thread follows the source.
+    The first call asks the topology source. After that, a background thread watches the source for
+    new topologies, unless the topology is static (in the settings).
 
     :raises InvalidConfiguration: the setting is wrong.
     :raises TopologyUnavailable: the source does not answer or has no valid topology, and there is no
         local copy of an earlier one (the last good copy).
     """
-    # Read the attribute only once: another thread may set it to None at any time by reset().
+    # Read _active.current only once: in another thread, reset() may set it to None at any time.
     current = _active.current
     return _active.load() if current is None else current
 
@@ -228,7 +232,7 @@ def swap(new: Topology | None) -> None:
 
 
 def group(name: str) -> ShardGroup:
-    """Return the shard group ``name``.
+    """Return the shard group with the name ``name``.
 
     :raises UnknownShard: there is no such group.
     """
@@ -297,14 +301,15 @@ def cache() -> CacheClient | None:
                     options = replace(options, prefix=_cache_prefix)
                 client = CacheClient(options)
                 if _cache_prefix is not None:
-                    # In a test run, do not send the counts periodically: tests count round trips.
+                    # This is a test run. Do not send what the cache has counted to the cache
+                    # servers every few seconds, because tests count round trips.
                     client.statistics.interval = None
                 _cache = client
     return client
 
 
 def used_cache() -> CacheClient | None:
-    """Return the client of :func:`cache` if it was created already; otherwise None."""
+    """Return the client of the cache servers if :func:`cache` has created it; otherwise None."""
     return _cache
 
 
@@ -322,7 +327,8 @@ def swap_cache_prefix(prefix: str | None) -> None:
 def reset_cache() -> None:
     """Drop the cache client, because a setting such as ``CACHES`` has changed.
 
-    The next use creates a new client. Also calls the functions that :func:`on_reset` has registered.
+    The next use of the cache creates a new client. This function also calls the functions that
+    :func:`on_reset` has registered.
     """
     global _cache
     with _active.lock:
@@ -368,7 +374,7 @@ def reset() -> None:
 
 
 def shard(name: str, number: int) -> Shard:
-    """Return shard ``number`` of group ``name``.
+    """Return the shard with the number ``number`` in the shard group ``name``.
 
     :raises UnknownShard: there is no such group or shard.
     """
@@ -376,7 +382,7 @@ def shard(name: str, number: int) -> Shard:
 
 
 def shard_in(group: ShardGroup, number: int) -> Shard:
-    """Return shard ``number`` of ``group``.
+    """Return the shard of ``group`` with the number ``number``.
 
     :raises UnknownShard: there is no such shard.
     """
@@ -391,8 +397,9 @@ def shard_in(group: ShardGroup, number: int) -> Shard:
 
 
 def locate(name: str, key: Any) -> Shard | None:
-    """Return the shard of ``key`` in shard group ``name``; None if no row can have that key now.
+    """Return the shard of ``key`` in the shard group ``name``.
 
+    None means that no row can have the key now, because the key has no shard yet or is not valid.
     See :meth:`Strategy.locate`.
     """
     number = strategy(name).locate(key)
@@ -400,7 +407,7 @@ def locate(name: str, key: Any) -> Shard | None:
 
 
 def place(name: str, key: Any) -> Shard:
-    """Return the shard of ``key`` in shard group ``name``. Give a shard to a key that has no shard.
+    """Return the shard of ``key`` in the shard group ``name``. Choose a shard if the key has none.
 
     See :meth:`Strategy.place`.
     """

@@ -20,8 +20,9 @@ class ScatterSignal(Signal):
     """The signal that is sent before a query with ``scatter()`` asks more than one shard.
 
     Receivers get ``sender`` (the model), ``route`` (the query's shards) and ``call_site``
-    (``"file:line"`` of the first frame outside the library and Django). A receiver that raises stops
-    the query. So a receiver can limit costs: ``if len(route.shards) > 64: raise``.
+    (``"file:line"`` of the innermost stack frame that is not in the library or Django). A receiver
+    that raises an exception stops the query. So a receiver can limit costs:
+    ``if len(route.shards) > 64: raise``.
     """
 
     def announce(self, model: type[Model], route: object) -> None:

@@ -27,8 +27,8 @@ def atomic(
         with sharded_orm.atomic(Photo, user_id=1):
             ...
 
-    :param model: an instance or a sharded model. With a model, pass one more keyword argument: the
-        name and the value of the shard key.
+    :param model: an instance of a sharded model, or the model class. With the class, pass one more
+        keyword argument: the name and the value of the shard key.
     :param savepoint: passed to ``transaction.atomic()``.
     :param durable: passed to ``transaction.atomic()``.
     :raises ShardKeyRequired: the model has no shard key, or the keyword is not the shard key.

@@ -29,10 +29,10 @@ class CacheOptions:
 
     #: The alias of ``CACHES`` whose servers hold objects (cached rows).
     objects: str
-    #: The alias of ``CACHES`` whose servers hold cached lists and counts; may be the same alias as
-    #: ``objects``.
+    #: The alias of ``CACHES`` whose servers hold cached results of queries (lists of rows, and
+    #: numbers of rows). It may be the same alias as ``objects``.
     lists: str
-    #: The text with which all names in the cache begin.
+    #: The text with which the names of all cache entries begin.
     prefix: str = ""
     #: Seconds after which a cache entry expires.
     ttl: float = 3600.0
@@ -40,21 +40,23 @@ class CacheOptions:
     timeout: float = 0.25
     #: Seconds for which a cache server is not called after a failure.
     backoff: float = 2.0
-    #: A write may COMMIT within this many seconds after its marker was written. A later COMMIT
-    #: first writes a new marker.
+    #: A write may COMMIT within this many seconds after its marker (the announcement of the write
+    #: in the cache) was stored. Before a later COMMIT, a new marker is stored.
     commit_within: float = 2.0
-    #: Seconds for which no entry is stored under a new guard. If the database cannot tell whether
-    #: the writer of a marker still runs, the writer counts as dead after this time.
+    #: A time in seconds with two uses. No cache entry is stored under a guard that is younger than
+    #: this time. And if the database cannot tell whether the writer of a marker still runs, the
+    #: writer counts as dead when the marker is older than this time. :class:`CacheOptions` explains
+    #: guards and markers.
     quarantine: float = 10.0
-    #: What to do if a write's marker cannot be stored. ``"refuse"`` rolls the write back. ``"proceed"``
-    #: commits the write, after which cache entries may be stale for up to ``ttl`` seconds.
+    #: What to do if a write cannot be announced in the cache. ``"refuse"`` rolls the write back.
+    #: ``"proceed"`` commits the write; then cache entries may be stale for up to ``ttl`` seconds.
     on_failure: str = "refuse"
     #: Whether this process reads and stores cache entries. If False, the process uses the cache only to
     #: announce which rows it writes.
     read: bool = True
-    #: Further aliases of ``CACHES`` whose servers get the markers, too. These aliases are needed
-    #: while the list of cache servers is being changed, because some processes read from the old
-    #: servers and some from the new ones.
+    #: Further aliases of ``CACHES`` on whose servers writes are announced (by markers), too. These
+    #: aliases are needed while the list of cache servers is being changed, because some processes
+    #: read from the old servers and some from the new ones.
     also_mark: tuple[str, ...] = ()
 
 
@@ -102,8 +104,8 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
     if ttl > MAX_TTL or ttl < 1:
         problems.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
     elif ttl < quarantine:
-        # With these values, a guard (see CacheOptions) would expire before an entry may be stored
-        # under it.
+        # No entry is stored under a guard (see CacheOptions) that is younger than QUARANTINE. A
+        # guard lives for twice the TTL, so with too short a TTL it would expire before that.
         problems.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
     if timeout >= commit_within:
         problems.append(

@@ -13,9 +13,9 @@ KEYS = {
     "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "FORMER_MODELS",
 }  # fmt: skip
 RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
-# Endings that the name of a shard group must not have, because other aliases have them: a shard's alias ends
-# in "_" and at least five digits, and "photos_template" is the alias of the schema from which the test
-# shards of group "photos" are cloned.
+# Endings that the name of a shard group must not have, because other aliases have them. A shard's
+# alias ends in "_" and five digits; here, more digits are refused, too. "photos_template" is the
+# alias of the schema from which the test shards of the group "photos" are cloned.
 _TAKEN_NAMES = re.compile(r"_(template|\d{5,})\Z")
 
 

@@ -17,8 +17,8 @@ KEYS = {
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
 }  # fmt: skip
 _OPERATOR_KEYS = {"USER", "PASSWORD"}
-# Settings of a node: the permitted type of each, and the name of that type in an error message.
-# Other settings are passed on with any type.
+# The settings of a node whose type is checked. For each: the permitted types, and how an error
+# message names them. The types of other settings are not checked.
 _TYPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("OPTIONS", "TEST", "OPERATOR"), (Mapping, "a dict")),
     "POOL": ((Mapping, type(None)), "a dict"),
@@ -31,7 +31,9 @@ _MYSQL, _SQLITE = _ENGINES = ("sharded_orm.backends.mysql", "sharded_orm.backend
 
 
 def parse_nodes(raw: Any, defaults: Any, problems: list[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the settings of each node, keyed by the node's name. Values of a wrong type are left out.
+    """Return the settings of each node, keyed by the node's name.
+
+    A setting is left out if its value has a wrong type.
 
     :param raw: the value of ``NODES``.
     :param defaults: the value of ``NODE_DEFAULTS``: settings for all nodes. A node's own setting
@@ -75,8 +77,8 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
         problems += unknown_keys(f"{where}OPERATOR: ", node["OPERATOR"], _OPERATOR_KEYS)
     settings = {key: value for key, value in node.items() if key not in wrong}
     engine = node.get("ENGINE")
-    # Refuse Django's own backends, which would open a connection per shard. Accept any other ENGINE,
-    # because it may be derived from one of the library's backends.
+    # Refuse Django's own backends, which would open a connection per shard. Accept any other
+    # ENGINE: it may be a project's backend that is derived from one of the library's backends.
     if not isinstance(engine, str) or not engine or engine.startswith("django.db.backends."):
         problems.append(f"{where}ENGINE must be one of {list(_ENGINES)!r}, not {engine!r}")
         settings.pop("ENGINE", None)

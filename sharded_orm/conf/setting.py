@@ -26,8 +26,9 @@ KEYS = {
 }  # fmt: skip
 TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
 ADMIN_KEYS = {"GROUP_PERMISSIONS"}
-# The largest number of characters in a shard group's name. The codename of the group's permission is
-# "access_" and that name, and ``auth.Permission.codename`` has at most 100 characters.
+# The largest number of characters in the name of a shard group that has a permission. The codename
+# of the permission is "access_" followed by the group's name. ``auth.Permission.codename`` has at
+# most 100 characters.
 _LONGEST_PERMITTED = 93
 
 
@@ -35,7 +36,8 @@ _LONGEST_PERMITTED = 93
 class SourceOptions:
     """The values of ``SHARDED_ORM["TOPOLOGY"]``: where the topology is stored."""
 
-    #: ``"static"`` (the settings), ``"file"``, ``"zookeeper"``, or the dotted path of a class.
+    #: The kind of the topology source: ``"static"`` (the topology is in the settings), ``"file"``,
+    #: ``"zookeeper"``, or the dotted path of a class.
     source: str = "static"
     # The options are left out of repr(), because they may contain credentials.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -59,7 +61,7 @@ class Config:
     :param directory: the alias in ``DATABASES`` of the database with the directory, the table that
         records the shard of each key.
     :param max_idle_aliases: how many unused connection objects a thread keeps per shard group.
-    :param cache: the options of the cache; None if the setting has no ``CACHE``. Nothing is cached
+    :param cache: the options of the cache. None if the setting has no ``CACHE``: nothing is cached
         then.
     """
 
@@ -86,7 +88,9 @@ def read() -> Mapping[str, Any]:
 
 
 def source(raw: Mapping[str, Any]) -> SourceOptions:
-    """Return ``TOPOLOGY`` of a ``SHARDED_ORM`` dict; if missing, the options of a static source.
+    """Return the options of the topology source: ``TOPOLOGY`` of a ``SHARDED_ORM`` dict.
+
+    Without ``TOPOLOGY``, return the options of a static source (the topology is in the settings).
 
     :raises InvalidConfiguration: ``TOPOLOGY`` is wrong; the error lists every problem.
     """

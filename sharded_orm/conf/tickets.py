@@ -8,7 +8,7 @@ from typing import Any
 
 from sharded_orm.conf.values import seconds, unknown_keys
 
-#: Largest number of ids that one request takes.
+#: The largest number of ids that one request may take from a ticket server.
 MAX_TICKETS = 1_000_000
 KEYS = {"TIMEOUT", "BACKOFF", "BLOCK_SIZE", "PARTNER_DOWN"}
 
@@ -17,16 +17,18 @@ KEYS = {"TIMEOUT", "BACKOFF", "BLOCK_SIZE", "PARTNER_DOWN"}
 class TicketOptions:
     """The values of ``SHARDED_ORM["TICKET_OPTIONS"]``."""
 
-    #: The longest time, in seconds, that a caller waits for an id. Each server gets an equal part of it.
+    #: The longest time in seconds that a caller waits for an id. Each ticket server gets an equal
+    #: part of this time.
     timeout: float = 2.0
-    #: Seconds for which a server is not asked after a failure.
+    #: Seconds for which a ticket server is not asked after a failure.
     backoff: float = 5.0
-    #: Number of ids that a process takes in one request when an id is needed. The process keeps the
-    #: other ids for later. With 1, it takes no id in advance.
+    #: The number of ids that a process takes from a ticket server in one request. The process uses
+    #: one of these ids and keeps the others for later. With 1, it takes no id in advance.
     block_size: int = 1
     #: What to do if the partner of a ticket server does not answer. The partner is the next server
-    #: in the list. It stores the highest id that the ticket server has handed out. ``"refuse"``
-    #: takes no id from the ticket server; ``"proceed"`` takes ids and logs a warning.
+    #: in ``TICKETS``, and stores the highest id that the ticket server has handed out. With
+    #: ``"refuse"``, no id is taken from the ticket server. With ``"proceed"``, ids are taken and a
+    #: warning is logged.
     partner_down: str = "proceed"
 
 

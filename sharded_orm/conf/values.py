@@ -12,7 +12,7 @@ from typing import Any
 
 
 def unknown_keys(where: str, values: Mapping[Any, Any], valid: set[str]) -> Iterator[str]:
-    """Yield a problem for each key of ``values`` that is not in ``valid``."""
+    """Yield a message for each key of ``values`` that is not in ``valid``."""
     for key in values:
         if key not in valid:
             yield f"{where}unknown key {key!r}; valid keys are {sorted(valid)!r}"

@@ -16,8 +16,9 @@ from sharded_orm.exceptions import InvalidConfiguration, TopologyUnavailable
 
 GROUP_ENGINE = "sharded_orm.backends.group"
 
-# The default values that Django's ConnectionHandler.configure_settings() sets for all aliases that are
-# stored in DATABASES. Settings of a shard's alias are made later, so this module sets the defaults in them.
+# The default values that Django's ConnectionHandler.configure_settings() sets for all aliases that
+# are stored in DATABASES. The settings of a shard's alias are not stored, but made at each look-up.
+# So this module sets the defaults in them.
 _DEFAULTS: Mapping[str, Any] = {
     "ATOMIC_REQUESTS": False,
     "AUTOCOMMIT": True,
@@ -54,18 +55,19 @@ class Resolver(Protocol):
         """Whether ``alias`` names a shard; cheaper than :meth:`shard_alias`."""
 
 
-# The object that looks up groups and shards, set once, when the module ``apps`` is loaded. That is after
-# the settings module has made DATABASES, but before Django loads applications and uses DATABASES.
+# The object that looks up groups and shards, set once, when the module ``apps`` is loaded. The
+# settings module has made DATABASES by then, and Django has not loaded the models, which may use
+# DATABASES.
 _resolver: Resolver | None = None
 
 
 def provide_resolver(resolver: Resolver) -> None:
-    """Set the resolver with which all mappings look up groups and shards."""
+    """Set the object with which each :class:`ShardedDatabases` looks up groups and shards."""
     global _resolver
     _resolver = resolver
 
 
-# Lock that is held while the aliases of groups are added: two threads may be the first to need them.
+# Lock that is held while the aliases of groups are added, because two threads may need them first.
 _adding = threading.RLock()
 
 
@@ -80,27 +82,29 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
 class ShardedDatabases(dict[str, dict[str, Any]]):
     """A mapping for ``DATABASES`` that has an alias for every shard; made by :func:`sharded_databases`.
 
-    Iteration yields the aliases in the settings and those of groups, but not those of shards, so its cost
-    does not depend on the number of shards. ``in``, ``[]`` and ``get`` also know the aliases of shards.
-    Each look-up of a shard makes a new dict, so memory does not grow with the number of shards used.
+    Iteration yields the aliases in the settings and one alias per group. It yields no aliases of
+    shards, except those that :meth:`expose` has added. So the cost of iteration does not depend on
+    the number of shards. ``in``, ``[]`` and ``get`` know the aliases of all shards. Each look-up of
+    a shard makes a new dict, so memory does not grow with the number of shards used.
     """
 
     _groups_added = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Aliases of shards that were named on the command line, so that iteration yields them,
+        # Aliases of shards that were given on the command line. Iteration yields these aliases,
         # too; see expose().
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:
-        # Add the groups at the first use, not earlier: SHARDED_ORM may come after DATABASES in the
-        # settings module, and at the first use the settings are complete.
+        # Add the aliases of groups when the mapping is used first, and not earlier: SHARDED_ORM may
+        # come after DATABASES in the settings module. At the first use, the settings are complete.
         if not self._groups_added:
             with _adding:
                 if not self._groups_added:
-                    # Ignore a missing topology here, while Django loads models. Later, the ready() of this
-                    # package's AppConfig decides whether the process may run without a topology.
+                    # If there is no topology, go on without aliases of groups, because Django may
+                    # be loading models now. Later, the ready() of this package's AppConfig decides
+                    # whether the process may run without a topology.
                     with suppress(TopologyUnavailable):
                         self._add_groups()
         return self
@@ -119,11 +123,10 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         self._groups_added = True
 
     def renew_groups(self) -> None:
-        """Replace the stored settings of groups and exposed shards by settings from the current topology.
+        """Renew the stored settings of aliases from the current topology.
 
-        Exposed shards are those that :meth:`expose` has added.
-
-        Call this after a change of the topology, because the nodes of the groups may have changed.
+        Settings are stored for groups, and for the shards that :meth:`expose` has added. Call this
+        after a change of the topology, because groups and shards may be on other nodes then.
         """
         if _resolver is None:
             return
@@ -131,13 +134,15 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
         for alias in self._exposed:
             if settings := _resolver.shard_alias(alias):
                 renewed[alias] = settings
-        # Complete all settings before the update: if one alias fails, none is updated.
+        # Call complete() for all settings before the update, so that an error changes no settings.
         self.update({alias: complete(settings) for alias, settings in renewed.items()})
 
     def _groups_changed(self, names: set[str]) -> None:
-        """Remove the aliases of the groups ``names``; called by ``runtime.reset``.
+        """Remove the aliases of groups, because the ``SHARDED_ORM`` setting has changed.
 
-        The groups of the new configuration are added at the next use.
+        The aliases of the groups in the new setting are added when the mapping is used next.
+
+        :param names: the names of the groups to remove.
         """
         for name in names:
             if super().__contains__(name) and super().__getitem__(name)["ENGINE"] == GROUP_ENGINE:

@@ -1,9 +1,9 @@
 """The topology document: the part of the topology that may change while processes run.
 
-This module uses neither Django nor a database driver. A document has the same structure as ``NODES`` and
-``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there. So what an operator
-changes is published by a topology source (P2), and what belongs to a deploy, above all credentials, stays
-in the settings.
+This module uses neither Django nor a database driver. A document has the same structure as
+``NODES`` and ``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there.
+Thus a topology source (P2) publishes what an operator changes. What belongs to a deploy, above all
+credentials, stays in the settings.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ FORMAT = 1
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# Type of a form of RANGES that is easy to compare. Each entry's shards (its "range", as text) are mapped to
-# the rest of the entry, without the keys that have their default value.
+# Type of a form of RANGES that is easy to compare: a dict with one item for each entry of RANGES.
+# The key is the entry's "range" (its shards) as text. The value is the rest of the entry, without
+# the keys that have their default value.
 _Ranges = dict[str, dict[str, Any]]
 # The deepest nesting that a document may have. Correct documents are nested only a few levels deep. A much
 # deeper document is a mistake, on which recursive functions would fail.
@@ -100,7 +101,7 @@ class Document:
 
     @classmethod
     def from_content(cls, content: Any) -> Document:
-        """Return the document that consists of a copy of ``content``, a mapping like one from JSON.
+        """Return a document with a copy of ``content``, a mapping with the keys of the JSON form.
 
         Only the outer structure is checked, not the settings of nodes and groups.
 
@@ -180,7 +181,10 @@ class Document:
         }
 
     def credentials(self) -> list[str]:
-        """Return a sentence for each credential in ``nodes``, with its key but not its value."""
+        """Return one sentence for each credential in the settings of nodes.
+
+        The sentence names the key of the credential, but does not show the value.
+        """
         return [
             f"node {name!r}: {path} does not belong into a topology document; keep credentials in"
             " NODES or NODE_DEFAULTS of the settings, or set the option CREDENTIALS of the source"
@@ -287,8 +291,8 @@ def _public(value: Any) -> Any:
         return _UNWRITABLE if _UNWRITABLE in items else items
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    # Turn a Path into text. Leave out any other object, such as a converter or a TLS context, because JSON
-    # cannot represent it.
+    # JSON does not know the type of the value. Turn a path into text. Leave out any other value,
+    # such as a converter or a TLS context.
     return str(value) if hasattr(value, "__fspath__") else _UNWRITABLE
 
 
@@ -299,10 +303,10 @@ _UNWRITABLE: Any = object()
 
 
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``groups`` in a normal form, so that groups that mean the same compare as equal.
+    """Return ``groups`` in a normal form, in which groups that mean the same are equal.
 
-    In the normal form, RANGES is a dict keyed by the shards of each range, and keys that have their
-    default value are left out.
+    In the normal form, RANGES is a dict, keyed by the shards of each range. Keys of a range that
+    have their default value are left out.
     """
     effective = {}
     for name, group in groups.items():
@@ -313,10 +317,11 @@ def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _by_span(ranges: Any) -> _Ranges | None:
-    """Return the entries of RANGES as a dict, keyed by the shards of each entry as text.
+    """Return ``ranges``, the list RANGES of a group, as a dict with one item for each entry.
 
-    Keys that have their default value are left out of the entries. Return None if ``ranges`` is not a
-    list of dicts, or if two entries have the same shards.
+    An item's key is the entry's "range" (its shards) as text. The value is the rest of the entry,
+    without keys that have their default value. Return None if ``ranges`` is not a list of dicts, or
+    if two entries have the same shards.
     """
     if not isinstance(ranges, list) or not all(isinstance(entry, dict) for entry in ranges):
         return None

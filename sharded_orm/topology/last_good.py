@@ -46,10 +46,11 @@ class LastGoodCopy:
     def save(self, document: Document) -> None:
         """Write ``document`` to the file, unless the file already contains it or a newer version.
 
-        :raises OSError: the folder cannot be written.
+        :raises OSError: the file or its folder cannot be read or written.
+        :raises TypeError: the document contains a value that JSON cannot represent, such as a date.
         """
-        # Replace an existing file that is invalid, or that cannot be read because it belongs to another
-        # account, such as an operator's.
+        # Go on to replace an existing file if it is invalid. Also go on if the file cannot be read
+        # because it belongs to another account, such as an operator's.
         with contextlib.suppress(InvalidTopology, PermissionError):
             saved = self.read()
             if saved is not None and (saved == document or saved.version > document.version):

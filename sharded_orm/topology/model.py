@@ -18,10 +18,12 @@ from typing import Any
 from sharded_orm.topology.schema_names import SchemaNames, Span, shared_number
 
 ALIAS_DIGITS = 5
-#: The largest number of shards in a group. Ids could not contain more: a packed id has 16 bits for its
-#: shard, a timestamped id 13. The limit also stops a mistyped range from filling the memory with shards.
+#: The largest number of shards in a group. Ids cannot contain larger numbers of shards: a packed id
+#: has 16 bits for the number of its shard, and a timestamped id has only 13. The limit also keeps a
+#: mistyped range from filling the memory with shards.
 MAX_SHARDS = 1 << 16
-#: The largest weight of a range. Even if every shard of a group has this weight, the sum is exact.
+#: The largest weight of a range (a shard's share of new keys). Even if every shard of the largest
+#: group has this weight, a float represents the sum of the weights exactly.
 MAX_WEIGHT = 1_000_000
 
 
@@ -60,9 +62,9 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class ShardGroup:
-    """A set of shards, numbered from 0, with one routing strategy, such as the shards of ``photos``.
+    """A set of shards with one routing strategy, for example the shards of ``photos``.
 
-    ``ranges`` are in the order of their shards.
+    The shards are numbered from 0. ``ranges`` are in the order of their shards.
     """
 
     name: str
@@ -88,7 +90,7 @@ class ShardGroup:
         return isinstance(number, int) and 0 <= number < self.count
 
     def range_of(self, number: int) -> ShardRange:
-        """Return the range that contains shard ``number``.
+        """Return the range of shards that contains the shard with the number ``number``.
 
         :raises LookupError: the group has no such shard.
         """
@@ -99,7 +101,7 @@ class ShardGroup:
         return self.ranges[bisect_right(self._firsts, number) - 1]
 
     def shard(self, number: int) -> Shard:
-        """Return shard ``number``.
+        """Return the shard of this group with the number ``number``.
 
         :raises LookupError: the group has no such shard.
         """
@@ -126,13 +128,16 @@ class ShardGroup:
 
     @property
     def open_ranges(self) -> tuple[ShardRange, ...]:
-        """The ranges whose shards take new keys: each is open and has a weight above 0 (Y3)."""
+        """The ranges whose shards take new keys: open ranges with a weight above 0 (Y3)."""
         return tuple(r for r in self.ranges if r.open and r.weight > 0)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A version of the topology: all nodes with their connection settings, and all groups, by name."""
+    """A version of the topology.
+
+    It has the connection settings of all nodes and all shard groups, both keyed by name.
+    """
 
     # Leave the nodes out of repr(), because their connection settings contain passwords.
     nodes: Mapping[str, Mapping[str, Any]] = field(repr=False)
@@ -256,9 +261,10 @@ def _collisions(topology: Topology) -> Iterator[str]:
 
 
 def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
-    """Return the ranges of shards of ``group`` on each database server, keyed by the server.
+    """Return which shards of ``group`` have their primary on each database server.
 
-    Each value is an ascending list of (first shard, last shard).
+    A key of the dict identifies a server, see :func:`server_of`. The value is an ascending list of
+    (first shard, last shard).
     """
     spans: dict[object, list[Span]] = {}
     for r in group.ranges:
@@ -268,7 +274,7 @@ def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
 
 
 def server_of(node: Mapping[str, Any], name: str) -> object:
-    """Return a value that identifies the database server of ``node``.
+    """Return a value that identifies the database server of a node.
 
     Two nodes for which this function returns equal values are on the same server.
 

@@ -18,8 +18,8 @@ _EXPECTED = (
     "a template of {shard} (once; with leading zeros as {shard:05d}) and {group}, and nothing else in"
     " braces"
 )
-# The permitted formats of {shard} in a template: nothing, d, 05 or 05d, for any width of up to two digits.
-# No database allows names of 100 characters.
+# The formats that {shard} may have in a template: none, d, 05 or 05d, where 05 stands for any width
+# from 00 to 99. A larger width makes no sense, because no database allows names of 100 characters.
 _WIDTH = re.compile(r"(?:0([0-9]{1,2}))?d?")
 
 
@@ -79,11 +79,16 @@ class SchemaNames:
 def shared_number(
     one: SchemaNames, one_spans: Sequence[Span], other: SchemaNames, other_spans: Sequence[Span]
 ) -> int | None:
-    """Find a schema name that two shard groups share; return the number of its shard in group ``other``.
+    """Find a schema name that shards of two groups share. Return the second group's shard number.
 
-    Return None if no shard in ``one_spans`` has the same name as a shard in ``other_spans``. A span is
-    (first shard, last shard), both included. Spans must be sorted and must not overlap. The cost is a
-    few steps per span, however many shards a span has.
+    Return None if there is no such name.
+
+    :param one: the schema names of the first group.
+    :param one_spans: the shards of the first group to compare, as spans: (first shard, last shard),
+        both included. Spans must be sorted and must not overlap. The cost is a few steps per span,
+        however many shards a span has.
+    :param other: the schema names of the second group.
+    :param other_spans: the shards of the second group to compare, as spans.
     """
     if not one_spans or not other_spans:
         return None
@@ -121,9 +126,10 @@ class _Window:
         return self.end + len(self.after)
 
     def fixed(self, start: int, end: int) -> str:
-        """Return the characters from position ``start`` to ``end``, which are the same in all names.
+        """Return the characters of a name from position ``start`` up to, but without, ``end``.
 
-        No digit of the shard's number may be at these positions.
+        No digit of the shard's number may be at these positions. So all names of the window have
+        the same characters there.
         """
         return (self.before + "0" * self.digits + self.after)[start:end]
 
@@ -143,12 +149,15 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield the values of ``unknown`` whose shard number is in ``spans`` and in ``window``, as spans."""
+        """Yield spans of ``unknown``: those values whose shard is in ``spans`` and in ``window``.
+
+        A span is (first, last), both included.
+        """
         for first, last in spans:
             low = max(first, window.least)
             high = min(last, 10**window.digits - 1)
-            # Convert shard numbers to unknowns by dividing by the step: round up for the first unknown,
-            # and round down for the last.
+            # Convert the span of shard numbers to a span of values of ``unknown``, by dividing by
+            # the step. Round up for the first value, and round down for the last value.
             span = (
                 max(-((self.base - low) // self.step), 0),
                 min((high - self.base) // self.step, self.last),
@@ -159,11 +168,12 @@ class _NameProgression:
 
 @dataclass(frozen=True, slots=True)
 class _CommonNames:
-    """The schema names that two windows have in common. All names in a window have one length.
+    """The schema names that two windows (sets of names, all of one length) have in common.
 
-    ``one`` and ``other`` give the shard number of a common name in each window, as functions of the same
-    unknown. Where one window has a digit and the other window has text, the digit must equal the text.
-    Where both windows have digits, the digits may have any value; together they form the unknown.
+    Where one window has a digit of the shard number and the other window has text, the digit of a
+    common name must be equal to the text. Where both windows have digits, the digits are free. The
+    free digits form a number, the ``unknown``. ``one`` and ``other`` compute the shard's number in
+    the first and in the second window from this unknown.
     """
 
     one: _NameProgression
@@ -171,7 +181,11 @@ class _CommonNames:
 
     @classmethod
     def of(cls, one: _Window, other: _Window) -> _CommonNames | None:
-        """Return the names that two windows have in common; None if there are none."""
+        """Return the names that two windows (sets of schema names) have in common.
+
+        Return None if the texts or lengths exclude a common name. The smallest numbers of the
+        windows (``least``) are not checked here, but in :meth:`_NameProgression.unknowns`.
+        """
         start = max(len(one.before), len(other.before))
         end = max(min(one.end, other.end), start)
         if len(one) != len(other) or not _same_text(one, other):
@@ -197,7 +211,8 @@ def _same_text(one: _Window, other: _Window) -> bool:
         return False
     if one.fixed(tail, len(one)) != other.fixed(tail, len(other)):
         return False
-    # If the digits of one window end before those of the other begin, compare the text in between, too.
+    # If the digits of one window end before those of the other begin, both windows have text in
+    # between. Compare this text, too.
     between = min(one.end, other.end), max(len(one.before), len(other.before))
     return between[0] >= between[1] or one.fixed(*between) == other.fixed(*between)
 
@@ -205,10 +220,12 @@ def _same_text(one: _Window, other: _Window) -> bool:
 def _progression(
     window: _Window, text: _Window, start: int, end: int, last: int
 ) -> _NameProgression | None:
-    """Return the shard numbers of ``window`` whose digits agree with the fixed text of ``text``.
+    """Return the shard numbers in ``window`` whose names may also be in another window.
 
-    ``text`` is the other window. Return None if there are no such numbers.
+    Where the other window has text, the digits of such a number are equal to the text. Return None
+    if there are no such numbers.
 
+    :param text: the other window.
     :param start: the first position at which both windows have a digit.
     :param end: the position after the last such position; equal to ``start`` if there is none.
     :param last: the largest number that the digits from ``start`` to ``end`` can form.
@@ -230,7 +247,8 @@ def _are_digits(text: str) -> bool:
 def _first_common(one: Iterable[Span], other: Iterable[Span]) -> int | None:
     """Return the smallest number that is in a span of ``one`` and in a span of ``other``.
 
-    Return None if there is no such number. Both sequences of spans must be sorted.
+    Return None if there is no such number. A span is (first, last), both included. The spans in
+    ``one`` must be sorted, and so must those in ``other``.
     """
     left, right = iter(one), iter(other)
     first, second = next(left, None), next(right, None)

@@ -22,8 +22,8 @@ class KeyRouting(Enum):
     COMPUTED = "the number of shards"
 
 
-# The options of the embedded strategy that say which bits of a key are the number of its shard, with the
-# options' default values.
+# Default values of two options of the embedded strategy. These options say which bits of a key are
+# the number of the key's shard.
 _EMBEDDED_OPTIONS = {"SHIFT": 46, "BITS": 16}
 
 

@@ -59,8 +59,8 @@ class TopologyWatcher(Generic[T]):
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
         self.source = source
-        # The document in use, and its value: what ``check`` returned for this document. They are in
-        # one attribute, so that a child that is forked at any moment gets a matching pair.
+        # The document in use, and what ``check`` returned for this document. Both are in one
+        # attribute, so that a child that is forked at any moment gets a matching pair.
         self._used: tuple[Document | None, T | None] = (None, None)
         self.status = TopologyStatus(0, Origin.SETTINGS, datetime.now(UTC))
         self._check = check
@@ -74,11 +74,17 @@ class TopologyWatcher(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """What ``check`` returned for the document in use; None before :meth:`begin`."""
+        """What the class argument ``check`` returned for the document in use.
+
+        None before :meth:`begin`.
+        """
         return self._used[1]
 
     def of_child(self, source: TopologySource) -> TopologyWatcher[T]:
-        """Return a watcher for a forked child, with the same document in use and the source ``source``."""
+        """Return a watcher for a forked child, with the same document in use.
+
+        :param source: the child's own topology source.
+        """
         child = TopologyWatcher(source, self._check)
         child._used = self._used
         assert child.document is not None
@@ -89,10 +95,10 @@ class TopologyWatcher(Generic[T]):
         return child
 
     def begin(self) -> T:
-        """Take the source's document into use, and return its value (see :meth:`check`).
+        """Take the source's document into use, and return the document's value (see :meth:`check`).
 
-        If that document cannot be read or used, take the last good copy instead, a file in which the
-        process saves each valid document.
+        If that document cannot be read or used, take the last good copy instead. This copy is a
+        file in which the process saves each valid document.
 
         :raises TopologyUnavailable: neither the source's document nor the copy can be used.
         """
@@ -101,7 +107,8 @@ class TopologyWatcher(Generic[T]):
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # Check that the document may replace the copy, unless both are the same.
+            # If there is a last good copy, check that the source's document may replace it. If both
+            # are the same document, it was checked already.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:
@@ -123,9 +130,10 @@ class TopologyWatcher(Generic[T]):
         return value
 
     def check(self, document: Document) -> T:
-        """Check that ``document`` may replace the document in use, and return its value.
+        """Check that ``document`` may replace the document in use.
 
-        The value is what the ``check`` argument of the class returns for the document.
+        Return what the class argument ``check`` returns for ``document``: the *value* of the
+        document.
 
         :raises InvalidTopology: the document must not be used; the message lists every reason.
         """
@@ -134,15 +142,17 @@ class TopologyWatcher(Generic[T]):
         return self._check(document, self.value)
 
     def consider(self, document: Document | TopologyError, use: Callable[[T], None]) -> bool:
-        """Take a document that has arrived into use, if it may be used.
+        """Use a document that the topology source has delivered, if it may be used.
 
-        Return True if ``document`` has replaced the document in use, and False if it was in use already.
+        Return True if ``document`` has replaced the document in use. Return False if ``document``
+        was in use already.
 
-        :param document: the document, or the error with which it could not be read.
-        :param use: a function that takes the document's value (see :meth:`check`) into use. If this
-            function raises an exception, it must not have changed anything.
+        :param document: the delivered document, or the error that was raised when it was read.
+        :param use: a function that is called with the document's value (see :meth:`check`) and
+            takes it into use. If this function raises an exception, it must not have changed
+            anything.
         :raises TopologyError: the document is refused, or ``document`` is an error. The reason is
-            logged, but not again if the same refusal is repeated.
+            logged, except if the last refusal was the same.
         """
         if isinstance(document, TopologyError):
             self._log_refusal(document, None)
@@ -156,7 +166,7 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Call use() after all other steps that can fail, because it takes the document into use.
+            # Call use() last, because it takes the document into use: no step after it may fail.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)
@@ -202,8 +212,9 @@ class TopologyWatcher(Generic[T]):
     def keep(self) -> None:
         """Save the document in use as the last good copy, and tell the source which version is in use.
 
-        :meth:`consider` does not do this itself, so that a new document is in use before the disk is
-        written.
+        Call this after :meth:`begin`, and after :meth:`consider` has returned True.
+        :meth:`consider` does not call :meth:`keep`, so that a new document is in use before the
+        disk is written.
         """
         document = self.document
         assert document is not None
@@ -250,8 +261,8 @@ class TopologyWatcher(Generic[T]):
 def refusal_of(exc: Exception) -> TopologyError:
     """Return ``exc`` itself if it is a :exc:`TopologyError`, and otherwise an error that describes it.
 
-    With this, a document that causes an unexpected exception is refused like an invalid document. The
-    exception does not end the thread that delivers the next document.
+    So a document that causes an unexpected exception is refused like an invalid document. The
+    thread that delivers documents goes on.
     """
     if isinstance(exc, TopologyError):
         return exc

@@ -67,8 +67,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
     transaction_mode: str | None
-    # Reference count of the driver's connection while no cursor is open. It includes references from
-    # inside the driver.
+    # The number of references to the driver's connection object while no cursor is open, as given
+    # by sys.getrefcount(). It includes references from inside the driver.
     _references = 0
 
     def get_connection_params(self) -> dict[str, Any]:
@@ -89,7 +89,8 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 f" 'manage.py migrate --database {self.alias}', or correct NAME of the node."
             ) from exc
         if self._touched is not None:
-            # Write without waiting for the disk, because a test database need not survive a power cut.
+            # This is a test database. Write without waiting for the disk, because a test database
+            # need not survive a power cut.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
         self._references = sys.getrefcount(connection)
@@ -158,12 +159,15 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             copy.build_schema(definitions)
             yield copy
         finally:
-            # Skip the close() of Django's SQLite backend, which keeps databases in memory open.
+            # Do not call the close() of Django's SQLite backend: it does not close the connection
+            # to a database in memory.
             BaseDatabaseWrapper.close(copy)
 
     def is_idle(self) -> bool:
-        # A cursor with unread rows has one more reference to the driver's connection. _references was
-        # counted while a local variable in get_new_connection referred to it; now self.connection does.
+        # A cursor with unread rows adds a reference to the driver's connection object. So the
+        # connection is idle if there are not more references than _references. That number includes
+        # a local variable of get_new_connection(). The variable is gone, but self.connection refers
+        # to the object now.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
 
     def holds_session(self) -> bool:

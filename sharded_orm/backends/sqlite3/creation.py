@@ -1,4 +1,4 @@
-"""Creation of SQLite test databases whose rows have separate keys in the cache."""
+"""Creates SQLite test databases. Their rows never have the same cache keys as rows elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
-    """Django's creation of test databases, with separate cache keys and a fix for pytest-xdist."""
+    """Creates test databases like Django's class, but also works with pytest-xdist.
+
+    Rows of a test database are cached under separate keys.
+    """
 
     def _get_test_db_name(self) -> str:
         # Overrides Django's method to ignore a TEST["NAME"] that pytest-django has set. With xdist,

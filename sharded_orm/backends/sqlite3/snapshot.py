@@ -12,7 +12,8 @@ from sharded_orm.backends.snapshot import SchemaSnapshot, applied_digest, kind_o
 from sharded_orm.backends.statements import Effect
 
 SUFFIX = ".sqlite3"
-#: The most rows of a table that are counted. SQLite has to read every row that it counts.
+#: The largest number of rows that are counted in a table. SQLite has to read every row that it
+#: counts.
 COUNTED = 100_000
 _RECORDS = "django_migrations"
 _ORDER = ("table", "index", "view", "trigger")
@@ -33,7 +34,7 @@ _VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\b", re.IGNORECASE)
 
 
 def read(connection: sqlite3.Connection) -> SchemaSnapshot:
-    """Return the definitions of all tables, indexes, … in a file.
+    """Return the SQL definitions of all tables, indexes, views and triggers in an SQLite file.
 
     Indexes that SQLite creates for constraints are left out: the definition of the table implies them.
     """
@@ -45,7 +46,10 @@ def read(connection: sqlite3.Connection) -> SchemaSnapshot:
 
 
 def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:
-    """Create those tables, indexes, … of ``snapshot`` that the file does not have, in one transaction."""
+    """Create what ``snapshot`` defines and the SQLite file does not have: tables, indexes, …
+
+    Everything is created in one transaction.
+    """
     present = set(read(connection).definitions)
     missing = [
         definition for name, definition in snapshot.definitions.items() if name not in present
@@ -77,7 +81,10 @@ def names(folder: Path) -> set[str]:
 
 
 def effect_of(sql: str) -> Effect:
-    """Return what ``sql`` changes: nothing, rows or the schema. Looks at the first word only."""
+    """Return what the statement ``sql`` changes: nothing, rows or the schema.
+
+    Only the first word of the statement is examined.
+    """
     match = _WORD.match(sql)
     word = match[1].upper() if match else ""
     if word in _HARMLESS:
@@ -101,7 +108,7 @@ def _digest(path: Path) -> str | None:
 
 
 def table_sizes(path: Path) -> list[TableSize]:
-    """Return the sizes of the tables in a file, sorted by the table's name.
+    """Return the number of rows of each table in an SQLite file, sorted by the table's name.
 
     At most :data:`COUNTED` rows of a table are counted. The list is empty if there is no file.
     """

@@ -12,7 +12,7 @@ Lease = Any
 #: The largest size in bytes of a stored value: memcached's limit (1 MiB), less some room for the
 #: entry's name and header.
 MAX_VALUE = 1_000_000
-#: Seconds for which a lease keeps other readers from storing the entry; then it expires.
+#: Seconds after which a lease expires. Until then, no other reader can store the entry.
 LEASE_SECONDS = 5
 
 
@@ -29,10 +29,10 @@ class FoundEntry(NamedTuple):
 
     A missing object is leased to one reader, which stores it; meanwhile other readers query the
     database and store nothing. If the reader with the lease dies, the lease ends after
-    :data:`LEASE_SECONDS`. The lease also allows the reader to replace an entry that is there but
-    unusable, for example because its guards have a new generation.
+    :data:`LEASE_SECONDS`. The lease also allows the reader to replace an entry that exists but is
+    no longer valid.
 
-    :param value: the bytes of the entry; None if it is missing or leased to another reader.
+    :param value: the bytes of the entry; None if the entry is missing or leased to another reader.
     :param lease: the permission to store this entry; None (the default) if the reader has none.
     """
 
@@ -71,20 +71,23 @@ class CacheServer(ABC):
 
     #: The name of the server for messages and logs, without credentials.
     name: str
-    #: The number of round trips to the server since the start of the process.
+    #: The number of round trips to the server that were made with this object.
     round_trips: int = 0
 
     @abstractmethod
     def read(
         self, names: Sequence[str], objects: Sequence[str] = (), again: Sequence[str] = ()
     ) -> tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]:
-        """Read the entries ``names``, then ``objects``, then ``again``, in this order.
+        """Read cache entries in three groups, one group after the other.
 
-        Some servers (memcached) give leases on reading: one for each of ``objects`` that is not
-        leased to another reader.
+        Some servers (memcached) give leases (permissions to store) when objects are read: one for
+        each object that is not leased to another reader.
 
-        :returns: the values of ``names``, the entries of ``objects``, and the values of
-            ``again``; a value is None for a missing entry.
+        :param names: names of the entries to read first.
+        :param objects: names of objects (cached rows), which are read second.
+        :param again: names of the entries to read last; may repeat some of the first ones.
+        :returns: the values of the first group, the entries of the objects, and the values of the
+            last group. The value of a missing entry is None.
         """
 
     @abstractmethod
@@ -103,13 +106,14 @@ class CacheServer(ABC):
     def fill(
         self, entries: Sequence[CacheEntry], ttl: float, again: Sequence[str] = ()
     ) -> tuple[list[bool], list[bytes | None]]:
-        """Store ``entries`` for ``ttl`` seconds, then read the guards ``again``.
+        """Store ``entries`` for ``ttl`` seconds, then read guards.
 
         A *guard* is an entry that says whether other entries are valid. The guards that are read
         live for another ``2 * ttl`` seconds, so that they outlive the stored entries.
 
-        :returns: whether each entry was stored, and the values of the guards. An entry is not
-            stored if its lease is void, or its value is too large for the server.
+        :param again: the names of the guards to read.
+        :returns: for each of ``entries``, whether it was stored; and the values of the guards. An
+            entry is not stored if its lease is void, or its value is too large for the server.
         """
 
     @abstractmethod
@@ -126,35 +130,41 @@ class CacheServer(ABC):
 
     @abstractmethod
     def finish(self, objects: Sequence[str], records: Sequence[tuple[str, bytes]]) -> None:
-        """Delete ``objects``, then append a line to each of several guards.
+        """Delete objects (cached rows), then append a line to each of several guards.
 
-        The deletion also makes existing leases for ``objects`` void.
+        A *guard* is an entry that says whether other entries are valid. The deletion of an object
+        also makes void the leases (permissions to store) that readers have for the object.
 
+        :param objects: the names of the objects.
         :param records: names of guards, each with the line to append. A guard that is missing is
             not created.
         """
 
     @abstractmethod
     def add(self, guards: Sequence[tuple[str, bytes]], ttl: float) -> list[bytes]:
-        """Create those of ``guards`` that are missing; leave the values of the others unchanged.
+        """Create those of several guards that are missing. Existing guards keep their values.
 
-        :param guards: the names of guards, each with the value for the case that it is missing.
+        A *guard* is an entry that says whether other entries are valid.
+
+        :param guards: the name of each guard, and the value to create it with if it is missing.
         :param ttl: seconds that each guard lives from now on.
-        :returns: the values that all ``guards`` have afterwards.
+        :returns: the value that each guard has afterwards, in the order of ``guards``.
         """
 
     @abstractmethod
     def replace(self, name: str, seen: bytes, new: bytes, ttl: float) -> bool:
-        """Replace the value of an entry if the value is still ``seen``. Two round trips at most.
+        """Replace the value of an entry if no one else has changed it. Two round trips at most.
 
+        :param seen: the value that the entry must still have.
         :param new: the new value.
         :param ttl: seconds that the new value lives.
-        :returns: whether the value was replaced; False if the value is no longer ``seen``.
+        :returns: True if the value was replaced; False if the entry has another value or is
+            missing.
         """
 
     @abstractmethod
     def count(self, deltas: Mapping[str, int]) -> None:
-        """Add to counters. A missing counter counts as 0.
+        """Add numbers to counters. A missing counter counts as 0.
 
         :param deltas: the numbers to add, keyed by the counters' names.
         """

@@ -1,4 +1,4 @@
-"""Makes the server objects for an alias of ``CACHES``."""
+"""Makes the objects with which the library calls the cache servers of an alias of ``CACHES``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def open_servers(
     No server is called. For the local-memory backend, all aliases with the same ``LOCATION``
     share one server object.
 
-    :param options: the options of the cache, of which ``timeout`` and ``backoff`` are used.
+    :param options: the options of the cache. Only ``timeout`` and ``backoff`` are used.
     :param clock: returns monotonic time in seconds, to measure the backoff after a failure.
     :raises ImproperlyConfigured: the alias cannot be used; see :func:`problem`.
     """
@@ -78,7 +78,7 @@ def open_servers(
         with _local_lock:
             name = str(location)
             if name not in _local:
-                # MAX_ENTRIES is looked up where Django's own backend looks it up.
+                # MAX_ENTRIES may be given in the alias itself or in its OPTIONS.
                 max_entries = entry.get("MAX_ENTRIES", alias_options.get("MAX_ENTRIES", 300))
                 _local[name] = LocalServer(name, int(max_entries))
             return [_local[name]]
@@ -100,17 +100,18 @@ def open_servers(
 
 
 def name_prefix(*aliases: str) -> str:
-    """Return the prefix of all names of entries, made of ``KEY_PREFIX`` and ``VERSION`` of aliases.
+    """Return the prefix with which the names of all cache entries must begin.
 
-    With this prefix, several projects can share a server. The prefix is empty if the aliases leave
-    ``KEY_PREFIX`` and ``VERSION`` at their defaults. Names get the prefix before they are shortened
-    to the length that servers allow, so the server objects do not add the prefix.
+    The prefix is made of ``KEY_PREFIX`` and ``VERSION`` of the ``aliases`` in ``CACHES``. With it,
+    several projects can share a server. The prefix is empty if the aliases leave both settings at
+    their defaults. The caller must add the prefix before it shortens names to the length that
+    servers allow, because the server objects do not add the prefix.
     """
     parts = []
     for alias in aliases:
         entry = settings.CACHES[alias]
         prefix, version = entry.get("KEY_PREFIX", ""), entry.get("VERSION", 1)
-        # Colons separate the parts, because a token never contains a colon.
+        # Each part of the prefix ends in a colon, because the text from token() never contains one.
         part = f"{token(prefix)}:" if prefix else ""
         part += f"{token(version)}::" if version != 1 else ""
         parts.append(part)
@@ -118,7 +119,7 @@ def name_prefix(*aliases: str) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str | None:
-    """Return the one of :data:`BACKENDS` that an alias uses, directly or through a subclass.
+    """Return the backend in :data:`BACKENDS` that an alias uses, itself or as a subclass of it.
 
     Return None if the alias uses another backend.
 

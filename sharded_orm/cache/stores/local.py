@@ -43,7 +43,8 @@ class LocalServer(CacheServer):
     ) -> None:
         """
         :param name: the name of the server in messages.
-        :param max_entries: if there are more entries, the least recently used ones are evicted.
+        :param max_entries: the largest number of entries. If there would be more, the least
+            recently used entries are evicted.
         :param clock: returns monotonic time in seconds, for the expiry of entries.
         """
         self.name = f"memory {name}"

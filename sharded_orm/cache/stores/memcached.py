@@ -3,9 +3,9 @@
 All commands of a call are sent in one packet. The server answers each command, in the same order.
 
 A *lease* is the permission to store a missing object. memcached supports leases itself: ``mg … N``
-for a missing name creates an empty stub, and tells one reader that it has *won*. The lease is the
-version number of the stub (flag ``c``): with it, ``ms … C`` stores a value only if nobody else has
-changed the entry.
+for a missing name creates an empty entry, and tells one reader that it has *won*. The lease is the
+version number of the empty entry (flag ``c``): with this number, ``ms … C`` stores a value only if
+nobody else has changed the entry.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ _MAX_TTL = 30 * 24 * 3600
 #: The most bytes in one packet of reading commands. If a packet were larger than the network
 #: buffers, client and server could wait for each other: each sends, and neither receives.
 _MAX_READ = 64 * 1024
-#: The most bytes of a packet under TLS; only a single command may be longer. If a long value ends
-#: inside a TLS record, the server loses the commands in the rest of that record.
+#: The most bytes of a packet under TLS, so that the packet fits into one TLS record. If a long
+#: value ended inside a record, the server would lose the commands in the rest of that record. A
+#: packet may be longer only if it has a single command.
 _MAX_RECORD = 16_000
-#: The names of the options in OPTIONS that are used, all for connecting. Other options, for example
-#: about pickling and hashing, are ignored.
+#: The names of the OPTIONS of an alias that are used. All of them concern connecting. Other
+#: options, for example about pickling and hashing, are ignored.
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
-#: The text between two names in a packet of ``mg`` commands. ``_PLAIN`` only reads the entries;
-#: ``_LEASED`` also asks for leases (permissions to store) of missing objects.
+#: Texts that join the names of entries into a packet of ``mg`` (read) commands. ``_PLAIN`` only
+#: reads the entries. ``_LEASED`` also asks for a lease (permission to store) of each missing
+#: object.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
 #: The answer to one command: its first line without the line end, and the value, or None if the
@@ -96,7 +98,7 @@ class MemcachedServer(RemoteServer):
         """Send ``commands`` and return their answers.
 
         :param max_size: the most bytes of a packet; each packet takes one round trip. A longer
-            command is sent in a separate packet. Default 0: ``self._max_write``.
+            command is sent in a separate packet. 0 (the default) means ``self._max_write``.
         """
         max_size = max_size or self._max_write
         packet, count = b"".join(commands), len(commands)
@@ -115,8 +117,8 @@ class MemcachedServer(RemoteServer):
 
     def _value(self, answer: _Answer) -> bytes | None:
         line, value = answer
-        # SERVER_ERROR means that the server lacks memory for the answer or for an empty stub. The
-        # entry then counts as missing.
+        # The server answers SERVER_ERROR to a read if it lacks memory for the answer, or for the
+        # empty entry that it creates with a lease. The entry then counts as missing.
         if value is None and line != b"EN" and not line.startswith(b"SERVER_ERROR"):
             raise self._failed("unexpected answer to a read")
         return value or None
@@ -134,8 +136,10 @@ class MemcachedServer(RemoteServer):
         return FoundEntry(None)  # The entry is leased to another reader.
 
     def _expect(self, answer: _Answer, *lines: bytes) -> bool:
-        """Check the answer to a write. Return whether the answer is the first one of ``lines``.
+        """Check the server's answer to a write. Return whether the write was done.
 
+        :param lines: the permitted answers. The first one means that the write was done. The others
+            mean that it was not, for example because a condition was not met.
         :raises ServerDown: the answer is not one of ``lines``.
         """
         if answer[0] in lines:
@@ -215,8 +219,9 @@ class MemcachedServer(RemoteServer):
         parts: list[bytes] = []
         for name, record in records:
             key = name.encode("ascii")
-            # Three commands: create the guard if it is missing (ME); append the record to it (MA,
-            # which creates nothing); read its size and prolong its life.
+            # Three commands for each guard: create the guard if it is missing (ME); append the
+            # record (MA does not create a missing entry); read the guard's size and prolong its
+            # life.
             parts += (
                 b"ms %b %d ME T%d\r\n%b\r\n" % (key, len(header), seconds, header),
                 b"ms %b %d MA\r\n%b\r\n" % (key, len(record), record),
@@ -281,7 +286,8 @@ class MemcachedServer(RemoteServer):
 
     def count(self, deltas: Mapping[str, int]) -> None:
         parts = [
-            # N0 and J create a missing counter that does not expire, with ``delta`` as its value.
+            # The flags N0 and J make the server create a missing counter, with ``delta`` as its
+            # value. Such a counter never expires.
             b"ma %b N0 J%d D%d\r\n" % (name.encode("ascii"), delta, delta)
             for name, delta in deltas.items()
         ]
@@ -298,12 +304,16 @@ class MemcachedServer(RemoteServer):
 
 
 def _seconds(ttl: float) -> int:
-    # At least 1, because memcached would keep an entry with 0 for ever.
+    # Return at least 1, because a lifetime of 0 seconds means to memcached that an entry never
+    # expires.
     return min(max(math.ceil(ttl), 1), _MAX_TTL)
 
 
 def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
-    """Return a packet of ``mg`` commands that read all names, and take leases for ``objects``."""
+    """Return a packet of ``mg`` commands that read the entries of all three lists of names.
+
+    The commands for ``objects`` also ask for leases (permissions to store) of missing objects.
+    """
     text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""
     if objects:
         text += f"mg {_LEASED.join(objects)}{_LEASED[:-3]}"
@@ -316,12 +326,13 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     """Parse the answers to a read quickly, if all ``count`` entries were found; else return None.
 
     Also return None if a value is empty or contains a line end: the answers are split at line ends,
-    so only the slower :func:`_parse` can parse such a value. To save time, the lease of an object
-    is the whole first line of the answer: few leases are used, and :func:`_version` extracts the
-    version number when a lease is used.
+    so only the slower :func:`_parse` can parse such a value. The lease of an object is the whole
+    first line of the answer. To cut the version number out of each line would take time, and few
+    leases are used. :func:`_version` does it when a lease is used.
 
-    :param middle: the position of the first answer to a read of an object.
-    :param last: the position after the last answer to a read of an object.
+    :param count: the number of answers. Some of them, one after the other, are about objects.
+    :param middle: the position of the first answer about an object.
+    :param last: the position after the last answer about an object.
     """
     parts = raw.split(b"\r\n")
     if len(parts) != 2 * count + 1:
@@ -329,7 +340,8 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     names: list[bytes | None] = []
     objects: list[FoundEntry] = []
     again: list[bytes | None] = []
-    # strict=False, because parts[::2] has one element more: the empty part after the last line end.
+    # strict=False, because parts[::2] has one element more than parts[1::2]: the empty text after
+    # the last line end.
     pairs = zip(parts[::2], parts[1::2], strict=False)
     for position, (line, value) in enumerate(pairs):
         if not value:
@@ -337,7 +349,7 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
         if middle <= position < last:
             if not line.startswith(b"VA %d c" % len(value)):
                 return None
-            # The same as FoundEntry(value, line), in half the time.
+            # This gives the same tuple as FoundEntry(value, line), but in half the time.
             objects.append(tuple.__new__(FoundEntry, (value, line)))
         elif line != b"VA %d" % len(value):
             return None
@@ -347,12 +359,15 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
 
 
 def _version(lease: bytes) -> bytes:
-    """Return the version number in a lease, which may be a whole line like ``VA 150 c1234``."""
+    """Return the version number in ``lease``.
+
+    ``lease`` is the number itself or the first line of an answer, such as ``VA 150 c1234``.
+    """
     return lease.rpartition(b" c")[2].split(None, 1)[0]
 
 
 def _parse(raw: bytes, count: int) -> list[_Answer] | None:
-    """Parse ``raw``, which should be ``count`` answers; return None while it is incomplete.
+    """Parse ``raw``, the answers to ``count`` commands. Return None while answers are missing.
 
     :raises ProtocolError: ``raw`` is not the beginning of ``count`` answers.
     """
@@ -378,7 +393,8 @@ def _parse(raw: bytes, count: int) -> list[_Answer] | None:
             position = stop + 2
         else:
             if line[:2] not in _NO_ERROR and not line.startswith(b"SERVER_ERROR"):
-                # The message does not quote the line, because the line may contain anything.
+                # The error's message does not quote the answer, because the answer may contain
+                # anything, such as data of a user.
                 raise ProtocolError("not an answer of memcached")
             answers.append((line, None))
             position = end + 2

@@ -17,7 +17,7 @@ from sharded_orm.cache.stores.base import MAX_VALUE, CacheServer, ServerDown
 from sharded_orm.circuit_breaker import CircuitBreaker
 
 _CHUNK = 1 << 16
-#: The most idle connections to one server that a process keeps.
+#: The largest number of idle connections that a process keeps to one server.
 _MAX_IDLE = 64
 _LOST = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
@@ -49,8 +49,9 @@ class Connection:
         """
         :param connected: a socket that is connected to the server.
         :param timeout: the time limit in seconds for one :meth:`ask`.
-        :param incarnation: a value that identifies the data on the server, for functions that make
-            packets (see :data:`Packet`). Empty (the default) for servers that have no such value.
+        :param incarnation: a value that identifies the data on the server: it changes when the
+            server loses its data. It is for functions that make packets (see :data:`Packet`). Empty
+            (the default) for servers that have no such value.
         """
         self.incarnation = incarnation
         self._socket = connected
@@ -63,13 +64,14 @@ class Connection:
         After an error the caller must close the connection.
 
         :param end: the bytes with which every answer ends.
-        :param deadline: a time on the monotonic clock, at most the timeout of the connection in the
-            future.
+        :param deadline: the time on the monotonic clock by which the answer must have arrived. It
+            must not be later than now plus the connection's timeout.
         :raises OSError: the connection is lost, or the deadline has passed.
         :raises ProtocolError: the answer is malformed, or longer than any answer to the packet.
         """
-        # Most exchanges need only one send() and one recv(), each with the timeout of the socket. A
-        # short packet needs only one send(), because the send buffer of the socket is empty now.
+        # Most exchanges need only one send() and one recv(). For these two calls the timeout that
+        # the socket has already is enough. A short packet needs only one send(), because the send
+        # buffer of the socket is empty now.
         sent = self._socket.send(packet)
         if sent < len(packet):
             self._send(memoryview(packet)[sent:], deadline)
@@ -150,17 +152,17 @@ class RemoteServer(CacheServer):
     ) -> None:
         """
         :param name: the name of the server in messages, without credentials.
-        :param timeout: the time limit in seconds for a whole call. It includes connecting, but not
-            resolving the host name.
+        :param timeout: the time limit in seconds for one round trip. It includes connecting, but
+            not resolving the host name.
         :param backoff: seconds after a failure in which the server is not called.
         :param clock: measures the backoff: returns monotonic time in seconds.
         """
         self.name = name
         self.timeout = timeout
         self._breaker = CircuitBreaker(backoff, clock)
-        # The idle connections, used last in, first out. After a peak of load, those at the beginning
-        # are no longer used, so it does no harm if a server or firewall drops them. pop() and
-        # append() are atomic, so the list needs no lock.
+        # The idle connections. The one that became idle last is used first. So after a peak of
+        # load, connections at the beginning of the list are no longer used, and it does no harm if
+        # a server or firewall drops them. pop() and append() are atomic, so the list needs no lock.
         self._idle: list[Connection] = []
         self._process = forks.identity()
 
@@ -218,8 +220,8 @@ class RemoteServer(CacheServer):
                 # and send the packet again.
                 self.close()
             except BaseException:
-                # The answer may still arrive, and must not be taken for the answer to the next
-                # packet.
+                # Close the connection: the answer may still arrive, and must not be taken for the
+                # answer to the next packet.
                 connection.close()
                 raise
             else:
@@ -230,7 +232,9 @@ class RemoteServer(CacheServer):
                 return answer
 
     def _failed(self, reason: object) -> ServerDown:
-        """Open the circuit breaker, and return the error that the caller must raise.
+        """Open the circuit breaker, so that the server is not called for a while.
+
+        Returns the error that the caller must raise.
 
         :param reason: an exception, or a text for the message.
         """
