@@ -36,7 +36,8 @@ class _Resolved(Exception):
 
 
 class _Alias:
-    """A database alias to pass to ``get_aggregation()``. It raises if its truth value is tested.
+    """Stands for a database alias in a call of ``get_aggregation()``. Raises an error if its truth
+    value is tested.
 
     Django tests the truth value only for an aggregate that needs a subquery. A scatter refuses such
     an aggregate.
@@ -53,8 +54,8 @@ class _Alias:
 class Summary:
     """A query whose annotations are the aggregates to compute, as resolved by Django.
 
-    ``elide_empty`` is the flag of Django's compilers. If true, a query that can have no rows is not
-    sent; if false, it is sent.
+    ``elide_empty`` is the flag of Django's compilers. If true, a query that certainly has no rows
+    is not sent. If false, it is sent, because only the database knows the aggregates of no rows.
     """
 
     query: Query
@@ -86,7 +87,9 @@ def aggregate(
     aggregates: Mapping[str, Any],
     failures: Failures,
 ) -> dict[str, Any]:
-    """Return the values of ``aggregates``, keyed by name, with the types that one database returns."""
+    """Return the values of ``aggregates``, keyed by name, with the types that a single database
+    would return.
+    """
     if not aggregates:
         return {}
     summaries: dict[int, Summary] = {}

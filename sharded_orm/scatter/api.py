@@ -85,7 +85,10 @@ def count(
     on_failure: OnFailure | None = None,
     local_columns: frozenset[str] = frozenset(),
 ) -> int:
-    """Return ``queryset.count()`` over all ``targets``. For the parameters, see :func:`fetch`."""
+    """Return the number of rows of ``queryset`` on all ``targets`` (shards), as ``count()`` does.
+
+    For the parameters and errors, see :func:`fetch`.
+    """
     if not targets:
         return 0
     query = targets[0].query
@@ -110,7 +113,10 @@ def exists(
     on_failure: OnFailure | None = None,
     local_columns: frozenset[str] = frozenset(),
 ) -> bool:
-    """Return ``queryset.exists()`` over all ``targets``. For the parameters, see :func:`fetch`."""
+    """Return whether ``queryset`` has any row on the ``targets`` (shards), as ``exists()`` does.
+
+    For the parameters and errors, see :func:`fetch`.
+    """
     if not targets:
         return False
     query = targets[0].query
@@ -141,7 +147,11 @@ def aggregate(
     *,
     on_failure: OnFailure | None = None,
 ) -> dict[str, Any]:
-    """Return ``queryset.aggregate(**aggregates)`` over all ``targets``; parameters as in :func:`fetch`."""
+    """Return the values that ``queryset.aggregate(**aggregates)`` would return for the rows of all
+    ``targets`` (shards) together.
+
+    For the other parameters and the errors, see :func:`fetch`.
+    """
     failures = Failures(len(targets), partial=partial, report=on_failure)
     query = targets[0].query if targets else queryset.query
     check(query)
@@ -196,8 +206,8 @@ def _count_rows(
 
 def _without_limits(query: Query) -> Query:
     query = query.clone()
-    # Clear the ORDER BY as Django's count() does: not in a sliced query (force=False). There,
-    # DISTINCT also compares the columns of ORDER BY.
+    # Remove the ORDER BY as Django's count() does. With force=False, a sliced query keeps its ORDER
+    # BY, because DISTINCT compares the columns of ORDER BY too.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query

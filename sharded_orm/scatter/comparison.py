@@ -34,8 +34,8 @@ Row = Sequence[Any]
 # 1024 bytes of characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
 
-# Prefixes of collation names. For collations with these prefixes, comparing sort weights gives the
-# same result as comparing the texts, if the collation has only one level of weights.
+# Prefixes of collation names. A collation with such a prefix orders texts in the same way as their
+# sort weights, if the collation has only one level of weights.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
 _SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
 
@@ -55,12 +55,12 @@ _PLAIN_FIELDS = (
 class Column:
     """A selected column, with the properties that decide how its values are compared."""
 
-    # The table's alias in the query, and the column's name (in the next attribute). Both are None
-    # for an expression.
+    # ``alias`` is the alias of the table in the query, and ``name`` is the column's name. Both are
+    # None if the selected column is a computed expression.
     alias: str | None
     name: str | None
-    # "plain" for numbers and dates, which Python compares as every database does; "uuid" for UUIDs;
-    # "text" for all other values.
+    # The kind of the values: "plain" for numbers and dates, which Python compares as every database
+    # does; "uuid" for UUIDs; "text" for all other values.
     kind: str
     # The collation set by the query or by the field. None means the table's default collation.
     collation: str | None = None
@@ -153,7 +153,7 @@ class Text:
 class PaddedText(Text):
     """The sort weight of a text whose collation is ``PAD SPACE``: trailing blanks are ignored.
 
-    :param pad: the weight of a blank.
+    :param pad: the sort weight of a blank.
     """
 
     __slots__ = ("pad",)
@@ -206,23 +206,25 @@ class Comparison:
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
         self.columns = columns
-        # The position of the shard's index in a row: a row holds its columns, that index, then the
-        # sort weights.
+        # The position of the shard's index in a row. A row consists of its columns, the shard's
+        # index and the sort weights, in this order.
         self.shard = len(columns)
         self.compared = tuple(compared)
         self.weighted: tuple[int, ...] = ()
 
     def normal(self, row: Row, column: int) -> Any:
-        """Return the value of ``column`` in ``row`` in a form for comparing: None for NULL.
+        """Return the value of column number ``column`` of ``row``, converted for comparing; None
+        for NULL.
 
         ``==``, ``hash()`` and ``<`` of the returned values agree with the database.
         """
         raise NotImplementedError
 
     def ordered(self, row: Row, column: int) -> Any:
-        """Return the value of ``column`` in ``row`` in a form whose ``<`` agrees with ORDER BY.
+        """Return the value of column number ``column`` of ``row``, converted for sorting; None for
+        NULL.
 
-        Return None for NULL.
+        ``<`` of the returned values agrees with ORDER BY of the database.
         """
         return self.normal(row, column)
 
@@ -255,20 +257,24 @@ class Comparison:
         return key
 
     def check_extremes(self, column: int) -> None:
-        """Check that Python finds the same minimum and maximum of ``column`` as the server's MIN
+        """Check that Python can find the same minimum and maximum of ``column`` as the server's MIN
         and MAX.
 
-        :raises ScatterNotSupported: the server's MIN and MAX may use another order than ORDER BY.
-            :meth:`ordered` uses the order of ORDER BY.
+        Python compares by :meth:`ordered`, which uses the order of ORDER BY.
+
+        :raises ScatterNotSupported: the server's MIN and MAX may use another order.
         """
 
     def carry(self, column: int, source: Row, target: list[Any]) -> None:
-        """Copy the value of ``column``, and the weights of that value, from ``source`` to ``target``."""
+        """Copy the value of column number ``column``, and the sort weights of this value, from the
+        row ``source`` to the row ``target``.
+        """
         target[column] = source[column]
 
 
 class SQLiteComparison(Comparison):
-    """The comparison of SQLite: first by storage class (NULL, numbers, text, blobs), then by value.
+    """Compares values as SQLite does: first by storage class (NULL, numbers, text, blobs), then by
+    value.
 
     :raises ScatterNotSupported: a compared column has another collation than BINARY.
     """
@@ -301,9 +307,11 @@ class SQLiteComparison(Comparison):
 
 
 class MySQLComparison(Comparison):
-    """The comparison of MariaDB and MySQL: text by its sort weights, all other values as in Python.
+    """Compares values as MariaDB and MySQL do: text by its sort weights, all other values as in
+    Python.
 
-    :param uuid_version: the server's version if it has a native type for UUIDs; otherwise None.
+    :param uuid_version: the version of a server that has a native type for UUIDs; None for other
+        servers.
     """
 
     def __init__(

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The compiled SQL for one shard, with placeholders for what differs between shards, and its
-    columns.
+    """The compiled SELECT for one shard: its SQL, and a description of its columns.
 
-    Immutable, because all shards of a node (a database server) share it.
+    The SQL has placeholders for what differs between shards. All shards of a node (a database
+    server) share one template, so the template is immutable.
     """
 
     sql: str
@@ -58,13 +58,14 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # ``distinct``: the numbers of the columns by which DISTINCT compares rows. ``groups``: those of
-    # the columns of GROUP BY. Either is empty if the merge need not compare by these columns.
+    # ``distinct``: the numbers of the columns by which DISTINCT compares rows. ``groups``: the
+    # numbers of the columns of GROUP BY. A tuple is empty if the merge need not compare by its
+    # columns.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
-    # Whether one group of GROUP BY may have rows on several shards. Its partial results are then
-    # merged.
+    # Whether one group of GROUP BY may have rows on several shards. If so, the partial results of
+    # the group are merged.
     merges_groups: bool = False
     pk: int | None = None
     tables: frozenset[str] = frozenset()
@@ -83,10 +84,10 @@ class Template:
 class CompileOptions:
     """Options for compiling the SQL of a branch (the SELECT for one shard)."""
 
-    # The number of rows to read from each shard: OFFSET + LIMIT. None means all.
+    # The number of rows to read from each shard: OFFSET + LIMIT. None means all rows.
     limit: int | None = None
-    # Whether to read the rows with given primary keys (the second of two phases). Such SQL has no
-    # ORDER BY, and the keys are its last parameters.
+    # Whether the SQL is for the second of two phases, which reads the rows with given primary keys.
+    # Such SQL has no ORDER BY, and the keys are its last parameters.
     by_pk: bool = False
     # Whether to select the primary key as an extra column.
     with_pk: bool = False
@@ -97,8 +98,8 @@ class CompileOptions:
     existence: bool = False
     # Whether the query selects one row of aggregates, for aggregate().
     summary: bool = False
-    # Django's ``elide_empty`` of compilers. If true, a query that can have no rows is not sent; if
-    # false, it is sent.
+    # The flag ``elide_empty`` of Django's compilers. If true, a query that certainly has no rows is
+    # not sent. If false, it is sent, because only the database knows the aggregates of no rows.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -117,8 +118,8 @@ def compile_query(
     query = query.clone()
     query.clear_limits()
     if options.by_pk:
-        # _PkAmong is not a subclass of Django's Node, but it has all attributes that a WhereNode
-        # needs.
+        # The class _PkAmong is not a subclass of Django's Node. But it has all attributes that a
+        # WhereNode needs of its children.
         query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
         query.clear_ordering(force=True)
     facade = Facade(wrapper, qualify=qualify)
@@ -214,8 +215,8 @@ class _Root(SQLCompiler):
                 _refuse_time_and_chance(expression)
             self.distinct_columns = list(range(len(self.columns)))
         for resolved, (sql, _, _) in ordered:
-            # The type is ignored because Django has resolved every entry of ORDER BY to an OrderBy
-            # by now.
+            # mypy does not know that Django has resolved every entry of ORDER BY to an OrderBy by
+            # now. So the type is ignored.
             self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
@@ -234,9 +235,10 @@ class _Root(SQLCompiler):
     def get_extra_select(self, order_by: Any, select: Any) -> Any:
         """Return the expressions of ORDER BY that a DISTINCT query must select as extra columns.
 
-        Django would select the SQL of ORDER BY. Where NULLS FIRST or NULLS LAST is emulated, that
-        SQL is two columns. This method selects only the expression by which the rows are ordered.
-        DISTINCT then finds the same rows.
+        Django's method selects the whole SQL of an ORDER BY entry. Where NULLS FIRST or NULLS LAST
+        is emulated, that SQL is two columns: whether the expression is NULL, and the expression.
+        This method selects only the expression. DISTINCT then finds the same rows, because the
+        expression determines the other column.
         """
         if not self.query.distinct:
             return []
@@ -291,10 +293,11 @@ class _Root(SQLCompiler):
         return len(self.columns) - 1
 
     def _compile_selected(self, expression: Any) -> Any:
-        """Compile an expression of the select list, as ``SQLCompiler.get_select()`` does.
+        """Return the SQL of an expression of the select list, as ``SQLCompiler.get_select()`` does.
 
-        If the expression is a subquery that can have no rows, select its empty value instead. The
-        query itself may still have rows.
+        The expression may be a subquery that can have no rows. Then the result is the SQL of the
+        value that Django uses instead, such as 0 for a count. The error of the subquery must not go
+        on to the whole query, which may still have rows.
         """
         try:
             return self.compile(expression)
@@ -337,9 +340,9 @@ class _Root(SQLCompiler):
         return self._group_expressions
 
     def _has_pk(self, columns: Any) -> bool:
-        """Whether ``columns`` contain the whole primary key.
+        """Whether the columns with the numbers ``columns`` contain the whole primary key.
 
-        Two shards then cannot have rows with equal values in ``columns``.
+        If so, two rows from different shards cannot have equal values in these columns.
         """
         pks = {f.column for f in self.query.model._meta.pk_fields}
         selected = {
@@ -350,7 +353,7 @@ class _Root(SQLCompiler):
         return selected == pks
 
     def _groups_are_local(self) -> bool:
-        """Whether all rows of each GROUP BY group are on one shard.
+        """Whether each group of GROUP BY has all its rows on one shard.
 
         That is so if GROUP BY contains the primary key or the shard key.
         """

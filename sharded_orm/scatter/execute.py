@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.plan import Branch, ScatterPlan, ShardStatement
     from sharded_orm.topology.model import Shard
 
-# The largest number of shards read on demand at once, each of which needs a separate connection.
+# The largest number of shards whose rows are read on demand at the same time. Each of these shards
+# needs a separate open connection.
 _MOST_OPEN = 100
 
 
@@ -69,19 +70,19 @@ class Executor:
         self._chunk_size = chunk_size
         self._statements = plan.statements
         self._unreachable: dict[str, BaseException] = {}
-        # _doubt: an error that a wrong query may have caused; None without such an error.
-        # _answered: whether a shard has answered. _unsettled: the number of statements that have
-        # neither been answered nor failed. Invariant: if there is a doubt and all statements have failed,
-        # ScatterError is raised before the caller gets a row or learns that there are no rows. The
-        # threads that ask the nodes may set _doubt and _answered, but not _unsettled.
+        # _doubt is an error that a wrong query may have caused; None without such an error.
+        # _answered says whether a shard has answered. _unsettled is the number of statements that
+        # have neither been answered nor failed. If _doubt is set and all statements have failed,
+        # ScatterError must be raised before the caller gets a row or learns that there are no rows.
+        # The threads that ask the nodes may set _doubt and _answered, but not _unsettled.
         self._doubt: BaseException | None = None
         self._answered = False
         self._unsettled = len(plan.statements)
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
-            # connect() raises Django's error if the test case does not list the group in
-            # ``databases``.
+            # In tests, connect() raises Django's error if ``databases`` of the test case does not
+            # list the shard group.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
@@ -105,9 +106,10 @@ class Executor:
         ]
 
     def chained(self) -> Iterator[Row]:
-        """Yield all rows, statement by statement and not in the order of the query.
+        """Yield the rows of all statements: first all rows of one statement, then those of another.
 
-        Works in rounds: each round runs one statement of every node.
+        So the rows are not in the order of the query. Works in rounds: each round runs one
+        statement of every node (database server).
         """
         for wave in self._waves():
             rows_of = self._run_all([s for s in wave if s.union])
@@ -166,9 +168,11 @@ class Executor:
         return rows_of
 
     def _settle(self, statements: int) -> None:
-        """Record that ``statements`` more statements have been answered or have failed.
+        """Record that some statements have ended: each has been answered or has failed.
 
-        :raises ScatterError: all statements have failed, and a wrong query may be the cause.
+        :param statements: the number of these statements.
+        :raises ScatterError: all statements of the plan have failed, and a wrong query may be the
+            cause.
         """
         self._unsettled -= statements
         if self._doubt is not None and not self._answered and not self._unsettled:
@@ -190,7 +194,7 @@ class Executor:
         }
 
     def _started(self, statement: ShardStatement) -> Iterable[Row]:
-        """Send a statement, and return an iterator over its rows after the server has executed it.
+        """Send a statement. Once the server has executed it, return an iterator over its rows.
 
         If the server refuses the statement, find the shards that fail, and return the rows of the
         other shards.

@@ -1,5 +1,5 @@
-"""A stand-in for the connection of many shards, for which a scatter compiles SQL; and mixins for
-its compilers.
+"""Compiles the SQL of a scatter once for many shards: a stand-in for their connections, and mixins
+for Django's compilers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.query import Query
 
-# Placeholders in the compiled SQL, which are replaced for each shard: the shard's schema; the
-# primary keys of the rows to read (in the second of two phases); the shard's index among the
-# targets. They contain a random number that each process draws, so that no identifier or literal
-# contains them.
+# Placeholders in the compiled SQL: for the shard's schema, for the primary keys of the rows to read
+# (in the second of two phases), and for the shard's index among the targets. For each shard, they
+# are replaced by the shard's values. They contain a random number that each process draws, so that
+# no identifier or literal contains them.
 _NONCE = secrets.token_hex(8)
 SCHEMA_MARK = f"`{_NONCE}schema`"
 PK_MARK = f"`{_NONCE}pk`"
@@ -45,7 +45,8 @@ class Facade:
         # copy never connects.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
-        # The copy must not use the driver's connection, nor keep it open.
+        # The copy of the connection object must neither use the driver's connection nor keep it
+        # open.
         self.connection.connection = None
         self.connection.ops = copy.copy(wrapper.ops)
         # Tell the compilers that the SQL is for many shards, and not for the shard of ``wrapper``.
@@ -62,7 +63,10 @@ class Facade:
         return _subclass(self._mixins, base)
 
     def root(self, mixin: type, query: Query) -> Any:
-        """Return the compiler for the outermost query, ``query``, with ``mixin`` as its first base."""
+        """Return a compiler for ``query``, which is the outermost query.
+
+        :param mixin: the first base class of the compiler's class.
+        """
         base = self._ops.compiler("SQLCompiler")
         return _subclass((mixin, *self._mixins), base)(query, self.connection, None)
 

@@ -23,14 +23,14 @@ from sharded_orm.exceptions import ScatterError, ShardedOrmError
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-# MySQL's error codes for a schema that does not exist, is forbidden or is broken, whatever the
-# query.
+# MySQL's error codes for a schema that does not exist, is forbidden or is broken. The query cannot
+# be the cause of these errors.
 _SCHEMA = frozenset({1044, 1049, 1932})
 # MySQL's error codes for a missing table or column, or a missing privilege on it. Either the schema
 # was not migrated, or the query is wrong.
 _SCHEMA_OR_QUERY = frozenset({1054, 1142, 1143, 1146})
 # MySQL's error codes for a failed connection. After such an error, no more statements are sent to
-# the node.
+# the node (database server).
 _NODE_GONE = frozenset({1040, 1045, 1053, 1129, 1130, 1203})
 # MySQL's error codes for a state of the server: full, locked, killed, read-only.
 _STATE = frozenset(
@@ -46,10 +46,11 @@ _SQLITE_STATE = frozenset({
     sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS,
     sqlite3.SQLITE_NOTADB,
 })  # fmt: skip
-# Beginnings of SQLite's messages for a missing table or column, which have no error codes.
+# Beginnings of SQLite's messages for a missing table or column. SQLite has no separate error codes
+# for these errors.
 _SQLITE_MISSING = ("no such table: ", "no such column: ")
-# The number of failed shards at which a scatter without partial results stops. The scatter fails
-# after one failure, too, but goes on, so its message can name more of the failing shards.
+# A scatter without partial results stops after this many failed shards. It does not stop after the
+# first one, although it will fail anyway: so its message can name more of the failing shards.
 _ENOUGH = 8
 
 
@@ -104,8 +105,9 @@ def is_failure(error: Exception) -> bool:
         return _primary(cause) in _SQLITE_STATE
     code = _code(error)
     if not isinstance(code, int):
-        # An error without a MySQL code is an error of this package, such as ShardDatabaseMissing,
-        # or of a driver whose errors have no numbers.
+        # The error has no MySQL code. So it is an error of this package, such as
+        # ShardDatabaseMissing, or of a driver whose errors have no numbers. The class of the error
+        # decides then.
         return isinstance(error, OperationalError | InterfaceError)
     return is_node_gone(error) or code in _SCHEMA or code in _STATE or code == 0
 
@@ -113,7 +115,7 @@ def is_failure(error: Exception) -> bool:
 def may_be_the_query(error: BaseException) -> bool:
     """Whether ``error`` may be caused by a wrong query, but may also be caused by the shard.
 
-    If another shard answers the same query, the shard is the cause.
+    If another shard answers the same query, the query is right, and the failing shard is the cause.
     """
     if (cause := _sqlite_error(error)) is not None:
         missing = str(cause).startswith(_SQLITE_MISSING)
@@ -141,7 +143,10 @@ def concerns_one_shard(error: BaseException) -> bool:
 
 
 def _sqlite_error(error: BaseException) -> sqlite3.Error | None:
-    """Return the SQLite driver's error that Django has wrapped in ``error``; None for others."""
+    """Return the error of the SQLite driver that Django has wrapped in ``error``.
+
+    Return None if ``error`` is an error of this package or wraps no error of the SQLite driver.
+    """
     # An error of this package, such as ShardDatabaseMissing, is more precise than the driver's
     # error that caused it.
     if isinstance(error, ShardedOrmError):
@@ -150,6 +155,9 @@ def _sqlite_error(error: BaseException) -> sqlite3.Error | None:
 
 
 def _primary(error: sqlite3.Error) -> int | None:
-    """Return SQLite's primary result code; None if Python's module raised the error itself."""
+    """Return the primary result code of SQLite for ``error``.
+
+    Return None if ``error`` has no code, because Python's ``sqlite3`` module raised it itself.
+    """
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

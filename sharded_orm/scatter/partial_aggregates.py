@@ -26,10 +26,10 @@ _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 class Partial:
     """An aggregate in column number ``column`` of the select list, and how to merge its values.
 
-    ``kind`` is "count", "sum", "min", "max" or "avg". ``parts`` are the numbers of the columns
-    whose values are merged over the shards: a sum and a count for avg, otherwise one column with
-    the aggregate itself. If the merged value is NULL, ``column`` keeps the value that a shard sent,
-    such as the default of ``Sum(..., default=0)``.
+    ``kind`` is "count", "sum", "min", "max" or "avg". ``parts`` are the numbers of the columns to
+    merge over the shards. For avg, these are a column with the sum and one with the count;
+    otherwise, one column with the aggregate itself. If the merged value is NULL, the result is the
+    value that a shard sent in ``column``, such as the default of ``Sum(..., default=0)``.
     """
 
     column: int
@@ -71,8 +71,8 @@ def partial_of(
     sources = aggregate.get_source_expressions()[:-1]
     total = Sum(*sources, filter=aggregate.filter)
     count = Count(*sources, filter=aggregate.filter)
-    # On databases with this feature, Django casts the average of durations to an integer; do the
-    # same.
+    # On databases with averages_durations_to_integers, Django casts the average of durations to an
+    # integer. The merge must do the same.
     duration = features.averages_durations_to_integers and isinstance(
         aggregate.output_field, DurationField
     )
@@ -97,7 +97,7 @@ class Merger:
                 comparison.check_extremes(part)
 
     def add(self, whole: list[Any], row: Row) -> None:
-        """Merge ``row`` into ``whole``, which is changed.
+        """Merge the values of ``row`` into the merged row ``whole``, which is changed.
 
         Both are rows for the same group of GROUP BY; ``row`` is from another shard.
         """
@@ -123,7 +123,7 @@ class Merger:
         self._comparison.carry(part, row, whole)
 
     def finish(self, whole: list[Any]) -> None:
-        """Write the final values of the aggregates into ``whole``.
+        """Write the final values of the aggregates into the merged row ``whole``.
 
         Call this method once, after the rows of all shards were merged into ``whole``.
         """
@@ -149,7 +149,7 @@ def _sum(left: Any, right: Any) -> Any:
 
 
 def total_of(values: Iterable[Any]) -> tuple[Any, int]:
-    """Return the sum of ``values`` and their number.
+    """Return the sum of ``values``, and how many values there are.
 
     Values that are not numbers are counted, but not added. The sum is None if there are no numbers.
     """

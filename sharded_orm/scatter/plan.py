@@ -75,9 +75,11 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class ShardStatement:
-    """A statement that runs one or more branches of a node (a database server).
+    """A statement that runs one or more branches (SELECTs for one shard each) on a node (a database
+    server).
 
-    ``union`` says whether the branches are joined by UNION ALL; otherwise there is only one branch.
+    If ``union`` is true, the branches are joined by UNION ALL. If false, there is only one branch,
+    on the separate connection of its shard.
     """
 
     node: str
@@ -111,9 +113,9 @@ class Outer:
     """The outer SELECT around a UNION ALL. It orders and limits the rows, and adds sort weights of
     texts.
 
-    ``columns`` is the number of columns of a branch, without the column of the shard's index.
-    ``weighted`` are the numbers of the text columns whose sort weights (``WEIGHT_STRING``) are
-    selected too.
+    ``columns`` is the number of columns of a branch (the SELECT for one shard), without the column
+    of the shard's index. ``weighted`` are the numbers of the text columns whose sort weights
+    (``WEIGHT_STRING``) are selected too.
     """
 
     columns: int
@@ -132,9 +134,9 @@ class Outer:
                 f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
                 f" COLLATION({name})"
             )
-        # WITH gives names to the columns of the union. It must be inside a SELECT, because after a
-        # lost connection the database backend repeats only reads. A statement that begins with WITH
-        # counts as a possible write there.
+        # The WITH clause gives names to the columns of the union. The statement must not begin with
+        # WITH: the database backend would take it for a possible write. After a lost connection,
+        # the backend repeats only reads.
         sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
         if self.order:
             sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])
@@ -195,12 +197,13 @@ def make_plan(
     """Plan the statements for ``targets``.
 
     Each query is compiled once per node (database server). A query that can have no rows is not
-    sent. If a node does not answer while a query is compiled for it, all its shards are added to
-    ``failures``, and the plan has no statement for it.
+    sent. If a node does not answer while a query is compiled for it, all shards of the node are
+    added to ``failures``, and the plan has no statement for the node.
 
     :param pks: the primary keys to read from each target, keyed by the target's index; a target
         without keys is not asked. None means to read all rows of the query.
-    :param batch: the largest number of branches in one statement; None means :data:`BATCH`.
+    :param batch: the largest number of branches (SELECTs for one shard each) in one statement; None
+        means :data:`BATCH`.
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}
@@ -269,9 +272,9 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
 def _text_key_failure(branches: Sequence[Branch]) -> DatabaseError | None:
     """Check that the node of ``branches`` compares text shard keys as exactly as the router does.
 
-    Return None if it does; return the database's error if the node does not answer.
+    Return None if the check succeeds. Return the database's error if the node does not answer.
 
-    :raises InexactShardKey: the node compares text keys less exactly.
+    :raises InexactShardKey: the node compares text keys less exactly than the router.
     """
     tables = frozenset().union(*(branch.template.tables for branch in branches))
     shards = [branch.shard for branch in branches]

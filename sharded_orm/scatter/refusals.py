@@ -1,4 +1,4 @@
-"""The errors for queries of many shards whose results cannot be merged exactly."""
+"""Refuses queries of many shards if the results of the shards cannot be merged exactly."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 def refuse(feature: str, remedy: str) -> ScatterNotSupported:
-    """Return the error to raise for a query that uses ``feature``, whose merged result might be
-    wrong.
+    """Return the error for a query that uses ``feature``. A scatter (a query of many shards)
+    refuses such a query, because the merged result might be wrong.
 
+    :param feature: the feature in words, for the text of the error.
     :param remedy: what the developer can do instead.
     """
     return ScatterNotSupported(
@@ -23,7 +24,8 @@ def refuse(feature: str, remedy: str) -> ScatterNotSupported:
 
 
 def check(query: Query) -> None:
-    """Raise if ``query`` uses a feature that a scatter cannot merge.
+    """Raise an error if ``query`` uses a feature that a scatter (a query of many shards) cannot
+    merge.
 
     Checks only features that are visible before the query is compiled; the compiler checks the
     others.

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     from sharded_orm.scatter.comparison import Row
 
-# The largest number of rows in the result for which two phases are used. The second statement
-# contains the keys of all these rows, so two phases do not pay for more rows.
+# Two phases are used only for results of at most this many rows. The statement of the second phase
+# contains the keys of all these rows, so for more rows it would cost too much.
 MAX_WINNERS = 1000
-# The smallest number of candidates on all shards together for which two phases pay.
+# Two phases are used only if the first phase reads at least this many candidates (the first rows of
+# each shard) in total. For fewer candidates, one phase is cheaper.
 MIN_CANDIDATES = 100
 
 
@@ -67,13 +68,12 @@ def fetch(
     failures: Failures,
     low: int,
 ) -> tuple[ScatterPlan, list[Row]] | None:
-    """Read in two phases. Return the plan of the last phase that ran, and the rows ``low`` to
-    ``options.limit``.
+    """Read in two phases. Return the plan of the last phase that ran, and the rows from number
+    ``low`` up to ``options.limit``, in the order of the query.
 
-    The rows are in the order of the query. A chosen row may be missing in the second phase, because
-    it was deleted or changed meanwhile, or an inner join of ``select_related()`` excludes it. None
-    is returned then: the caller must read in one phase. If a shard has failed, the rows that are
-    missing are left out instead.
+    Return None if the second phase lacks a chosen row although no shard has failed: the caller must
+    then read in one phase. The row may have been deleted or changed meanwhile, or an inner join of
+    ``select_related()`` excludes it. If a shard has failed, missing rows are left out instead.
     """
     # Change each query once, not once per target. Targets with the same query then share the
     # changed query, which is compiled once for each node and not for each target.

@@ -52,7 +52,9 @@ class KeyReport:
 
     @property
     def differs(self) -> bool:
-        """Whether this process remembers another shard for the key than the directory records."""
+        """Whether this process remembers another shard for the key than the directory's table
+        records.
+        """
         return (
             self.has_directory and (self.entry.shard if self.entry else None) != self.location.shard
         )
@@ -60,7 +62,7 @@ class KeyReport:
 
 @dataclass(frozen=True)
 class KeyCount:
-    """The number of keys that the directory records for a shard.
+    """The number of keys that the directory (the table of each key's shard) records for a shard.
 
     ``number`` is None if the directory does not answer. ``more`` is true if the shard has more
     keys: counting stopped at ``number``.
@@ -71,14 +73,15 @@ class KeyCount:
 
 
 class DirectoryPages(FleetAdmin):
-    """Views that find a shard key, and that remove the data of a key from the cache."""
+    """Views that show the shard of a key, and that remove the data of a key from the cache."""
 
     def find_view(self, request: HttpRequest) -> HttpResponse:
-        """Find the key that the URL parameters ``model``, ``field`` and ``value`` give, and show its shard.
+        """Find the shard of the key that the URL parameters ``model``, ``field`` and ``value``
+        give.
 
         The default of ``field`` is the shard key. The parameter ``by`` may replace ``model`` and
-        ``field``; it has the form ``model:field``. Costs at most two queries of the directory; no
-        shard is queried.
+        ``field``; it has the form ``model:field``. Costs at most two queries of the directory (the
+        table of each key's shard); no shard is queried.
         """
         model, field = _model_and_field(request)
         value = request.GET.get("value", "")
@@ -103,9 +106,10 @@ class DirectoryPages(FleetAdmin):
         )
 
     def _links(self, request: HttpRequest, location: KeyLocation) -> list[tuple[str, str]]:
-        """Return names and URLs of the changelists that can show the rows of the key.
+        """Return links to the admin's lists of the rows that belong to the key.
 
-        There is an entry for each model of the shard group that is sharded by this key.
+        The result has a pair for each model of the shard group that is sharded by this key: the
+        model's name and the URL of its changelist.
         """
         query = urlencode({"_key": location.key})
         return [
@@ -138,8 +142,8 @@ class DirectoryPages(FleetAdmin):
         try:
             labels = ask_service("the cache", lambda: forget_key(model_class, location.key))
         except (TypeError, ValueError) as exc:
-            # Show the error as the reason for refusing: another model of the shard group cannot
-            # have this value as its key.
+            # forget_key() has refused the value, because another model of the shard group cannot
+            # have it as a key. Tell the user so.
             labels = str(exc)
         if isinstance(labels, str):
             return self.refuse(request, labels, back)
@@ -158,15 +162,18 @@ def _model_and_field(request: HttpRequest) -> tuple[str, str]:
 
 
 def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyReport | str:
-    """Return what the page shows about a key; or a sentence that says why the key cannot be found.
+    """Return a report on one shard key; or a sentence that says why the key cannot be found.
 
+    :param model: the label of a sharded model.
+    :param field: the name of the field with the key; empty for the model's shard key.
+    :param value: the key as typed.
     :raises PermissionDenied: the user may not look into the shard group of the key.
     """
     try:
         options = sharded_model(model)
     except UnknownModel as exc:
-        # This error's text lists the models of all shard groups: show it only to users who may look
-        # into all of them.
+        # The text of UnknownModel lists the models of all shard groups. Show it only to users who
+        # may look into all shard groups.
         return str(exc) if sees_all(request) else f"There is no sharded model {model!r}."
     require_group(request, options.group)
     name = field or (options.key.attname if options.key is not None else "pk")
@@ -176,16 +183,16 @@ def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyRepo
         has_directory = isinstance(runtime.strategy(location.group), DirectoryStrategy)
         return KeyReport(location, directory_entry(location), has_directory)
 
-    # Use a time limit (look() runs in a thread): the directory may be on a server that does not
-    # answer.
+    # look() reads the directory, which may be on a server that does not answer. So run look() in a
+    # thread, with a time limit.
     return ask_service("the directory", look)
 
 
 def _choices(request: HttpRequest) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the choices of model and field, for each shard group that the user may look into.
 
-    Only fields whose values name the shard are offered. Each choice is a value of the URL parameter
-    ``by`` and a text.
+    A field is a choice only if its values determine the shard of a row. A choice is a pair: the
+    value of the URL parameter ``by``, and the text to show.
     """
     allowed = groups_of(request)
     fields: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -232,7 +239,8 @@ def _has_cached(location: KeyLocation) -> bool:
 def keys_on(shard: Shard, *, within: float) -> KeyCount | None:
     """Return the number of keys that the directory records for ``shard``.
 
-    Return None if the shard group of ``shard`` uses no directory.
+    The directory is the table that records the shard of each key. Return None if the shard group of
+    ``shard`` uses no directory.
 
     :param within: seconds to wait for the directory.
     """

@@ -115,10 +115,10 @@ class Step:
 class FleetAdmin(_ModelAdmin):
     """Base class of the admin pages about shards, ticket servers, operations and the topology.
 
-    Each model admin of this kind has a model only for its URL and permissions in the admin. No rows
-    are edited: the pages replace all URLs of ``ModelAdmin``. To look at the pages, a user needs the
-    model's ``view`` or ``change`` permission. To change something on a page, a user needs
-    ``change``.
+    Each subclass is registered for a model. The model only gives the pages their URLs and
+    permissions in the admin. No rows are edited: the pages replace all URLs of ``ModelAdmin``. To
+    look at the pages, a user needs the model's ``view`` or ``change`` permission. To change
+    something on a page, a user needs ``change``.
     """
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -190,7 +190,9 @@ class FleetAdmin(_ModelAdmin):
         )
 
     def _pages(self, request: HttpRequest) -> list[Step]:
-        """Return a breadcrumb to the first page of each fleet model that the user may look at."""
+        """Return links to the pages "Shards", "Tickets", "Operations" and "Topology", without those
+        that the user may not look at.
+        """
         return [
             Step(str(admin.opts.verbose_name_plural).capitalize(), admin.url("changelist"))
             for admin in self.admin_site._registry.values()
@@ -198,9 +200,9 @@ class FleetAdmin(_ModelAdmin):
         ]
 
     def admin_of(self, request: HttpRequest, model: type[Model]) -> FleetAdmin | None:
-        """Return the model admin of another fleet model.
+        """Return the model admin of ``model``, a model with fleet pages such as ``OperationRun``.
 
-        Return None if the site has no pages for that model, or if the user may not look at them.
+        Return None if the site has no pages for ``model``, or if the user may not look at them.
         """
         if not self.admin_site.is_registered(model):
             return None
@@ -254,7 +256,7 @@ class FleetAdmin(_ModelAdmin):
 
         :param back: the URL to which the page's "no" leads.
         :param expected: a text that stands for the present state of what will be changed. If the
-            text was another one when the user was asked, the page asks again. By default, the state
+            state has changed since the user was asked, the page asks again. By default, the state
             is not compared.
         """
         confirmed = request.POST.get("confirmed") == "yes"
@@ -315,7 +317,7 @@ class FleetAdmin(_ModelAdmin):
     def note(self, request: HttpRequest, name: str, text: str) -> None:
         """Show ``text`` to the user, and write it to the admin's log.
 
-        :param name: the primary key of the changed object.
+        :param name: the primary key of the changed object, such as the alias of a shard.
         """
         obj = self.model(**{self.opts.pk.attname: name})
         self.log_change(request, obj, text)

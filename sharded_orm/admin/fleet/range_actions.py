@@ -17,8 +17,8 @@ from sharded_orm.topology.transitions import KeyRouting
 
 #: A page describes at most this many ranges.
 _MAX_RANGES = 20
-#: The ways of routing keys in which a new key may be put on any open shard. In all other ways, the
-#: value of the key determines the shard.
+#: The kinds of key routing that may put a new key on any open shard. With any other kind, the value
+#: of the key determines the shard.
 _CHOOSING = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
 
 
@@ -53,13 +53,17 @@ class RangeOfPage:
 
 
 class RangePages(FleetAdmin):
-    """Views that change ``open`` and ``weight`` of ranges in the source of the topology.
+    """Views that open a range of shards for new keys, close it, or set its weight.
 
-    All processes of the site load their topology from that source.
+    The change is published in the source of the topology, from which all processes load the
+    topology.
     """
 
     def ranges(self, group: ShardGroup, first: int, last: int) -> list[RangeOfPage]:
-        """Return the ranges that include any of the shards ``first`` to ``last``; at most 20 ranges."""
+        """Return the ranges that include any of the shards with the numbers ``first`` to ``last``.
+
+        At most 20 ranges are returned.
+        """
         chooses = key_routing_of(group) in _CHOOSING
         weights = {r: r.weight * (r.last - r.first + 1) for r in group.open_ranges}
         total = sum(weights.values())
@@ -76,7 +80,8 @@ class RangePages(FleetAdmin):
         ]
 
     def set_view(self, request: HttpRequest, group: str, first: int, last: int) -> HttpResponse:
-        """Ask for confirmation, then open or close the range for new keys, or set its weight.
+        """Open a range of shards for new keys, close it, or set its weight, after the user has
+        confirmed.
 
         The POST parameter ``do`` is ``open``, ``close`` or ``weight``.
         """

@@ -24,7 +24,7 @@ from sharded_orm.operations.promotion.runner import KIND as PROMOTION
 from sharded_orm.operations.runs import journal, lease
 from sharded_orm.operations.runs.redaction import without_accounts
 
-#: The number of runs on a page of runs, and of steps on a page of steps.
+#: The number of runs on a page of the list of runs, and of steps on a page of one run.
 _RUNS, _STEPS = 50, 100
 #: A page names at most this many of the shards on which a run is working now.
 _MAX_BUSY = 20
@@ -38,7 +38,9 @@ _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
 
 class RunAdmin(FleetAdmin):
-    """The pages "Operations": migrations, growth and promotions, with the state of each shard."""
+    """The pages "Operations": they show migrations, growth of shard groups and promotions of
+    replicas, with the state of each shard.
+    """
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
         return [
@@ -48,7 +50,10 @@ class RunAdmin(FleetAdmin):
         ]
 
     def runs_view(self, request: HttpRequest) -> HttpResponse:
-        """Show all runs that the user may see, newest first. Costs three queries of the journal."""
+        """Show all runs of operations that the user may see, newest first.
+
+        Costs three queries of the journal, which is the tables that record the runs.
+        """
         try:
             with journal.require_journal():
                 page = Paginator(visible_runs(request).order_by("-pk"), _RUNS).get_page(
@@ -101,8 +106,8 @@ class RunAdmin(FleetAdmin):
             steps=[
                 {
                     "row": step,
-                    # Only an existing shard has a page to link to: the step may be for a node, or
-                    # for a shard that no longer exists.
+                    # Link only to the page of a shard that exists. The step may also be for a node,
+                    # or for a shard that no longer exists.
                     "url": shards.url("shard", step.alias)
                     if shards and resolve(step.alias)
                     else "",

@@ -84,7 +84,9 @@ def span(first: int, last: int) -> str:
 
 @dataclass(frozen=True)
 class RangeOnNode:
-    """A range of shards of a shard group, with the node that has the range's primary databases."""
+    """A range of shards of a shard group, with the node that has the primary databases of the
+    range.
+    """
 
     node: str
     group: ShardGroup
@@ -94,7 +96,9 @@ class RangeOnNode:
         return self.range.last - self.range.first + 1
 
     def shards(self, first: int | None = None, last: int | None = None) -> list[Shard]:
-        """Return the shards ``first`` to ``last``; by default, all shards of the range."""
+        """Return the shards with the numbers ``first`` to ``last``; by default, all shards of the
+        range.
+        """
         first = self.range.first if first is None else first
         last = self.range.last if last is None else last
         return [self.group.shard(number) for number in range(first, last + 1)]
@@ -125,8 +129,8 @@ class Cell:
     label: str
     url: str
     state: CellState
-    #: The text in the cell: the mark of the shard's state and, if there is room, the shard's
-    #: number.
+    #: The text in the cell: the mark of the state and, if there is room, the number of the shard or
+    #: the numbers of the shards.
     text: str
     x: str
     y: str
@@ -166,7 +170,7 @@ class Lane:
     error: str
     shards: int
     strips: tuple[Strip, ...]
-    #: Pairs of text and URL, one for each range that has a replica on this node.
+    #: Links to the ranges that have a replica on this node. A link is a pair of text and URL.
     replicas: tuple[tuple[str, str], ...] = ()
 
 
@@ -198,7 +202,7 @@ class Drawing:
 
 
 class Measure:
-    """The sizes of shards, as weights for the areas of cells and as text.
+    """The sizes of shards: as weights for the areas of cells, and as texts.
 
     :param sizes: the known sizes, keyed by the alias of the shard.
     :param by: what the area of a cell shows: ``"bytes"``, ``"rows"``, or ``"same"`` for equal
@@ -221,7 +225,10 @@ class Measure:
         return float(sum(size.bytes if self._by == "bytes" else size.rows or 0 for size in sizes))
 
     def text(self, shards: Iterable[Shard]) -> str:
-        """Return the total size of ``shards`` as text, such as ``12 MB, about 340 rows``; empty if unknown."""
+        """Return the sum of the known sizes of ``shards``, such as ``12 MB, about 340 rows``.
+
+        Return an empty text if none of the sizes is known.
+        """
         sizes = [self._sizes[shard.alias] for shard in shards if shard.alias in self._sizes]
         if not sizes:
             return ""
@@ -284,7 +291,10 @@ def draw(
 
 
 def _replicas(ranges: Sequence[RangeOnNode], urls: Addresses) -> dict[str, list[tuple[str, str]]]:
-    """Return pairs of text and URL for the ranges that have a replica, keyed by the replica's node."""
+    """Return links to the ranges that have a replica, in lists keyed by the node of the replica.
+
+    A link is a pair: the name of the range, such as ``photos 0-7``, and the URL of its page.
+    """
     replicas: dict[str, list[tuple[str, str]]] = {}
     for on_node in ranges:
         name, shard_range = on_node.group.name, on_node.range
@@ -367,5 +377,5 @@ def _label(
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
-    """Return how many shards are in each state as text, such as ``7 current, 1 behind``."""
+    """Return as text how many shards are in each state, such as ``7 current, 1 behind``."""
     return ", ".join(f"{counts[name]:,} {name}" for name in RANK if counts.get(name))

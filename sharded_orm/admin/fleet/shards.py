@@ -47,7 +47,7 @@ from sharded_orm.topology.model import Shard, ShardGroup
 #: If the map shows more shards than this, it reads their sizes only if the URL asks for sizes. The
 #: reason is that a database server looks into every table to find sizes.
 _MAX_SIZED = 1000
-#: The number of shards on one page of a range.
+#: The number of shards that the page of a range lists at a time.
 _PER_PAGE = 100
 #: The map shows at most this many problems; ``manage.py shards status`` shows all problems.
 _PROBLEMS = 20
@@ -130,7 +130,9 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### A range #####
 
     def range_view(self, request: HttpRequest, group: str, first: int, last: int) -> HttpResponse:
-        """Show the shards ``first`` to ``last``, in pages, and the ranges to which they belong."""
+        """Show the shards with the numbers ``first`` to ``last``, in pages, and the ranges to which
+        they belong.
+        """
         began = time.monotonic()
         shard_group = _group(request, group)
         _require_shards(shard_group, first, last)
@@ -232,9 +234,10 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     def _models(
         self, request: HttpRequest, shard: Shard, tables: Sequence[TableSize]
     ) -> list[dict[str, Any]]:
-        """Return the models of this site that have rows on ``shard``.
+        """Return the models of the shard's group whose rows the user may see in this admin site.
 
-        Each entry has the model's table, and a link to the model's rows on the shard.
+        Each entry has the size of the model's table on ``shard``, and a link to the model's rows on
+        ``shard``. The size is None if it is not known.
         """
         by_name = {table.name: table for table in tables}
         models = [
@@ -251,7 +254,9 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     # ##### From the log of the admin #####
 
     def logged_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect from an entry of the admin's log to the page of its range, shard or group."""
+        """Redirect from an entry of the admin's log to the page of the shard, range or group that
+        the entry is about.
+        """
         name = unquote(object_id)
         if match := _RANGE.fullmatch(name):
             return HttpResponseRedirect(self.url("range", match[1], int(match[2]), int(match[3])))

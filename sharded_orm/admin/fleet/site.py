@@ -1,4 +1,4 @@
-"""Registration of the fleet pages with an admin site."""
+"""Registers the pages of shards, ticket servers, operations and topology with an admin site."""
 
 from __future__ import annotations
 

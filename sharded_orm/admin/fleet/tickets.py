@@ -75,8 +75,8 @@ def _status() -> TicketStatus | str:
     servers = len(runtime.config().tickets)
     if not servers:
         return ""
-    # Seconds to wait for one server. The servers share the time, because they are queried one after
-    # the other. A fifth of the deadline is left for the rest of the page.
+    # Seconds to wait for one server. The servers share four fifths of the deadline, because they
+    # are queried one after the other. The rest is left for the other work of the page.
     patience = 0.8 * DEADLINE / servers
     return ask_service("one of the ticket servers", lambda: tickets.status(patience=patience))
 
@@ -101,7 +101,7 @@ def _group(field: TicketField) -> str | None:
 
 
 def _rows(status: TicketStatus, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a table row for each sequence.
+    """Return one row of the page's table for each sequence in ``names``.
 
     A row has the state of the sequence on each server, in the order of the servers.
     """

@@ -32,7 +32,7 @@ from sharded_orm.operations.shards.detail import seconds_left
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process, Revision
 
-#: The page shows at most this many versions.
+#: The topology page lists at most this many versions of the topology, the latest ones.
 _HISTORY = 50
 #: A version number in a URL has at most this many digits, so it fits into 64 bits.
 _DIGITS = 18
@@ -61,7 +61,7 @@ class TopologyAdmin(FleetAdmin):
         held = ask_service(SOURCE, topology.current)
         history: list[Revision] | str = []
         processes: list[Process] | str | None = None
-        # Ask the source for the next data only if the request before got an answer.
+        # Ask the source for the next data only if it has answered the request before.
         if not isinstance(held, str):
             left = seconds_left(DEADLINE, began)
             history = ask_service(SOURCE, lambda: source.history(_HISTORY), within=left)
@@ -101,14 +101,20 @@ class TopologyAdmin(FleetAdmin):
     # ##### Versions #####
 
     def diff_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the changes between the versions in the URL parameters ``from`` and ``to``."""
+        """Show how two versions of the topology differ.
+
+        The URL parameters ``from`` and ``to`` have the numbers of the two versions.
+        """
         first, last = (_version(request.GET.get(name, "")) for name in ("from", "to"))
         if first is None or last is None:
             return self.refuse(request, "Choose two versions to compare.", self.url("changelist"))
         return self._diff(request, f"Version {first} to {last}", first, last, DEADLINE)
 
     def version_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show how a version differs from the one before, and a button for the rollback."""
+        """Show how one version of the topology differs from the version before.
+
+        The page has a button for going back to the shown version.
+        """
         version = _version(unquote(object_id))
         if version is None:
             raise Http404(f"There is no version {unquote(object_id)!r}.")
@@ -148,9 +154,10 @@ class TopologyAdmin(FleetAdmin):
         )  # fmt: skip
 
     def rollback_view(self, request: HttpRequest, version: int) -> HttpResponse:
-        """Show the changes and ask for confirmation; then publish the content of ``version`` again.
+        """Go back to an earlier version of the topology, after the user has seen the changes and
+        confirmed.
 
-        The content is published under a new version number.
+        The content of the version is published once more, under a new version number.
         """
         if (refused := self.require_operator(request)) is not None:
             return refused
@@ -213,10 +220,10 @@ def _revision(version: int) -> Document:
 
 
 def _read_versions(read: Callable[[], T], within: float) -> T | str:
-    """Return the result of ``read()``; return a sentence if it fails or takes too long.
+    """Return the result of ``read()``, which reads versions of the topology from the source.
 
-    In contrast to :func:`ask_service`, this also returns a sentence if the source has dropped a
-    version.
+    Return a sentence instead if ``read()`` fails or takes too long. In contrast to
+    :func:`ask_service`, also return a sentence if the source has dropped a version.
     """
     try:
         return ask_service(SOURCE, read, within=within)
@@ -225,7 +232,7 @@ def _read_versions(read: Callable[[], T], within: float) -> T | str:
 
 
 def _changes(request: HttpRequest, before: Document, after: Document) -> list[str]:
-    """Return the differences between two documents as sentences.
+    """Return the differences between two versions of the topology (documents) as sentences.
 
     Differences of shard groups into which the user may not look are left out.
     """
@@ -235,17 +242,20 @@ def _changes(request: HttpRequest, before: Document, after: Document) -> list[st
 
 
 def _comment(request: HttpRequest, revision: Revision) -> str:
-    """Return the comment of a version; empty if the user may not look into all shard groups.
+    """Return the comment of a version of the topology.
 
-    A comment may name any group.
+    Return an empty text if the user may not look into all shard groups, because a comment may name
+    any group.
     """
     return without_accounts(revision.comment) if sees_all(request) else ""
 
 
 def _by_version(processes: Any) -> list[dict[str, Any]] | None:
-    """Return the processes grouped by the version of the topology that they use, newest version first.
+    """Return the processes grouped by the version of the topology that they use, newest version
+    first.
 
-    Return None if the source did not answer, or does not record which processes there are.
+    Return None if the processes are not known: the source did not answer, or it keeps no list of
+    them.
     """
     if not isinstance(processes, list):
         return None

@@ -15,8 +15,8 @@ WIDTH = 1000.0
 #: Heights in SVG units: the height of the largest range, the smallest height that a range may have,
 #: and the height of a row of equal boxes.
 _TALLEST, _SMALLEST, _ROW = 190.0, 34.0, 28.0
-#: The smallest area of a rectangle, as a fraction of the average area, so that users can see and
-#: click it.
+#: The smallest area of a rectangle, as a fraction of the average area. Users could not see or click
+#: smaller rectangles.
 _LEAST = 1 / 6
 
 
@@ -88,6 +88,9 @@ def _rows(areas: Sequence[float]) -> list[list[float]]:
 
 
 def _aspect_ratio(row: Sequence[float]) -> float:
-    """Return the average ratio of long to short side of the rectangles in a row; 1 for squares."""
+    """Return the average ratio of long to short side of the rectangles in a row; 1 for squares.
+
+    :param row: the areas of the rectangles.
+    """
     height = sum(row) / WIDTH
     return sum(max(area / height**2, height**2 / area) for area in row) / len(row)

@@ -1,9 +1,10 @@
 """Hooks around COMMIT and ROLLBACK, for transactions that wrote to cached models.
 
 :class:`CommitHookMixin` is a base class of each backend's ``DatabaseWrapper``, for shards and for
-ordinary aliases. It calls a :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener`
-before COMMIT and after the end of the transaction. However the transaction ends, the listener is told
-of its end exactly once.
+    ordinary aliases. It calls a
+    :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` before COMMIT and after
+    the end of the transaction. However the transaction ends, the listener is told of the end
+    exactly once.
 """
 
 from __future__ import annotations
@@ -73,41 +74,50 @@ class CommitHookMixin(_Wrapper):
     def session_id(self) -> SessionID:
         """Return the identity of the session that runs the transaction.
 
-        The identity is empty if sessions of this backend have no identity. May query the database,
-        inside the transaction.
+        The identity is empty if the session has none, for example on SQLite. May query the
+        database, inside the transaction.
         """
         return SessionID()
 
     def judges(self, writer: SessionIdentity) -> bool:
         """Whether :meth:`sessions_gone` can tell if the session ``writer`` still exists.
 
-        Also True if the database does not answer now. May query the database, outside of the
-        transaction.
+        The result is also True if the database does not answer now, because it may answer later.
+        May query the database, outside of the open transaction.
         """
         return False
 
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
-        """Return those of ``writers`` that no longer exist as sessions of this alias's server.
+        """Return the sessions among ``writers`` that no longer exist on the server of this alias.
 
-        The transaction of such a session has ended: it can no longer write or commit. The set is empty
-        if the server does not answer.
+        The transaction of such a session has ended: it can no longer write or commit. The set is
+        empty if the server does not answer.
         """
         return set()
 
     def hold_session(self) -> None:
-        """Reserve the transaction's session: no other alias gets it before :meth:`release_session`."""
+        """Reserve the transaction's session for this alias, even after the transaction has ended.
+
+        Without the reservation, another alias could get the session. The reservation ends with
+        :meth:`release_session`.
+        """
 
     def release_session(self) -> None:
-        """Undo :meth:`hold_session`: other aliases may use the session again. Further calls do nothing."""
+        """Undo :meth:`hold_session`, so that other aliases may use the session. Further calls do
+        nothing.
+        """
 
     def discard_session(self) -> None:
-        """Close the session that :meth:`hold_session` reserved. A session with other state stays open."""
+        """Close the session that :meth:`hold_session` reserved.
+
+        The session stays open if closing it would lose other state of this connection.
+        """
 
     def commit_outcome(self) -> CommitOutcome:
         """Return the state of the transaction. Called after COMMIT or another statement has failed."""
         raise NotImplementedError
 
-    # ##### The end of a transaction that wrote #####
+    # ##### The end of a transaction that has written #####
 
     def write_transaction(self) -> Atomic:
         """Return an atomic block in which to run one write, when the connection is in autocommit.
@@ -152,8 +162,8 @@ class CommitHookMixin(_Wrapper):
         self.wrote = False
 
     def _set_autocommit(self, autocommit: bool) -> None:
-        # Overrides the method of Django's backend. If a transaction is open when autocommit is switched
-        # on, the transaction is committed.
+        # Overrides BaseDatabaseWrapper._set_autocommit. If autocommit is switched on while a
+        # transaction is open, the database commits the transaction.
         if autocommit and self.transaction_writes is not None:
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
@@ -181,7 +191,8 @@ class CommitHookMixin(_Wrapper):
                 self._conclude_writes()
             except BaseException:
                 if self.commit_outcome() is not CommitOutcome.OPEN:
-                    # COMMIT was never sent, so the writes cannot take effect.
+                    # The rollback has failed because the transaction has ended or the connection is
+                    # lost. COMMIT was never sent, so the writes cannot take effect.
                     self._conclude_writes()
                 raise
             finally:
@@ -217,8 +228,8 @@ class CommitHookMixin(_Wrapper):
             listener.over()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back a transaction that is
-        # open.
+        # Overrides BaseDatabaseWrapper._close, because closing the connection rolls back an open
+        # transaction.
         try:
             super()._close()
         finally:

@@ -26,13 +26,13 @@ from sharded_orm.backends.write_hooks import observer
 class ReadMixin(SQLCompiler):
     """First base class of every compiler, because a SELECT may be part of any statement.
 
-    Before a statement is sent to a shard, this class checks the tables that the statement reads: the
-    database must compare their shard keys as the router does.
+    Before a statement is sent to a shard, this class checks the tables that the statement reads.
+    The database must compare the text shard keys of these tables as exactly as the router does.
     """
 
     def get_from_clause(self) -> Any:
-        # Overrides SQLCompiler.get_from_clause. When Django calls it, all joins are known, including
-        # those that select_related and order_by add.
+        # Overrides SQLCompiler.get_from_clause, because all joins are known when Django calls this
+        # method, including those that select_related and order_by add.
         clause = super().get_from_clause()
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
@@ -56,7 +56,8 @@ class WriteMixin(ReadMixin):
         # Because their arguments differ, all arguments are passed on.
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
-            # Check the keys before the observer sends its queries.
+            # Check that the database compares text shard keys as the router does. Do so now,
+            # because the observer may send queries before it runs the statement.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)

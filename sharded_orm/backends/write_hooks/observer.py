@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 
 class TransactionListener(Protocol):
-    """An object that is told how one transaction ends: ``transaction_writes`` of the connection object.
+    """An object that is told how one transaction ends. While the transaction is open, the
+    connection object has it as ``transaction_writes``.
 
-    All its methods are called in the thread that owns the connection object. After :meth:`over` or
+    All methods are called in the thread that owns the connection object. After :meth:`over` or
     :meth:`lost`, no method is called any more.
     """
 
@@ -77,22 +78,28 @@ _observer: WriteObserver | None = None
 
 
 def provide_observer(observer: WriteObserver) -> None:
-    """Set the observer that this module's functions call. The app calls this when it is ready."""
+    """Provide the :class:`WriteObserver` that the functions of this module call.
+
+    This package's Django app calls this function when the app is ready.
+    """
     global _observer
     _observer = observer
 
 
 def cached_model_of(model: Any) -> Any:
-    """Call :meth:`WriteObserver.cached_model_of`. Return None if there is no observer."""
+    """Return the result of :meth:`WriteObserver.cached_model_of`; None if there is no observer."""
     return None if _observer is None else _observer.cached_model_of(model)
 
 
 def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-    """Call :meth:`WriteObserver.write`. There must be an observer."""
+    """Return the result of :meth:`WriteObserver.write`. An observer must have been provided."""
     assert _observer is not None
     return _observer.write(cached_model, compiler, execute, counted)
 
 
 def table_flush(connection: Any) -> AbstractContextManager[object]:
-    """Call :meth:`WriteObserver.table_flush`. Without an observer, the context manager does nothing."""
+    """Return the context manager of :meth:`WriteObserver.table_flush`.
+
+    Return a context manager that does nothing if no observer was provided.
+    """
     return nullcontext() if _observer is None else _observer.table_flush(connection)

@@ -10,12 +10,13 @@ from typing import NamedTuple, Protocol
 
 
 class SessionID(NamedTuple):
-    """The identity of a session of a database server. It is empty if the backend has no such
-    identities.
+    """The identity of a session of a database server.
 
-    :param server: hash of the server's identity; empty if the session has no identity.
+    All attributes are empty or 0 if the session has no identity, for example on SQLite.
+
+    :param server: hash of the server's identity.
     :param account: hash of the account with which the session has logged in.
-    :param connection: id of the session on the server; 0 if the session has no identity.
+    :param connection: id of the session on the server.
     """
 
     server: str = ""

@@ -14,9 +14,10 @@ M = TypeVar("M", bound=models.Model)
 
 
 class NoRows(models.Manager[M]):
-    """A manager that returns no rows and sends no queries.
+    """A manager that returns no rows and sends no queries, for models without tables.
 
-    Admin views such as ``/admin/r/…`` query the manager of any registered model.
+    It is needed because admin views such as ``/admin/r/…`` query the manager of any registered
+    model.
     """
 
     def get_queryset(self) -> models.QuerySet[M]:
@@ -24,8 +25,8 @@ class NoRows(models.Manager[M]):
 
 
 class ShardMap(models.Model):
-    """Stands for a shard or a range of shards, with a name such as ``photos_00042`` or ``photos
-    0-511``.
+    """Stands for a shard, a range of shards or a shard group in the admin. The names are such as
+    ``photos_00042``, ``photos 0-511`` and ``photos``.
     """
 
     name: models.CharField[str, str] = models.CharField(max_length=200, primary_key=True)
@@ -45,8 +46,8 @@ class ShardMap(models.Model):
 
 
 class TopologyVersion(models.Model):
-    """Stands for a version of the topology. The versions themselves are stored by the topology's
-    source.
+    """Stands for a version of the topology in the admin. The versions themselves are stored in the
+    source of the topology, from which processes load it.
     """
 
     version: models.BigIntegerField[int, int] = models.BigIntegerField(primary_key=True)

@@ -15,11 +15,11 @@ from sharded_orm.models.fields.text import ExactCharField
 
 
 class OperationRun(models.Model):
-    """One run of a long operation, and the process that executes the run.
+    """One run of a long operation, with the lease of the process that executes the run.
 
-    That process holds the run's lease. ``unfinished`` is true or NULL, never false. So the unique
-    constraint allows only one unfinished run for each kind and subject, but any number of finished
-    runs.
+    ``unfinished`` is true or NULL, never false. The unique constraint on kind, subject and
+    ``unfinished`` ignores rows with NULL. So there is at most one unfinished run for each kind and
+    subject, but any number of finished runs.
     """
 
     kind: models.CharField[str, str] = ExactCharField(max_length=32)
@@ -32,17 +32,19 @@ class OperationRun(models.Model):
     finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    # The following fields are the lease: they say which process executes the run. An empty token
-    # means that no process executes it.
+    # The fields from ``token`` to ``pid`` are the lease: they say which process executes the run.
+    # An empty token means that no process executes the run.
     token: models.CharField[str, str] = models.CharField(max_length=32, default="")
     signs: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
-    #: When the process last reported that it was alive, in UTC, by the clock of the database.
+    #: When the process that executes the run last reported that it was alive, in UTC, by the clock
+    #: of the database.
     alive_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
     user: models.CharField[str, str] = models.CharField(max_length=64, default="")
     host: models.CharField[str, str] = models.CharField(max_length=255, default="")
-    #: Identifies the machine of the process, because ``pid`` is unique only within one machine.
+    #: Identifies the machine of the process that executes the run, because ``pid`` is unique only
+    #: within one machine.
     machine: models.CharField[str, str] = models.CharField(max_length=128, default="")
     pid: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
 
@@ -63,7 +65,7 @@ class OperationRun(models.Model):
 
 
 class OperationStep(models.Model):
-    """The state of one shard in one run of a long operation."""
+    """The state of one shard or node in one run of a long operation."""
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="steps"
@@ -90,7 +92,10 @@ class OperationStep(models.Model):
 
 
 class OperationScript(models.Model):
-    """Content that many steps of one run need. It is stored once per run, not once per step."""
+    """Content that many steps of one run need. A step is the work of a run on one shard.
+
+    The content is stored once per run, not once per step.
+    """
 
     run: models.ForeignKey[OperationRun, OperationRun] = models.ForeignKey(
         OperationRun, models.CASCADE, related_name="scripts"

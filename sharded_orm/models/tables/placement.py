@@ -41,9 +41,10 @@ class Placement(models.Model):
 class DatabaseDirectory:
     """A store of placements (the shards of keys) in the directory table on ``alias``; thread-safe.
 
-    Each statement is autonomous: the caller's transaction can neither hide nor roll back a
-    placement. Inside Django's ``TestCase`` the statements are part of the test's transaction, and
-    the returned placements are marked as not committed.
+    Each statement is autonomous (committed independently of the caller's transaction): that
+    transaction can neither hide nor roll back a placement. Inside Django's ``TestCase`` the
+    statements are part of the test's transaction, and the returned placements are marked as not
+    committed.
     """
 
     def __init__(self, alias: str) -> None:
@@ -61,8 +62,8 @@ class DatabaseDirectory:
             Placement(group=group, key=k, shard=n) for k, n in sorted(placements.items())
         ]
         for start in range(0, len(rows), BATCH):
-            # If several processes insert the same key, the first insert wins. The other processes
-            # read its placement below.
+            # If several processes insert the same key, the first insert wins. All these processes
+            # then read the stored placement with _find().
             query = InsertQuery(Placement, on_conflict=OnConflict.IGNORE)
             query.insert_values(fields, rows[start : start + BATCH])
             query.get_compiler(connection=connection).execute_sql()

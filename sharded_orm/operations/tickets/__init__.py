@@ -1,8 +1,8 @@
 """Create, show, check and repair the sequences of the ticket servers.
 
-Ticket servers hand out ids. A *sequence* counts the ids of one or more models. Each sequence exists
-on all servers, and each server hands out its own share of the ids. The *form* of a sequence is the
-kind of SQL by which it counts.
+Ticket servers hand out ids. A *sequence* generates the ids of one or more models. Each sequence
+exists on all servers, and each server hands out its own share of the ids. The *form* of a sequence
+is the kind of SQL statement with which the sequence makes its next id.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from sharded_orm.operations.tickets.survey import (
     check_name,
 )
 
-#: Number of ids to skip if a server may have handed out ids that are not known.
+#: Number of ids to skip if a server may have handed out ids that are recorded nowhere.
 MARGIN = 10_000
 
 
@@ -40,7 +40,7 @@ class Begun:
     name: str
     #: The server's alias.
     alias: str
-    #: The kind of SQL by which the sequence counts.
+    #: The kind of SQL statement with which the sequence makes its next id, such as ``update``.
     form: str
     #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
@@ -59,23 +59,23 @@ def create(
     only: str | None = None,
     servers: Sequence[TicketServer] | None = None,
 ) -> list[Begun]:
-    """Create the sequences on all servers that lack them; leave existing sequences as they are.
+    """Create sequences on all ticket servers that lack them; leave existing sequences as they are.
 
     May be repeated after an interruption. If a server has lost a sequence that other servers have,
-    the new sequence begins above all ids that the other servers know of. All checks are made before the
-    first sequence is created.
+    the new sequence begins above all ids that the other servers know of. All checks are made before
+    the first sequence is created.
 
     :param names: names of sequences; by default those of all installed models.
     :param start: the smallest possible first id of a new sequence; by default the first id is above
         the largest existing one (F4).
-    :param form: the kind of SQL by which the sequence counts: ``update``, ``replace`` or ``sequence``.
-        By default the form on the other servers; if no other server has the sequence, the first
-        form that the database supports.
+    :param form: the kind of SQL statement with which a new sequence makes its next id: ``update``,
+        ``replace`` or ``sequence``. By default the form of the same sequence on the other servers,
+        if this database supports it; otherwise the first form that this database supports.
     :param check: whether to look for existing ids in the tables. If False, ``start`` is required.
     :param only: create sequences only on the server with this alias; by default on all servers.
     :param servers: the servers; by default all in ``TICKETS``. All must answer.
-    :raises InvalidSequence: a name, ``start`` or ``form`` is not possible, an existing sequence does
-        not match ``start`` or ``form``, or an id at or above ``start`` exists.
+    :raises InvalidSequence: a name, ``start`` or ``form`` is not possible, an existing sequence
+        does not match ``start`` or ``form``, or an id at or above ``start`` exists.
     :raises SequenceNotChecked: a server, or a database with rows, does not answer.
     :raises TicketServerMisconfigured: a server does not match ``TICKETS``.
     """
@@ -117,10 +117,12 @@ def create(
 
 
 def _require_same(sequence: SequencePosition, start: int | None, form: str | None) -> None:
-    """Check that an existing sequence has the form and the start that the caller wants.
+    """Check that an existing sequence matches the form and the start that the caller wants.
 
-    :raises InvalidSequence: the form of ``sequence`` is not ``form``, or its position is below
-        ``start``.
+    :param start: the smallest id that the caller wants, or None for any.
+    :param form: the kind of SQL statement that the caller wants, or None for any.
+    :raises InvalidSequence: the form of ``sequence`` is not ``form``, or the next id of
+        ``sequence`` is below ``start``.
     """
     row = sequence.row
     if form is not None and form != row.form:
@@ -181,9 +183,10 @@ def _last_used(
     check: bool,
     present: Sequence[SequencePosition],
 ) -> int:
-    """Return the number above which a new sequence must begin.
+    """Return the number above which the new sequence ``name`` must begin.
 
-    :param present: the same sequence on the servers that have it.
+    :param fields: the model fields that draw ids from the sequence.
+    :param present: the positions of the sequence on the servers that have it already.
     """
     largest_id = largest(fields) if check else None
     existing = largest_id.id if largest_id is not None else 0
@@ -208,8 +211,8 @@ def _is_unused(sequence: SequencePosition, after: int) -> bool:
     """Whether ``sequence`` begins above ``after`` and has handed out no id yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
-    # If a new sequence counts by an auto-increment column, its position is the server's first id
-    # even before that id is handed out.
+    # A new sequence may make its ids by an auto-increment column. Then its position is the server's
+    # first id even before that id is handed out.
     return first <= sequence.position <= max(first, slot.position) and (
         sequence.row.predecessor_mark == 0
     )
@@ -229,11 +232,14 @@ def _form(server: TicketServer, form: str | None, present: Sequence[SequencePosi
 def begin(
     server: TicketServer, names: Iterable[str], *, after: int = 0, form: str | None = None
 ) -> list[SequenceRow]:
-    """Create missing sequences on one server, and the catalog table that lists them. Checks nothing.
+    """Create missing sequences on one server, and the catalog table that lists the sequences.
 
+    Makes no checks: the caller says where the sequences begin.
+
+    :param names: names of the sequences.
     :param after: new sequences begin above this number.
-    :param form: the kind of SQL by which new sequences count; by default the first that the database
-        supports.
+    :param form: the kind of SQL statement with which new sequences make the next id; by default the
+        first kind that the database supports.
     """
     deadline = time.monotonic() + PATIENCE
 

@@ -1,4 +1,6 @@
-"""Find the largest existing ids in the tables of a sequence's fields."""
+"""Find the largest existing ids of a sequence, in the tables of the model fields that draw ids from
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,14 @@ class Largest:
     """The largest id of a sequence."""
 
     id: int
-    #: The table with the id, and its database or group, in words.
+    #: Where the id is, in words: the table, and the database or shard group.
     where: str
 
 
 def declared_sequences() -> dict[str, list[TicketField]]:
-    """Return the fields that draw ids from sequences, keyed by the sequence's name, sorted by name.
+    """Return the model fields that draw ids from sequences, in lists keyed by the sequence's name.
 
-    Covers all installed models.
+    The names are in alphabetical order. The fields of all installed models are included.
     """
     fields_by_sequence: dict[str, list[TicketField]] = {}
     for model in apps.get_models():
@@ -52,12 +54,13 @@ def declared_sequences() -> dict[str, list[TicketField]]:
 def largest(
     fields: Sequence[TicketField], *, above: int = 0, slot: SequenceSlot | None = None
 ) -> Largest | None:
-    """Return the largest id above ``above`` in the tables of ``fields``; None if no id is above.
+    """Return the largest id in the tables of ``fields`` that is above ``above``; None if there is
+    none.
 
     Reads sharded tables on all shards and also in the global database: a model that is being moved
     to shards still has its old table there (F4). A table that does not exist yet counts as empty.
 
-    :param above: ids up to this one are not read.
+    :param above: ids up to this number are ignored.
     :param slot: one server's share of all ids (offset and step); other ids are ignored. By default,
         all ids count.
     :raises SequenceNotChecked: a database does not answer.
@@ -95,7 +98,8 @@ def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int
         largest_id = rows.aggregate(found=Max(field.attname))["found"]
         failures = rows.failed_shards
     except ScatterError as exc:
-        # All shards have failed: perhaps none has the table yet.
+        # All shards have failed. Perhaps no shard has the table yet, so look at the cause on each
+        # shard.
         largest_id, failures = None, exc.failures
     except Error as exc:
         raise _not_checked(field, rows._options.group, exc) from exc
@@ -126,14 +130,16 @@ def _on_alias(alias: str, field: TicketField, above: int, slot: SequenceSlot | N
         if _is_missing(exc):
             return None
         raise _not_checked(field, alias, exc) from exc
-    # A table that was created before the model got its TicketField may have text keys. Ignore them.
+    # Ignore keys that are not integers. If the table was created before the model got its
+    # TicketField, its keys may be texts.
     return largest_id if isinstance(largest_id, int) else None
 
 
 def _column(connection: Any, cursor: Any, field: TicketField) -> str | None:
-    """Return the column with the ids; None if the table or the column does not exist.
+    """Return the name of the column with the ids; None if the table or the column does not exist.
 
-    If the table was created before the model got its TicketField, the column may have another name.
+    The table may have been created before the model got its TicketField. Then the primary key may
+    have another name, which is returned.
     """
     introspection, table = connection.introspection, field.model._meta.db_table
     if table not in introspection.table_names(cursor):

@@ -1,4 +1,5 @@
-"""Find and repair ticket servers that would hand out ids again, such as after a restore.
+"""Find and repair ticket servers that would hand out ids for a second time, such as after a
+restore.
 
 A server's *position* in a sequence is the last id that it has handed out, by its own count. Its
 *high-water mark* is the highest id that it is known to have handed out. The server's *partner*,
@@ -44,16 +45,19 @@ class Verified:
     alias: str
     #: The last id that the server has handed out; None if the server does not answer.
     position: int | None
-    #: The highest id that the server is known to have handed out: its high-water mark, which the next
-    #: server keeps. None if the next server does not tell it.
+    #: The highest id that the server is known to have handed out: its high-water mark, which the
+    #: next server keeps. None if the next server does not tell it, or if there is only one server.
     mark: int | None
-    #: The largest id in the tables that is above ``position``; None if no id is above it.
+    #: The largest id in the tables, if it is above ``position``; None if no id is above
+    #: ``position``.
     offending: int | None
-    #: The table and the database or group with the id ``offending``; None if ``offending`` is None.
+    #: Where the id ``offending`` is, in words: the table, and the database or shard group. None if
+    #: ``offending`` is None.
     where: str | None
-    #: A sentence about the problem, with its remedy; None if all is well.
+    #: A sentence that describes the problem and its remedy; None if there is no problem.
     problem: str | None
-    #: True if the position could be compared; False if not, and ``problem`` says why.
+    #: True if the server's position could be compared with the ids in the tables. False if not;
+    #: then ``problem`` says why.
     checked: bool = True
 
 
@@ -67,9 +71,10 @@ class Advanced:
     alias: str
     #: The server's position before the call; None if it is not known.
     before: int | None
-    #: The position after the call; in a dry run, the position to be reached. None if not known.
+    #: The server's position after the call; in a dry run, the position that a real call would
+    #: reach. None if the position is not known.
     after: int | None
-    #: Why the server was not moved; None if all is well.
+    #: Why the server could not be moved; None if there was no problem.
     problem: str | None
 
 
@@ -110,21 +115,24 @@ def advance(
 ) -> list[Advanced]:
     """Move ticket servers above every id that they are known to have handed out; never back.
 
-    The target of a server is the largest of these numbers, plus ``margin``: its position (the last id by
-    its own count), its high-water mark (which the next server keeps), and the existing ids above its
-    position. Servers are independent: a server that does not answer gets a result with a ``problem``,
-    and the others are moved.
+    The target of a server is the largest of these numbers, plus ``margin``: its position (the last
+    id by its own count), its high-water mark (which the next server keeps), and the existing ids
+    above its position. A server is not moved if it does not answer, or if its mark or an existing
+    id is above both its position and ``to``. While ``check`` is True, it is also not moved if the
+    next server does not tell its mark. Such a server gets a result with a ``problem``, and the
+    others are moved.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
-    :param margin: number of ids to skip. Ids that are above the high-water mark and in no row may
-        have been handed out.
-    :param to: the target; replaces the computed target and ``margin``. A server whose position is above
-        ``to`` stays there. None to compute the target.
+    :param margin: number of ids to skip, because a server may have handed out ids that are above
+        its high-water mark and in no row.
+    :param to: the target; replaces the computed target and ``margin``. A server whose position is
+        above ``to`` stays there. None to compute the target.
     :param check: whether to look for existing ids in the tables. If False, ``to`` is required.
     :param dry_run: True to report what would be done and change nothing; False to move servers.
     :param only: move only the server with this alias; by default all servers.
     :param servers: the servers to compare; by default all in ``TICKETS``.
-    :param progress: called before each sequence and at the end; see :data:`Progress`. None for no calls.
+    :param progress: called before each sequence and at the end; see :data:`Progress`. None for no
+        calls.
     :raises InvalidSequence: ``margin`` is negative, ``to`` is not a possible id, or ``check`` is
         False and ``to`` is missing.
     :raises UnknownSequence: one of ``names`` is unknown to all models and servers.
@@ -139,9 +147,10 @@ def advance(
 
 
 def _unknown_mark_problem(answers: Sequence[ServerAnswer], index: int, name: str) -> str:
-    """Return the problem text for server ``index`` if its high-water mark is not known.
+    """Return a sentence that says why the high-water mark of server number ``index`` is not known.
 
-    The next server (the partner), which keeps the mark, did not tell it.
+    The next server (the partner) keeps the mark, but does not answer or lacks the sequence
+    ``name``.
     """
     server, partner = answers[index].server, answers[(index + 1) % len(answers)]
     why = f"does not answer: {partner.error}" if partner.error else f"has no sequence {name!r}"

@@ -27,29 +27,31 @@ class SequenceStatus:
     """The state of one sequence on one server."""
 
     name: str
-    #: The kind of SQL by which the sequence counts.
+    #: The kind of SQL statement with which the sequence makes its next id, such as ``update``.
     form: str
     #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
-    #: The high-water mark: the highest id that the server is known to have handed out. The next server,
-    #: called its partner, keeps the mark. None if the partner does not tell it.
+    #: The high-water mark: the highest id that the server is known to have handed out. The next
+    #: server, called its partner, keeps the mark. None if the partner does not tell it, or if there
+    #: is only one server.
     mark: int | None
-    #: The used part of all ids (the positive 64-bit numbers), from 0 to 1.
+    #: The share of all possible ids (the positive 64-bit numbers) that is used up, from 0 to 1.
     used: float
-    #: A sentence about the problem, with its remedy; None if all is well.
+    #: A sentence that describes the problem and its remedy; None if there is no problem.
     problem: str | None
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """The state of one ticket server. The server hands out ``offset``, ``offset + step``, … (F2)."""
+    """The state of one ticket server. Its ids are ``offset``, ``offset + step``, … (F2)."""
 
     alias: str
     offset: int
     step: int
-    #: Why the server does not answer; None if it does.
+    #: Why the server does not answer; None if it answers.
     error: str | None
-    #: Why the server may forget handed-out ids in a crash, by its settings; None if it cannot.
+    #: Why the server's settings allow that a crash makes the server forget ids that it has handed
+    #: out. None if they do not allow it, or if the server does not answer.
     durability: str | None
     sequences: tuple[SequenceStatus, ...]
 
@@ -59,10 +61,11 @@ class TicketStatus:
     """The state of all ticket servers."""
 
     servers: tuple[ServerStatus, ...]
-    #: Distance between the highest and the lowest position of the servers, keyed by sequence. Sequences
-    #: that only one server has are left out.
+    #: For each sequence, the difference between the highest and the lowest position (last id handed
+    #: out) of the servers. Sequences that only one server has are left out.
     drift: Mapping[str, int]
-    #: Sequences that no installed model draws from. Code may still use them by name.
+    #: Names of sequences that exist on a server but are used by no installed model. Code may still
+    #: use them by name.
     unused: tuple[str, ...]
     #: Sentences about problems that an operator must solve; empty if all is well.
     problems: tuple[str, ...]
@@ -71,7 +74,7 @@ class TicketStatus:
 def status(
     servers: Sequence[TicketServer] | None = None, *, patience: float = PATIENCE
 ) -> TicketStatus:
-    """Return the state of all servers, including those that are down. Changes nothing.
+    """Return the state of all ticket servers, including those that are down. Changes nothing.
 
     :param servers: the servers to ask; by default all in ``TICKETS``.
     :param patience: seconds to wait for one server. Servers are asked one after the other.
@@ -107,15 +110,16 @@ def _not_answering(server: ServerStatus) -> str:
 def _missing_problems(
     answer: ServerAnswer, names: Iterable[str], declared: Container[str]
 ) -> Iterator[str]:
-    """Yield a problem if a server lacks sequences, for example because it is new or was replaced.
+    """Yield a sentence about the problem if a server lacks sequences, for example because the
+    server is new or was replaced.
 
-    :param names: the sequences that the server should have.
-    :param declared: the sequences of the installed models.
+    :param names: the names of the sequences that the server should have.
+    :param declared: the names of the sequences of the installed models.
     """
     missing = sorted(set(names) - set(answer.sequences))
     if answer.error is None and missing:
-        # Name all missing sequences if one of them is not a model's: without names, "tickets create"
-        # creates only the models' sequences.
+        # Without names, "tickets create" creates only the sequences of models. So name all missing
+        # sequences if one of them does not belong to a model.
         arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
             f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
@@ -124,10 +128,10 @@ def _missing_problems(
 
 
 def missing_sequences(server: TicketServer) -> list[str]:
-    """Return the sequences that models draw from but ``server`` lacks.
+    """Return the names of the sequences from which models draw ids, but which ``server`` lacks.
 
-    :raises OperationalError: the server does not answer.
-    :raises: any other error of the server.
+    :raises django.db.Error: the server does not answer. An :exc:`OSError` is possible, too.
+    :raises TicketError: the server does not match the settings.
     """
     answer = ask(server, PATIENCE)
     if answer.error is not None:

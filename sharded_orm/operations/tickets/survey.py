@@ -47,9 +47,10 @@ class ServerAnswer:
     server: TicketServer
     #: The server's sequences, keyed by name; empty if the server did not answer.
     sequences: Mapping[str, SequencePosition] = field(default_factory=dict)
-    #: Why the server may forget handed-out ids in a crash; None if it cannot, or did not answer.
+    #: Why the server may forget, in a crash, ids that it has handed out. None if it cannot forget
+    #: them, or if the server did not answer.
     durability: str | None = None
-    #: Why the server did not answer; None if it did.
+    #: Why the server did not answer; None if it answered.
     error: Exception | None = None
 
 
@@ -67,7 +68,9 @@ def all_servers() -> list[TicketServer]:
 
 
 def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list[ServerAnswer]:
-    """Ask each server in turn for all its sequences, and check their slots (shares of all ids).
+    """Ask each ticket server, one after the other, for all its sequences.
+
+    Also check that each sequence has the slot of its server (the server's share of all ids).
 
     :param patience: seconds to wait for one server.
     """
@@ -76,7 +79,8 @@ def ask_all(servers: Sequence[TicketServer], patience: float = PATIENCE) -> list
 
 
 def ask(server: TicketServer, patience: float = PATIENCE) -> ServerAnswer:
-    """Ask ``server`` for all its sequences. If the server fails, the answer has the error.
+    """Ask ``server`` for all its sequences. If the server fails, the returned answer contains the
+    error.
 
     :param patience: seconds to wait.
     """
@@ -136,9 +140,9 @@ def slot_problem(
     A slot is a server's share of all ids (offset and step). The sequence must have the slot of its
     server.
 
-    :param answers: the answers of all servers, to find another server that has the same sequence
-        with the same slot. Then both servers are one database, or one is a copy of the other. If
-        ``answers`` is empty, no other server is looked for.
+    :param answers: the answers of all servers; empty to look only at ``server``. If another server
+        has the same sequence with the same slot, the returned text says so: both servers are one
+        database, or one is a copy of the other.
     """
     if row.slot == server.slot:
         return None
@@ -168,8 +172,11 @@ def slot_problem(
 def select_names(
     names: Iterable[str], declared_names: Iterable[str], answers: Sequence[ServerAnswer]
 ) -> list[str]:
-    """Return ``names``; if it is empty, all sequences that a model uses or a server has.
+    """Return the sequence names ``names`` without duplicates. If ``names`` is empty, return the
+    names of all sequences that a model uses or a server has.
 
+    :param declared_names: the names of the sequences that models use.
+    :param answers: the answers of all servers.
     :raises UnknownSequence: one of ``names`` is unknown to all models and servers. Not raised if a
         server did not answer, because that server may have the sequence.
     """
@@ -204,11 +211,12 @@ def check_name(name: str) -> None:
 
 
 def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -> int | None:
-    """Return the highest id that server ``index`` is known to have handed out: its high-water mark.
+    """Return the high-water mark of server number ``index`` in the sequence ``name``: the highest
+    id that the server is known to have handed out.
 
-    The server's partner, which is the next server, keeps the mark. The result is 0 if the server has
-    handed out no id. It is None if there is only one server, or if the partner did not answer or lacks
-    the sequence.
+    The server's partner, which is the next server, keeps the mark. The mark is 0 if the server has
+    handed out no id. The result is None if the mark is not known: there is only one server, or the
+    partner did not answer or lacks the sequence.
     """
     if len(answers) < 2:
         return None
@@ -217,9 +225,10 @@ def high_water_mark_of(answers: Sequence[ServerAnswer], index: int, name: str) -
 
 
 def is_behind(position: int, high_water_mark: int | None) -> bool:
-    """Whether a server would hand out ids again.
+    """Whether a server would hand out ids for a second time.
 
-    True if the server's position is below its high-water mark, the highest id that it is known to have
-    handed out. False if not, or if the mark is not known (None).
+    True if the server's position (last id handed out, by its own count) is below its high-water
+    mark (highest id that it is known to have handed out). False if not, or if the mark is not known
+    (None).
     """
     return high_water_mark is not None and max(position, 0) < high_water_mark
