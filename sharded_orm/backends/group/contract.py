@@ -128,9 +128,11 @@ class GroupAlias(Protocol):
     def validate_no_broken_transaction(self) -> None: ...
 
     def block_options(self, level: Any) -> tuple[bool, bool]:
-        """Return (``durable``, ``_from_testcase``) of the atomic block that opened ``level``.
+        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``.
 
-        Both are False if no atomic block opened the level.
+        Both are False if no atomic block did, but, for example, ``transaction.savepoint()``.
+
+        :param level: an open block of the group's transaction: the outermost one, or a savepoint.
         """
 
     def add_participant(self, wrapper: Any) -> None:

@@ -41,8 +41,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     # alias whose settings come from DATABASES only.
     _generation: int | None = None
     # Whether queries are kept out of the query log now, because the transaction of a TestCase is
-    # being opened on this shard. On an ordinary database, Django opens it before the test begins. So
-    # assertNumQueries must not count the queries that open it here.
+    # being opened on this shard. On an ordinary database, Django opens it before the test begins.
+    # So assertNumQueries must not count the queries that open it here.
     _unlogged = False
     # Whether this object was used since the group last looked for obsolete connections to close.
     is_active = False
@@ -334,9 +334,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def _drop_levels(self, depth: int) -> None:
         """Close the connection, and forget this shard's blocks for blocks of its group.
 
-        Called if a block of the group ends too early: the user has opened a block inside it, on this
-        shard alone, which is still open. Ending the blocks in the usual way would end the user's
-        block instead, and might commit it. The user's block ends later, by itself.
+        Called if a block of the group ends too early: the user has opened a block inside it, on
+        this shard alone, which is still open. Ending the blocks in the usual way would end the
+        user's block instead, and might commit it. The user's block ends later, by itself.
 
         :param depth: index of the outermost block to forget.
         """

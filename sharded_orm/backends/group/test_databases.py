@@ -91,7 +91,10 @@ def provide_test_databases(databases_of: Callable[[Any], TestDatabases]) -> None
 
 
 class GroupCreation(BaseDatabaseCreation):
-    """Creates and destroys the test database of a group's alias: all shards of the group."""
+    """Creates and destroys the test databases of a group's shards.
+
+    Django's test runners call it for the group's alias, as for the alias of one database.
+    """
 
     @property
     def _tests(self) -> TestDatabases:

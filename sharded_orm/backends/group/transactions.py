@@ -83,9 +83,9 @@ class GroupTransactions(BaseDatabaseWrapper):
         return frozenset(self._in_transaction)
 
     def block_options(self, level: Level) -> tuple[bool, bool]:
-        """Return (``durable``, ``_from_testcase``) of the atomic block that opened ``level``.
+        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``.
 
-        Both are False if no atomic block opened the level.
+        Both are False if no atomic block did, but, for example, ``transaction.savepoint()``.
         """
         # savepoint_ids has an entry for each block except the outermost one; the entry is None for a
         # block without a savepoint. If autocommit was switched off by hand, no block opened the
@@ -98,8 +98,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         return False, False
 
     def _savepoint_index(self, sid: str) -> int:
-        # A savepoint made by transaction.savepoint() has no block: return an index that is out of
-        # range.
+        # A savepoint made by transaction.savepoint() has no atomic block: return an index that is
+        # out of the range of atomic_blocks.
         return (
             self.savepoint_ids.index(sid) if sid in self.savepoint_ids else len(self.atomic_blocks)
         )
@@ -180,10 +180,10 @@ class GroupTransactions(BaseDatabaseWrapper):
         raise OperationalError(f"Savepoint {sid!r} of {self.alias!r} does not exist.")
 
     def _roll_back_to(self, depth: int) -> None:
-        """Roll back the levels from index ``depth`` on, on every shard.
+        """Roll back the open blocks ``levels[depth:]`` of the group on every shard.
 
-        If the rollback fails on a shard, the other shards are rolled back all the same. Then the first
-        error is raised.
+        If the rollback fails on a shard, the other shards are rolled back all the same. Then the
+        first error is raised.
         """
         first: BaseException | None = None
         for wrapper in reversed(list(self.participants.values())):

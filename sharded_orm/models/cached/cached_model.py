@@ -30,7 +30,8 @@ from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
 
-#: The token of NULL as the value of an isolate key. No other value has this token.
+#: What stands for NULL in names of cache entries, if an isolate key is NULL. No other value is
+#: represented by this text.
 NULL = "%N"
 
 # How many Scope objects each model remembers. A scope is a set of rows whose cache entries become

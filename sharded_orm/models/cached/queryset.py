@@ -309,5 +309,6 @@ def fetch_together(*querysets: Any) -> None:
         for read in reads:
             read.queryset._result_cache = answer(read, reader)
     for queryset in querysets:
-        # Reads the querysets that are not cached, and related rows that are to be prefetched.
+        # If the queryset has no rows yet, this call queries the database. It also prefetches
+        # related rows.
         queryset._fetch_all()
