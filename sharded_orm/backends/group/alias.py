@@ -159,7 +159,8 @@ class GroupAliasMixin(GroupTransactions):
 
     def is_in_memory_db(self) -> bool:
         # LiveServerTestCase calls this method, because it shares connections to in-memory databases
-        # between threads. SQLite shards are files even in tests, so each thread connects itself.
+        # between threads. SQLite shards are files even in tests, so each thread can have a
+        # connection of its own.
         return False
 
     # ##### SQL: refused #####

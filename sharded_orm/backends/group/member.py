@@ -332,7 +332,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 group.remove_participant(self)
 
     def _drop_levels(self, depth: int) -> None:
-        """Close the connection, and forget this shard's blocks for blocks of its group.
+        """Close the connection, and forget the blocks that this shard has opened for its group.
 
         Called if a block of the group ends too early: the user has opened a block inside it, on
         this shard alone, which is still open. Ending the blocks in the usual way would end the

@@ -41,9 +41,12 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     :exc:`CrossShardRelation`.
 
     Cost of a new row: one INSERT. If another process has generated the same id, one query finds
-    that out, and the INSERT is repeated with an id of a later millisecond. ``bulk_create()`` could
-    take that process's row for a conflict, and ignore the new row or update the other one. So with
-    such options it raises :exc:`NotSupportedError` for rows without ids, except on PostgreSQL.
+    that out, and the INSERT is repeated with an id of a later millisecond.
+
+    With ``ignore_conflicts`` or ``update_conflicts``, ``bulk_create()`` could treat that process's
+    row as a conflict: it would drop the new row, or update the other one. So it then raises
+    :exc:`NotSupportedError` for rows without ids. It does not on PostgreSQL, nor for updates on
+    SQLite whose ``unique_fields`` leave this field out.
     """
 
     layout: TimestampedLayout

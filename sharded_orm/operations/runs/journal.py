@@ -53,7 +53,7 @@ LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 
 
 class JournalStep:
-    """The record of the work on one shard in one run. To be used by one thread at a time.
+    """A step: the work on one shard in one run. To be used by one thread at a time.
 
     A run is one execution of an operation. Each method that changes the step sends one UPDATE. If
     another process has taken over the run, the UPDATE matches no row, and the method raises
