@@ -38,9 +38,8 @@ class GroupAliasMixin(GroupTransactions):
     the backend class. If one of these has to query a server, one node of the group is asked.
     """
 
-    # Whether ensure_connection() is running. If not, connect() calls ensure_connection(), which
-    # calls connect() again. To forbid an alias, Django's test cases replace ``connect``: see
-    # ShardConnectionMixin._cursor().
+    # Whether ensure_connection() is running. If it is not, connect() calls ensure_connection(),
+    # because Django's test cases patch that method. ensure_connection() then calls connect() again.
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -78,7 +77,7 @@ class GroupAliasMixin(GroupTransactions):
         return self._server
 
     def _refresh_server(self) -> None:
-        """Replace the object that ``server`` returns, if the new topology has another node for it."""
+        """Replace the result of ``server`` if the group has other settings in the new topology."""
         generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)
         if settings is not None and not relocation.same_place(self.settings_dict, settings):
@@ -87,7 +86,7 @@ class GroupAliasMixin(GroupTransactions):
             self._build_server()
         self._seen_generation = generation
 
-    # ##### Connecting: no session belongs to a group #####
+    # ##### Connecting: a group itself has no database session #####
 
     @property
     def connection(self) -> GroupConnection | None:
@@ -97,22 +96,22 @@ class GroupAliasMixin(GroupTransactions):
     def connection(self, value: GroupConnection | None) -> None:
         self._connection = value
         if value is None and self.levels:
-            # The group's connection was closed inside a transaction, whose outermost block has just
-            # ended.
+            # The group's connection was closed inside a transaction, which ends only now: end it on
+            # the shards, too.
             self.abandon_levels()
 
     def connect(self) -> None:
-        """Set the attributes as after connecting. No session is opened: only shards have sessions.
+        """Set the attributes that Django's connect() sets. Opens no session: only shards have them.
 
-        Every statement of every shard calls this method, so it must be cheap.
+        Called for every statement on every shard, so it must be cheap.
         """
         if self._seen_generation != relocation.generation:
             self._refresh_server()
         if self._connection is not None:
             return
         if not self._connecting:
-            # Call ensure_connection(), because test cases patch it to forbid connections in other
-            # threads.
+            # Connect by ensure_connection(), because Django's test cases patch that method to
+            # forbid connections in other threads.
             self.ensure_connection()
             return
         self.check_settings()
@@ -159,8 +158,9 @@ class GroupAliasMixin(GroupTransactions):
         self.shards.close_obsolete()
 
     def is_in_memory_db(self) -> bool:
-        # LiveServerTestCase asks this, to share connections to databases in memory between threads. In
-        # tests, shards are files, and each thread opens a separate connection.
+        # LiveServerTestCase calls this method, because it shares connections to in-memory databases
+        # between threads. SQLite shards are files even in tests, so each thread can have a
+        # connection of its own.
         return False
 
     # ##### SQL: refused #####
@@ -184,7 +184,7 @@ class GroupAliasMixin(GroupTransactions):
         server: Any = self.server  # Only Django's DatabaseFeatures for MySQL reads this property.
         return server.mysql_server_data
 
-    # ##### Constraints: checked on the shards in the transaction #####
+    # ##### Constraints: checked on the shards that take part in the transaction #####
 
     def disable_constraint_checking(self) -> bool:
         return False

@@ -50,23 +50,26 @@ class GroupMember(Protocol):
         """Announce the transaction's writes to the cache. Called immediately before COMMIT."""
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End this shard's blocks for the levels of its group from index ``depth`` on, innermost first.
+        """End the atomic blocks that this shard has opened for blocks of its group.
 
-        A level is an open atomic block of the group: the outermost block, or a savepoint.
+        An open block of the group is called a level: the outermost block, or a savepoint.
 
-        :param commit: whether to commit the transaction or release the savepoints; otherwise they are
-            rolled back.
+        :param depth: index of the outermost level to end. The levels inside it are ended first.
+        :param commit: True to commit the transaction or release the savepoints; False to roll them
+            back.
         """
 
     def is_idle(self) -> bool:
         """Whether this connection object can be closed without any loss.
 
-        True if it has no unread results, no session state and no leased session.
+        True if it has no unread results, no session state, and no session leased from a pool.
         """
 
     def is_evictable(self) -> bool:
-        """Whether this object can be closed and dropped unnoticed: it has no transaction, session or
-        other use.
+        """Whether this connection object can be closed and dropped without anyone noticing.
+
+        False, for example, if it has a transaction, session state or unread results, or if a test
+        captures its queries.
         """
 
     def holds_session(self) -> bool:
@@ -125,9 +128,11 @@ class GroupAlias(Protocol):
     def validate_no_broken_transaction(self) -> None: ...
 
     def block_options(self, level: Any) -> tuple[bool, bool]:
-        """Return (``durable``, ``_from_testcase``) of the atomic block that opened ``level``.
+        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``.
 
-        Both are False if no atomic block opened the level.
+        Both are False if no atomic block did, but, for example, ``transaction.savepoint()``.
+
+        :param level: an open block of the group's transaction: the outermost one, or a savepoint.
         """
 
     def add_participant(self, wrapper: Any) -> None:
@@ -140,7 +145,7 @@ class GroupAlias(Protocol):
         """Note whether the transaction of the shard ``alias`` needs a rollback."""
 
     def record_transaction(self, alias: str, is_open: bool) -> None:
-        """Note whether the shard ``alias`` is in a transaction, of its group or of its own."""
+        """Note whether the shard ``alias`` is in a transaction: its group's, or one of its own."""
 
     def add_hook(self, wrapper: Any, hook: Any) -> None:
         """Take over a function that was registered with ``on_commit`` on a shard.

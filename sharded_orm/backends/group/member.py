@@ -40,9 +40,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     # Number of the topology (a version of the settings) that settings_dict comes from; None for an
     # alias whose settings come from DATABASES only.
     _generation: int | None = None
-    # Whether queries are kept out of the query log now, because the transaction of a TestCase is being
-    # opened on this shard. Without shards, Django opens it before the test starts, so assertNumQueries
-    # must not count its queries.
+    # Whether queries are kept out of the query log now, because the transaction of a TestCase is
+    # being opened on this shard. On an ordinary database, Django opens it before the test begins.
+    # So assertNumQueries must not count the queries that open it here.
     _unlogged = False
     # Whether this object was used since the group last looked for obsolete connections to close.
     is_active = False
@@ -54,9 +54,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         # first: item i belongs to group_wrapper.levels[i]. The shard may not have opened the group's
         # inner blocks yet.
         self._mirrored: list[Atomic] = []
-        # Whether a block of _mirrored is being entered or left. Meanwhile, Django's Atomic reads
-        # attributes such as in_atomic_block, and these reads must not make this shard join the group's
-        # transaction again.
+        # While this is True, reading in_atomic_block or atomic_blocks does not make this shard join
+        # its group's transaction. Set, for example, while a block of _mirrored is entered or left,
+        # because Django's Atomic then reads these attributes.
         self._syncing = False
         self._touched: set[str] | None = None
         self._in_atomic_block = False
@@ -83,8 +83,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         group.shards.add(self)
 
     def is_evictable(self) -> bool:
-        """Whether this object can be closed and dropped unnoticed: it has no transaction, session or
-        other use.
+        """Whether this connection object can be closed and dropped without anyone noticing.
+
+        False, for example, if it has a transaction, session state or unread results, or if a test
+        captures its queries.
         """
         return not (
             self._in_atomic_block
@@ -105,9 +107,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             relocation.follow(self)
         group = self.group_wrapper
         if group is not None:
-            # If the group is connected, this does nothing. But if a test case does not allow the
-            # group's alias, it has replaced connect() by a method that raises an error. So all
-            # shards of the group are forbidden too.
+            # If the group is connected, its connect() does almost nothing. But a test case that
+            # does not allow the group's alias has replaced connect() by a method that raises an
+            # error. So the call forbids all shards of the group, too.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
@@ -148,8 +150,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 # group's transaction, which was open on the earlier connection.
                 self._mirrored.clear()
                 group.remove_participant(self)
-        # connect() reads attributes such as in_atomic_block. These reads must not make this shard join
-        # the group's transaction now: the next statement does that.
+        # Reading in_atomic_block makes this shard join its group's transaction, unless _syncing is
+        # set. Django's connect() reads it, but the shard must join only at the next statement.
         syncing, self._syncing = self._syncing, True
         try:
             super().connect()
@@ -186,8 +188,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         super().close_if_unusable_or_obsolete()
 
     def close(self) -> None:
-        # close() reads attributes such as in_atomic_block. These reads must not make this shard join
-        # the group's transaction.
+        # Reading in_atomic_block makes this shard join its group's transaction, unless _syncing is
+        # set. Django's close() reads it, but a connection that is being closed must not join.
         syncing, self._syncing = self._syncing, True
         try:
             super().close()
@@ -244,10 +246,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             self.group_wrapper.record_broken(self.alias, value)
 
     def get_autocommit(self) -> bool:
-        # Move to the shard's current node first, so that no transaction begins on the former node.
+        # Move this connection object to the shard's current node first. Otherwise a transaction
+        # could begin on the former node.
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
-        # Join here too, because select_for_update calls this method before it opens a cursor.
+        # Let the shard join its group's transaction here, too: select_for_update() calls this
+        # method before it opens a cursor.
         if self._is_behind:
             self.join_group_transaction()
         return bool(super().get_autocommit())
@@ -293,14 +297,15 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             self._syncing = self._unlogged = False
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End this shard's blocks for the levels of its group from index ``depth`` on, innermost first.
+        """End the atomic blocks that this shard has opened for blocks of its group.
 
-        A level is an open atomic block of the group: the outermost block, or a savepoint.
+        An open block of the group is called a level: the outermost block, or a savepoint.
 
-        :param commit: whether to commit the transaction or release the savepoints; otherwise they are
-            rolled back.
-        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level is
-            then rolled back, as by Django's atomic().
+        :param depth: index of the outermost level to end. The levels inside it are ended first.
+        :param commit: True to commit the transaction or release the savepoints; False to roll them
+            back.
+        :raises django.db.Error: the database refuses to commit or to release a savepoint. The level
+            is then rolled back, as by Django's atomic().
         """
         group = self.group_wrapper
         assert group is not None
@@ -327,11 +332,13 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 group.remove_participant(self)
 
     def _drop_levels(self, depth: int) -> None:
-        """End the group's levels from index ``depth`` on while a user's block inside them is open on
-        this shard.
+        """Close the connection, and forget the blocks that this shard has opened for its group.
 
-        The connection is closed and the levels are forgotten. Leaving the levels in the usual way would
-        end the user's inner block instead, and might commit it. The user's block ends later, by itself.
+        Called if a block of the group ends too early: the user has opened a block inside it, on
+        this shard alone, which is still open. Ending the blocks in the usual way would end the
+        user's block instead, and might commit it. The user's block ends later, by itself.
+
+        :param depth: index of the outermost block to forget.
         """
         self.close()
         while len(self._mirrored) > depth:

@@ -25,11 +25,11 @@ def group_alias_error(alias: str, what: str = "run SQL") -> GroupAliasError:
 
 
 class GroupConnection:
-    """The ``connection`` attribute of a group's connection object while that object counts as
-    connected.
+    """Stands for the database session that a group's connection object does not have.
 
-    The methods ``close``, ``commit`` and ``rollback`` do nothing. Reading any other attribute raises
-    :exc:`GroupAliasError`.
+    It is the value of that object's attribute ``connection`` while the object counts as connected.
+    The methods ``close``, ``commit`` and ``rollback`` do nothing. Reading any other attribute
+    raises :exc:`GroupAliasError`.
     """
 
     def __init__(self, alias: str) -> None:
@@ -64,7 +64,11 @@ class GroupIntrospection(BaseDatabaseIntrospection):
 
 
 class GroupOperations(BaseDatabaseOperations):
-    """Operations of a group's alias. Flushing a group flushes the shards that tests have touched."""
+    """The ``ops`` of a group's alias.
+
+    In tests, a flush of the alias restores the rows of the shards that the tests have touched.
+    Outside of tests it is refused.
+    """
 
     def sql_flush(
         self,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper", bound=GroupMember)
 
-# Number of the topology in use. topology_changed() adds 1; only the module ``runtime`` calls it.
+# Number of the topology in use. The module ``runtime`` calls topology_changed(), which adds 1.
 generation = 0
 
 # Settings that do not affect where or how a wrapper connects.
@@ -30,24 +30,28 @@ _UNRELATED = ("SHARD", "GENERATION")
 
 
 def topology_changed() -> None:
-    """Count a new topology. Must be called only after the new topology is in use for look-ups."""
+    """Increase the number of the topology in use by 1.
+
+    To be called after a new topology is in use, so that a look-up already finds the new settings.
+    """
     global generation
     generation += 1
 
 
 def follow(wrapper: GroupMember) -> None:
-    """Give ``wrapper`` the settings of the topology in use. If its shard has moved, disconnect it.
+    """Give ``wrapper`` the settings of the topology in use.
 
-    Does nothing if a transaction or session state must first end on the old node, or if another thread
-    owns the wrapper. Called before each statement and transaction. Costs one look-up per new topology,
-    and no query.
+    If the wrapper's shard has moved to another node, the connection to the old node is closed. Does
+    nothing if a transaction or session state must first end on the old node, or if another thread
+    owns the wrapper. Called before each statement and transaction. Costs one look-up per new
+    topology, and no query.
     """
     if is_current(wrapper):
         return
     if wrapper._thread_ident != threading.get_ident():
         return
-    # Read the number before the look-up: if the topology changes in between, the next statement looks
-    # up again.
+    # Read the topology's number before its settings. If the topology changes in between, the number
+    # is outdated, and the next statement looks up the settings again.
     current = generation
     settings = current_settings(wrapper)
     if settings is None:
@@ -76,12 +80,17 @@ def close_relocated(wrapper: GroupMember) -> None:
 
 
 def is_current(wrapper: GroupMember) -> bool:
-    """Whether ``wrapper`` has the settings of the topology in use. Also True if no topology applies to it."""
+    """Whether ``wrapper`` has the settings of the topology in use.
+
+    Also True if the settings of ``wrapper`` do not come from a topology.
+    """
     return wrapper._generation in (None, generation)
 
 
 def separate_copy(wrapper: Wrapper, settings: Mapping[str, Any]) -> Wrapper:
-    """Return a new connection object of the same alias. It is not added to the thread's connections.
+    """Return a new connection object with the alias of ``wrapper``.
+
+    It is not added to the thread's connections, and belongs to no shard group.
 
     :param settings: the settings with which the new object connects.
     """
@@ -105,7 +114,7 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
 
 
 def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both settings lead to the same database, with the same connection options."""
+    """Whether ``settings`` and ``other`` lead to one database, with the same connection options."""
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED
     }

@@ -36,8 +36,8 @@ class ShardConnections:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.wrappers: OrderedDict[str, GroupMember] = OrderedDict()
-        # Wrappers used since the last close_obsolete(), by id(). Only they can have had errors, have a
-        # changed autocommit, or need another health check.
+        # Wrappers used since the last close_obsolete(), keyed by id(). Wrappers that were not used
+        # cannot have had an error or a change of autocommit, so they need no check.
         self.active: dict[int, GroupMember] = {}
         self._next_expiry = float("inf")
         self._last_walk = 0.0
@@ -96,10 +96,11 @@ class ShardConnections:
             del connections[alias]
 
     def close_obsolete(self) -> None:
-        """Call ``close_if_unusable_or_obsolete()`` of each wrapper used since the last call.
+        """Close the unusable and expired connections of wrappers.
 
-        From time to time, also close idle connections that have expired. Apart from that, the cost
-        does not depend on how many wrappers are kept.
+        Calls ``close_if_unusable_or_obsolete()`` of each wrapper that was used since this method
+        was last called. From time to time, all wrappers are searched for connections that have
+        expired. Apart from that, the cost does not depend on how many wrappers are kept.
         """
         active, self.active = self.active, {}
         for wrapper in active.values():

@@ -18,7 +18,7 @@ from sharded_orm.topology.model import Shard
 class TestDatabases(Protocol):
     """The test databases of one group in this process."""
 
-    #: Aliases of the shards that tests may have written to since their rows were last restored.
+    #: Aliases of the shards to which tests may have written since the last restore_touched().
     touched: set[str]
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
@@ -45,9 +45,10 @@ class TestDatabases(Protocol):
         """
 
     def destroy(self, connection: Any, *, keep: bool) -> None:
-        """Use the configured schemas again. Drop all test schemas first, unless ``keep`` is true.
+        """End the test run: use the schemas of the settings again, instead of test schemas.
 
         :param connection: the connection object of the group's alias.
+        :param keep: whether to keep the test schemas (``--keepdb``); otherwise they are dropped.
         """
 
     def ensure(self, shards: Iterable[Shard]) -> None:
@@ -90,7 +91,10 @@ def provide_test_databases(databases_of: Callable[[Any], TestDatabases]) -> None
 
 
 class GroupCreation(BaseDatabaseCreation):
-    """Creates and destroys the test database of a group's alias: all shards of the group."""
+    """Creates and destroys the test databases of a group's shards.
+
+    Django's test runners call it for the group's alias, as for the alias of one database.
+    """
 
     @property
     def _tests(self) -> TestDatabases:
@@ -147,8 +151,8 @@ class GroupCreation(BaseDatabaseCreation):
             self._tests.drop_worker(suffix)
 
     def serialize_db_to_string(self) -> str:
-        # serialized_rollback restores the rows that migrations wrote. A flush of the group restores
-        # them anyway, so there is nothing to serialize.
+        # Django serializes rows for test cases with serialized_rollback, to restore the rows that
+        # migrations wrote. A flush of the group restores them anyway, so serialize nothing.
         return ""
 
     def deserialize_db_from_string(self, data: str) -> None:

@@ -41,7 +41,7 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     ``levels`` has the open blocks of the transaction, outermost first. ``participants`` has the
     connection objects of the shards in the transaction, by alias. Invariant: each participant has
-    opened at least the outermost level.
+    opened a block of its own for at least the outermost of these levels.
     """
 
     levels: list[Level]
@@ -83,9 +83,9 @@ class GroupTransactions(BaseDatabaseWrapper):
         return frozenset(self._in_transaction)
 
     def block_options(self, level: Level) -> tuple[bool, bool]:
-        """Return (``durable``, ``_from_testcase``) of the atomic block that opened ``level``.
+        """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``.
 
-        Both are False if no atomic block opened the level.
+        Both are False if no atomic block did, but, for example, ``transaction.savepoint()``.
         """
         # savepoint_ids has an entry for each block except the outermost one; the entry is None for a
         # block without a savepoint. If autocommit was switched off by hand, no block opened the
@@ -98,8 +98,8 @@ class GroupTransactions(BaseDatabaseWrapper):
         return False, False
 
     def _savepoint_index(self, sid: str) -> int:
-        # A savepoint made by transaction.savepoint() has no block: return an index that is out of
-        # range.
+        # A savepoint made by transaction.savepoint() has no atomic block: return an index that is
+        # out of the range of atomic_blocks.
         return (
             self.savepoint_ids.index(sid) if sid in self.savepoint_ids else len(self.atomic_blocks)
         )
@@ -114,8 +114,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def needs_rollback(self, value: bool) -> None:
         self._needs_rollback = value
         if not value and self._broken:
-            # Clear the flag of each shard too. Django's Atomic clears the group's flag before it rolls
-            # back, and users may clear it with set_rollback(False).
+            # Clear needs_rollback on each shard, too. Django's Atomic clears it on the group before
+            # it rolls back, and users may clear it there with set_rollback(False).
             for alias in list(self._broken):
                 self.participants[alias].needs_rollback = False
             self._broken.clear()
@@ -149,8 +149,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _savepoint_rollback(self, sid: str) -> None:
         self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
-        # The group's level stays open, and the levels inside it end. Each shard ends its own savepoint
-        # for this level, and opens a new one when the shard is next used.
+        # The group's savepoint stays open, and the blocks inside it end. Each shard ends its own
+        # savepoint for it, and opens a new one when the shard is next used.
         half_released = any(level.half_released for level in self.levels[depth:])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
@@ -180,10 +180,10 @@ class GroupTransactions(BaseDatabaseWrapper):
         raise OperationalError(f"Savepoint {sid!r} of {self.alias!r} does not exist.")
 
     def _roll_back_to(self, depth: int) -> None:
-        """Roll back the levels from index ``depth`` on, on every shard.
+        """Roll back the open blocks ``levels[depth:]`` of the group on every shard.
 
-        If the rollback fails on a shard, the other shards are rolled back all the same. Then the first
-        error is raised.
+        If the rollback fails on a shard, the other shards are rolled back all the same. Then the
+        first error is raised.
         """
         first: BaseException | None = None
         for wrapper in reversed(list(self.participants.values())):
@@ -200,8 +200,9 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _commit(self) -> None:
         if self.needs_rollback:
-            # Raise an error if a rollback is needed. This happens only if autocommit was switched off
-            # by hand: Django's Atomic would have called rollback instead of commit.
+            # A transaction that needs a rollback must not be committed: raise an error. This
+            # happens only if autocommit was switched off by hand. Django's Atomic would have called
+            # rollback().
             self.validate_no_broken_transaction()
         committed: list[str] = []
         participants = list(self.participants.values())
@@ -228,8 +229,8 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._roll_back_to(0)
         except Exception:  # Logged, because the caller gets the error of the commit.
             logger.exception("rolling back %r after a failed commit", uncommitted)
-        # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Atomic would call
-        # rollback() only after a database error.
+        # Drop the on_commit functions, as BaseDatabaseWrapper.rollback() does. Do it here, because
+        # Atomic calls rollback() only if the commit has raised a DatabaseError.
         hooks: list[Any] = self.run_on_commit
         self.run_on_commit = []
         if committed:
@@ -254,7 +255,10 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._begin()
 
     def abandon_levels(self) -> None:
-        """End the transaction on all its shards. Called when the group's connection was closed inside it."""
+        """End the group's transaction on all shards that take part in it.
+
+        Called if the group's connection was closed inside the transaction.
+        """
         try:
             self._roll_back_to(0)
         except Error:

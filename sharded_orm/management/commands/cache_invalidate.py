@@ -1,4 +1,4 @@
-"""``manage.py cache_invalidate``: invalidate cache entries of rows that were changed by other programs."""
+"""``manage.py cache_invalidate``: make cache entries void after other programs changed the rows."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Command(BaseCommand):
         )
         progress = ShardProgress(self, options["verbosity"], bar=not options["json"])
         reports: list[migration_run.MigrationReport] = []
-        # Error messages for groups that another process is migrating, keyed by group.
+        # Error messages for groups that another process is migrating, keyed by the group's name.
         held: dict[str, str] = {}
         not_begun: list[str] = []
         with _signals() as stopping:
@@ -386,7 +386,10 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
 
 
 class _SignalStopping(Stopping):
-    """A stop flag that is set by a signal. ``status`` is the exit status if the command fails."""
+    """A stop flag that is set by a signal.
+
+    ``status`` is the exit status of a command that fails: 1, or 128 + the number of the signal.
+    """
 
     status = 1
 
@@ -403,10 +406,11 @@ class _SignalStopping(Stopping):
 
 @contextmanager
 def _signals() -> Iterator[_SignalStopping]:
-    """Within the block, let SIGINT and SIGTERM stop the work cleanly.
+    """Context manager: within the block, SIGINT and SIGTERM stop the work cleanly.
 
-    The same signal once more kills the process. Yields the stop flag. Python can install signal
-    handlers only in the main thread: in any other thread, signals do not change the flag.
+    Yields the stop flag, which the signal sets. The same signal once more kills the process. Python
+    can install signal handlers only in the main thread. In any other thread, signals do not change
+    the flag.
     """
     stopping = _SignalStopping()
     if threading.current_thread() is not threading.main_thread():

@@ -251,8 +251,8 @@ def _number(number: int | None, otherwise: str = "?") -> str:
 
 
 def _position(number: int | None) -> str:
-    # The position of a sequence that has handed out no id yet is one step below the first id. That
-    # number may be negative: show 0 instead.
+    # The position of a sequence that has handed out no id yet is one step below the first id. So it
+    # may be negative: show 0 instead.
     return _number(None if number is None else max(number, 0))
 
 

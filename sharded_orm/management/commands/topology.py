@@ -25,8 +25,8 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Process
 
-# Seconds between two checks by which "watch" finds out whether this process has changed to another
-# topology.
+# The action "watch" shows when this process changes to another topology. This is the time between
+# two checks, in seconds.
 _POLL_INTERVAL = 0.1
 
 
@@ -307,7 +307,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    # This comparison also refuses "nan" and "inf", with which the wait would never end.
+    # This comparison also refuses "nan" and "inf": a wait of such a length would never end.
     if not 0 <= seconds < float("inf"):
         raise ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
     return seconds
@@ -362,7 +362,10 @@ def _usage_text(count: int, *, behind: int) -> str:
 
 
 def _load_held() -> tuple[Document | None, str | None]:
-    """Return ``(document, None)`` with the topology in the source; ``(None, error message)`` on failure."""
+    """Load the topology that the source has at present.
+
+    Return ``(document, None)``. If that fails, return ``(None, error message)`` instead.
+    """
     try:
         return topology.current(), None
     except TopologyError as exc:

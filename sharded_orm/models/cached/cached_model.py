@@ -1,9 +1,9 @@
-"""Which models are cached, and how field values become parts of cache names (Yupoo, Y13-Y16).
+"""Which models are cached, and how field values get into names of cache entries (Yupoo, Y13-Y16).
 
 A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
-by which the cached lists of a shard key are divided. In the names of cache entries a field value is
-represented by a *token*. Tokens of a field are *exact* if two values are equal in the database
-exactly when their tokens are equal. Values of fields without exact tokens cannot be used in names.
+by which the cached lists of a shard key are divided. In the name of a cache entry, a field value is
+represented by a *token*. The tokens of a field are *exact* if the database considers two values
+equal exactly when their tokens are equal. Values of other fields cannot be used in such names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
 
-#: The token of NULL as the value of an isolate key. No other value has this token.
+#: What stands for NULL in names of cache entries, if an isolate key is NULL. No other value is
+#: represented by this text.
 NULL = "%N"
 
 # How many Scope objects each model remembers. A scope is a set of rows whose cache entries become
@@ -47,11 +48,13 @@ _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_cons
 
 @dataclass(frozen=True)
 class TokenField:
-    """A field whose values are parts of cache names: a shard key, isolate key or primary key.
+    """A key field of a cached model: a shard key, isolate key or primary key.
+
+    Names of cache entries contain values of this field. There, a *token* represents the value.
 
     :param target: for a foreign key the field that it finally refers to; otherwise ``field``.
-    :param exact: whether values are equal in the database exactly when their tokens are equal. If
-        not, :meth:`token` returns None for each value.
+    :param exact: whether the database considers two values equal exactly when their tokens are
+        equal. If not, :meth:`token` returns None for every value.
     :param pad: whether the database ignores trailing spaces when it compares values (default: no).
     """
 
@@ -61,10 +64,10 @@ class TokenField:
     pad: bool = False
 
     def token(self, value: Any) -> str | None:
-        """Return the token of ``value``; None if ``value`` has no exact token.
+        """Return the text that represents ``value`` in names of cache entries: its token.
 
-        NULL, expressions and values that the field does not accept have no token. If the field is
-        not ``exact``, no value has one.
+        Return None if ``value`` has no token: NULL, an expression, or a value that the field does
+        not accept. Always return None if ``exact`` is False.
         """
         if type(value) is not int or not self._takes_int:
             if not self.exact or value is None or hasattr(value, "resolve_expression"):
@@ -85,7 +88,8 @@ class TokenField:
 
     @cached_property
     def _takes_int(self) -> bool:
-        # A shortcut for most keys: get_prep_value() of these fields returns an int unchanged.
+        # A shortcut for most keys: get_prep_value() of Django's integer fields returns an int
+        # unchanged, so token() need not call it.
         return self.exact and type(self.target).get_prep_value in _PLAIN_INTEGERS
 
     def _of_instance(self, value: Any) -> Any:
@@ -131,7 +135,7 @@ class CachedModel:
 
     @property
     def isolate(self) -> Any:
-        """The field that ``isolate_key`` names; None if the model has no isolate key."""
+        """The field of the isolate key; None if the model has no isolate key."""
         return None if self.isolate_field is None else self.isolate_field.field
 
     @property
@@ -139,16 +143,18 @@ class CachedModel:
         return self.model._meta.pk
 
     def key_token(self, value: Any) -> str | None:
-        """Return the token of a shard key; None if ``value`` has no exact token.
+        """Return the token of ``value`` as a shard key: its form in names of cache entries.
 
-        Also None for a global model. See :class:`TokenField` for exact tokens.
+        Return None if ``value`` has no token (see :meth:`TokenField.token`), and for a global
+        model, which has no shard key.
         """
         return None if self.key_field is None else self.key_field.token(value)
 
     def isolate_token(self, value: Any) -> str | None:
-        """Return the token of an isolate key; NULL (``value`` None) has a token, too.
+        """Return the token of ``value`` as an isolate key: its form in names of cache entries.
 
-        Return None if ``value`` has no exact token, or the model has no isolate key.
+        NULL (``value`` is None) has a token, too. Return None if ``value`` has no token (see
+        :meth:`TokenField.token`), or the model has no isolate key.
         """
         field = self.isolate_field
         if field is None:
@@ -158,7 +164,10 @@ class CachedModel:
         return field.token(value)
 
     def pk_token(self, value: Any) -> str | None:
-        """Return the token of a primary key; None if a part of the key has no exact token.
+        """Return the token of a primary key: its form in names of cache entries.
+
+        Return None if the key, or a part of a composite key, has no token (see
+        :meth:`TokenField.token`).
 
         :param value: the value of the primary key; a tuple for a composite one.
         """
@@ -176,8 +185,9 @@ class CachedModel:
     def scope(self) -> Callable[..., Scope]:
         """A function ``scope(place, key, isolate=None)`` that returns a :class:`Scope` of the model.
 
-        A scope is a set of rows whose cache entries become void together. The function caches the
-        scopes that it returns, because a scope must compute the names of its entries.
+        A scope is a set of rows whose cache entries become void together. The arguments are the
+        result of :meth:`place`, and the tokens of a shard key and an isolate key. The function
+        remembers its latest results, because computing names of cache entries takes time.
         """
 
         @lru_cache(maxsize=_SCOPES)
@@ -189,7 +199,8 @@ class CachedModel:
     def place(self, alias: str) -> str:
         """Return the place of the rows on ``alias``: the string that selects their cache server.
 
-        The place is ``alias`` for a sharded model, and the name of the type for a global model.
+        For a sharded model the place is ``alias``. For a global model it is the model's name in the
+        cache (``type.name``).
         """
         return alias if self.type.sharded else self.type.name
 
@@ -212,7 +223,7 @@ class CachedModel:
 
     @cached_property
     def global_alias(self) -> str:
-        """The alias to which the router writes a global model."""
+        """The alias of the database to which the router writes the rows of this global model."""
         return str(router.db_for_write(self.model))
 
     @cached_property
@@ -221,9 +232,10 @@ class CachedModel:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The aliases that have rows of the model.
+        """The aliases of the databases that store rows of the model.
 
-        They are all shards in the current topology; for a global model, its one database.
+        For a sharded model: all shards of its group in the current topology. For a global model:
+        its one database.
         """
         if self.options is None:
             return (self.global_alias,)
@@ -378,7 +390,10 @@ def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def collations_of(model: Any) -> Collations:
-    """Return the collations of the databases that hold ``model``, without connecting to them."""
+    """Return what is known of collations (which texts are equal) for the databases of ``model``.
+
+    The engine in the settings decides. No database is connected.
+    """
     options = shard_options(model)
     if options is not None:
         group = runtime.group(options.group)
@@ -389,9 +404,12 @@ def collations_of(model: Any) -> Collations:
 
 
 def token_field(field: Any, collations: Collations) -> TokenField:
-    """Return the :class:`TokenField` of ``field``. It says which values are equal in the database.
+    """Return the :class:`TokenField` of ``field``.
 
-    :param collations: the collations of the database that holds the field's column.
+    The result knows whether the field has exact tokens: those that are equal exactly when the
+    database considers the values equal.
+
+    :param collations: tells which texts are equal in the database that has the field's column.
     """
     target = target_field(field)
     if isinstance(target, models.CharField | models.TextField):

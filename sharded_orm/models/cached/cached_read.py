@@ -92,7 +92,8 @@ class CachedRead:
             entries[self.key] = rows
             self.level.count(1 + len(rows))
             if isinstance(request, ListRequest) and request.object_names is not None:
-                # Store each row under the name of its object, too, for later reads by primary key.
+                # The result is a list of rows. Store each row under the name of its own cache
+                # entry, too, for later reads by primary key.
                 entries.update(zip(request.object_names, ([row] for row in rows), strict=True))
         return self._instances(rows)
 
@@ -219,10 +220,11 @@ def _rows_of(query: Any, alias: str) -> list[Row]:
 
 
 def answer(read: CachedRead, reader: Reader) -> list[Any]:
-    """Return the instances of a read, after :meth:`Reader.read` has looked for its request.
+    """Return the model instances of ``read``.
 
-    If the cache did not have the result, query the database. Store the rows in the cache if
-    ``read.fill`` and the outcome of the request allow it.
+    :meth:`Reader.read` must have looked in the cache for ``read.request`` before. If the cache did
+    not have the result, query the database. Then store the rows in the cache if ``read.fill`` and
+    the outcome of the request allow it.
     """
     request = read.request
     if request.outcome == HIT:
@@ -246,7 +248,8 @@ def _fill(read: CachedRead, reader: Reader, rows: Sequence[Row], values: Sequenc
         if pk is None:
             return
         # The database may consider the row's shard key equal to the one in the conditions, though
-        # their tokens differ. The request then has the wrong names for the row: store nothing.
+        # names of cache entries contain them differently. The request then has the wrong names for
+        # the row: store nothing.
         if position is not None and cached.key_token(row[position]) != request.scope.key:
             return
         pks.append(pk)

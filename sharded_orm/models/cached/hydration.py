@@ -43,8 +43,9 @@ class ConnectionState:
         level = None
         if features_of(connection).default_isolation_level is not None:
             level = options.get("isolation_level", "read committed")
-        # The isolation level in lower case. None if the level is unknown (the server's default on
-        # MySQL), and on SQLite, whose transactions are always serializable.
+        # The isolation level of MySQL in lower case; None if OPTIONS chooses the server's default.
+        # Always None on SQLite, whose transactions are serializable, and on PostgreSQL, whose
+        # OPTIONS do not have the level in words.
         self._isolation = level.lower() if isinstance(level, str) else None
 
     def may_fill(self) -> bool | None:
@@ -167,7 +168,8 @@ def _is_plain(model: Any) -> bool:
     return (
         model.from_db.__func__ is Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
         and model.__init__ is Model.__init__
-        # A mixin that comes after Model among the bases may define __init__.
+        # Model.__init__ calls super().__init__(), which a mixin after Model among the bases may
+        # define.
         and super(Model, model).__init__ is object.__init__
         and model.__new__ is object.__new__
         and model.__setattr__ is object.__setattr__
@@ -180,7 +182,7 @@ def _is_plain(model: Any) -> bool:
 
 
 def connection_state(alias: str) -> ConnectionState | None:
-    """Return the state of the connection to ``alias``.
+    """Return the :class:`ConnectionState` of this thread's connection to ``alias``.
 
     Return None if the database backend is not one of this library. Such a connection does not use
     the cache, because its backend does not tell the cache of writes before COMMIT.
@@ -188,6 +190,6 @@ def connection_state(alias: str) -> ConnectionState | None:
     connection = connections[alias]
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):
-        # The state is kept on the connection object, because its factories use that connection.
+        # Keep the ConnectionState on the connection object: it can be used for no other one.
         state = connection.__dict__["_for_cache"] = ConnectionState(connection)
     return state

@@ -58,12 +58,12 @@ class ModelCache:
         transaction commits; otherwise they become void at once. Does nothing if the model is not
         cached.
 
-        :param using: the alias of one shard. Default: the shard of the shard key; if no shard key
-            is given, all shards.
+        :param using: the alias of one shard. Default: the shard that has the given shard key; if no
+            shard key is given, all shards.
         :param where: the shard key, the isolate key and ``pk``, by field name or attname. A value
             may be an instance that a foreign key refers to. If the SQL changed the isolate key of a
             row, leave the isolate key out, or call the method with the old and with the new value.
-        :raises TypeError: a name in ``where`` is unknown, or the shard key is missing.
+        :raises TypeError: a name in ``where`` is unknown, or ``where`` has keys but no shard key.
         :raises ValueError: a field does not accept its value, or ``using`` has no rows of the
             model.
         :raises CacheUnavailable: a cache server is down; entries on this server stay as they are,
@@ -83,9 +83,10 @@ class ModelCache:
         _void(immediate)
 
     def statistics(self) -> dict[str, int]:
-        """Return the model's counts of cache events in this process since its start.
+        """Return how often each cache event (hit, miss, …) has happened for the model.
 
-        The names of the counts are those of the command ``cache_stats``.
+        The dict is keyed by the names of events that ``cache_stats --json`` has under ``counts``.
+        It counts events of this process since the process started.
         """
         cached = cached_model(self._model)
         return statistics_of(cached) if cached is not None else dict.fromkeys(FIELDS, 0)
@@ -101,7 +102,10 @@ class CacheAttribute:
 
 
 def statistics_of(cached: CachedModel) -> dict[str, int]:
-    """Return the counts of cache events of a model in this process; 0 each if there is no cache."""
+    """Return how often each cache event (hit, miss, …) has happened for a model in this process.
+
+    The dict is keyed by the event's name. All numbers are 0 if no cache is configured.
+    """
     cache = runtime.cache()
     if cache is None:
         return dict.fromkeys(FIELDS, 0)
@@ -132,7 +136,7 @@ def _void(rows: Iterable[VoidRows]) -> None:
 
 
 def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) -> None:
-    """Make all cache entries of the migrated alias void. Receiver of ``post_migrate``.
+    """Make all cache entries of rows in the migrated database void. Receiver of ``post_migrate``.
 
     The SQL of a migration may have changed rows. If a cache server is down, the migration does not
     fail: an error is logged, with the command that the operator must run later. Do nothing if no
@@ -159,10 +163,10 @@ def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) 
 
 
 def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
-    """Return the values in ``where``, keyed by role: ``key``, ``isolate`` or ``pk``.
+    """Return the values in ``where``, keyed by the field's role: ``key``, ``isolate`` or ``pk``.
 
     :param where: arguments of :meth:`ModelCache.invalidate`, keyed by field name or attname.
-    :raises TypeError: a name is unknown, or the shard key is missing.
+    :raises TypeError: a name in ``where`` is unknown, or ``where`` has keys but no shard key.
     """
     roles: dict[str, str] = {}
     fields: dict[str, Any] = {}
@@ -184,7 +188,8 @@ def _values(cached: CachedModel, where: dict[str, Any]) -> dict[str, Any]:
                 f" names are {sorted(roles)!r} and 'using'."
             )
         if isinstance(value, Model):
-            # As in filter(), a model instance stands for the value of a foreign key to it.
+            # A foreign key may be given as a model instance, as in filter(). Take the value of the
+            # field to which the foreign key refers.
             target = getattr(fields.get(name), "target_field", value._meta.pk)
             value = getattr(value, target.attname)
         values[roles[name]] = value
@@ -204,7 +209,8 @@ def _rows(
     """Yield pairs: the alias of a database, and the rows there whose entries must become void.
 
     :param values: values of the model's keys; see :func:`_values`. Empty for all rows.
-    :param using: the alias of one shard; None for the shard of the shard key, or all shards.
+    :param using: the alias of one shard. None for the shard that has the shard key in ``values``;
+        without a shard key, for all shards.
     :raises ValueError: a field does not accept its value, or ``using`` has no rows of the model.
     """
     if using is not None and not _has_rows(cached, using):
@@ -231,8 +237,9 @@ def _rows(
             using = shard.alias
     alias = cached.aliases[0] if using is None else using
     if key is None and cached.key is not None:
-        # The shard key has no exact token, so its entries cannot be named: make all entries of the
-        # model's rows on this shard void.
+        # Values of this shard key cannot be used in names of cache entries, because the database
+        # may consider values equal that are written differently. So make the entries of all rows of
+        # the model on this shard void.
         yield alias, _whole(cached, alias)
         return
     if "isolate" in values:
@@ -262,9 +269,9 @@ def _whole(cached: CachedModel, alias: str) -> VoidRows:
 def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
     """Return the connection of ``alias`` if the connection is inside of a transaction; else None.
 
-    :param only: True if rows on this alias alone are invalidated; False if rows on all shards may
-        be. If False, return None for a shard without an open connection, because this thread has
-        written nothing there.
+    :param only: True if the caller invalidates rows on this alias alone; False if it may invalidate
+        rows on all shards. If False, return None for a shard without an open connection, because
+        this thread has written nothing there.
     """
     connection: Any
     if cached.options is None or only:
@@ -282,12 +289,13 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
 
 
 def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
-    """Raise ValueError: ``field`` does not accept ``value``.
+    """Raise ValueError, because ``field`` does not accept ``value``.
 
-    Do nothing if no value of the field has an exact token: then ``value`` may be valid.
+    Do nothing if no value of this field can be used in names of cache entries: then ``value`` may
+    be valid.
 
     :param tokens: the :class:`~sharded_orm.models.cached.cached_model.TokenField` of the field.
-    :param value: a value that has no token.
+    :param value: a value for which ``tokens`` has returned None, so no name can contain it.
     """
     if tokens is not None and tokens.exact:
         raise ValueError(f"{value!r} is no value of {cached.model.__name__}.{field.name}.")

@@ -1,6 +1,6 @@
 """The keys of each cached model, prepared for reads through the cache.
 
-A key is known by its position in a row, its column and its field names.
+For each key, this is its position in a row, its column, and the names of its field.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class LookupPlan:
         #: The columns of the shard key and the primary key. A query whose conditions set each of
         #: these columns equal to a value selects one object.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
-        #: The names of arguments of get() that stand for a key: True for a name of the primary key
-        #: (which may also be the shard key), False for a name of the shard key.
+        #: Maps each name that a key may have as an argument of get(). The value is True for the
+        #: primary key (which may also be the shard key), and False for any other shard key.
         self.names: dict[str, bool] = {}
         if key is not None:
             self.names |= {key.name: False, key.attname: False}
@@ -63,7 +63,7 @@ _plans: dict[Any, LookupPlan | None] = {}
 
 
 def plan_of(model: Any) -> LookupPlan | None:
-    """Return the plan of ``model``; None if reads of the model are not cached."""
+    """Return the :class:`LookupPlan` of ``model``; None if reads of the model are not cached."""
     cached = cached_model(model)
     if cached is None:
         return None

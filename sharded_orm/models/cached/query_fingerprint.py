@@ -29,8 +29,9 @@ from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where_clause import OnShard
 
-# The types of values that may be in a text. The repr() of such a value shows the whole value and its
-# type. Subclasses are not accepted, because they may have another repr().
+# The types of values that may be in the text that identifies a query. The repr() of such a value
+# shows the whole value and its type. Subclasses are not accepted, because they may have another
+# repr().
 IMMUTABLE = frozenset(
     {
         int, str, bool, float, bytes, type(None), Decimal, UUID,
@@ -38,7 +39,7 @@ IMMUTABLE = frozenset(
     }
 )  # fmt: skip
 
-#: The classes of queries that have a fingerprint.
+#: The query classes for which this module makes fingerprints. No other query is cached.
 QUERIES = frozenset({Query, ShardedQuery})
 
 # The attributes of a query that this module reads, or that do not matter for the result. If another
@@ -59,8 +60,8 @@ class QueryFingerprint:
 
     :param text: identifies the result of the query; None if the text must be the SQL, which
         :func:`compiled_text` returns.
-    :param equal: lists of values, keyed by column: in every row of the result, the column must be
-        equal to each value of its list.
+    :param equal: values keyed by column: one value for each condition ``column = value`` that every
+        row of the result must meet.
     :param only_equal: whether the query has no conditions except those in ``equal``, no offset, and
         no limit of 0.
     """
@@ -158,8 +159,9 @@ class _Conditions:
             else:
                 part = None
             if part is None:
-                # The query must be compiled. The loop goes on all the same, because another
-                # condition may set the shard key equal to a value, and compiled queries need it.
+                # This condition is of an unknown kind, so the SQL must be the text of the query.
+                # Read the other conditions all the same: one may give the value of the shard key,
+                # without which no query of a sharded model is cached.
                 unknown = True
             else:
                 parts.append(part)
@@ -185,7 +187,10 @@ class _Conditions:
 
 
 def _plain_value(value: Any) -> Any:
-    """Return the value of an enumeration member (``TextChoices``, …); other values unchanged."""
+    """Return the plain value of a member of ``TextChoices`` or another enumeration of choices.
+
+    Any other value is returned unchanged.
+    """
     return value.value if isinstance(value, Choices) else value
 
 
@@ -221,7 +226,7 @@ def _order(query: Any, ordering: Any) -> tuple[str, ...] | None:
 
 
 def compiled_text(query: Any, using: str) -> str | None:
-    """Compile ``query`` and return its text: the SQL and the parameters.
+    """Compile ``query`` and return the text that identifies it: its SQL and the parameters.
 
     Return None if the query cannot be cached.
 
@@ -258,7 +263,8 @@ def _is_steady(node: Any) -> bool:
     """Whether the value of ``node`` depends only on the row for which it is computed.
 
     True only for Django's own expressions. False for ``Now``, ``Random``, ``RawSQL``, ``Subquery``,
-    database functions that the project names itself, and expressions of other packages.
+    functions whose SQL name or template the project gives (``Func(function=…)``), and expressions
+    of other packages.
 
     :param node: an expression, a condition or a tree of conditions.
     """

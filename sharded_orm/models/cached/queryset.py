@@ -34,7 +34,10 @@ _reader: Reader | None = None
 
 
 def _current_reader() -> Reader | None:
-    """Return the reader of this process; None if there is no cache, or its option READ is off."""
+    """Return the object through which this process reads from the cache.
+
+    Return None if no cache is configured, or if the cache's option ``READ`` is off.
+    """
     global _reader
     cache = runtime.cache()
     reader = _reader
@@ -59,7 +62,7 @@ os.register_at_fork(after_in_child=_forget_reader)
 class CachedQuerySet(QuerySet[Any, Any]):
     """A queryset that reads rows of models with ``cache = True`` through the cache.
 
-    For other models it behaves like Django's.
+    For other models it behaves like Django's queryset.
     """
 
     _uncached = False
@@ -91,8 +94,8 @@ class CachedQuerySet(QuerySet[Any, Any]):
 
     def _fetch_all(self) -> None:
         if self._result_cache is None:
-            # Not self._prepared(): subclasses override that to choose the shard first, and the
-            # shard has been chosen by now.
+            # Call the method of this class, because subclasses override it to choose the shard
+            # first, and the shard has been chosen by now.
             read = CachedQuerySet._prepared(self)
             if read is not None:
                 self._result_cache = self._read_cached(read)
@@ -254,7 +257,12 @@ _ROUTINE: dict[type, bool] = {}
 
 
 def _is_routine(kind: Any) -> bool:
-    """Whether the methods of ``kind`` that ``get()`` calls are all Django's or the library's."""
+    """Whether ``get()`` calls only methods of Django or this library on the class ``kind``.
+
+    If a project overrides one of these methods, ``get()`` must call it.
+
+    :param kind: a queryset class.
+    """
     is_routine = _ROUTINE.get(kind)
     if is_routine is None:
         is_routine = _ROUTINE[kind] = all(
@@ -301,5 +309,6 @@ def fetch_together(*querysets: Any) -> None:
         for read in reads:
             read.queryset._result_cache = answer(read, reader)
     for queryset in querysets:
-        # Reads the querysets that are not cached, and related rows that are to be prefetched.
+        # If the queryset has no rows yet, this call queries the database. It also prefetches
+        # related rows.
         queryset._fetch_all()

@@ -22,9 +22,9 @@ from sharded_orm.models.cached.write_tracking import TrackedWrite
 def transaction_markers(connection: Any) -> TransactionMarkers:
     """Return the object that collects the writes of the open transaction of ``connection``.
 
-    Before COMMIT, this object announces the writes to the cache by markers. ``connection`` must be
-    inside of a transaction, and a cache must be configured. After this call, reads in the
-    transaction bypass the cache.
+    Before COMMIT, this object puts markers into the cache, which say that the rows are being
+    written. ``connection`` must be inside of a transaction, and a cache must be configured. After
+    this call, reads in the transaction bypass the cache.
     """
     connection.wrote = True
     markers: TransactionMarkers | None = connection.transaction_writes
@@ -91,5 +91,5 @@ class CacheObserver:
 
 def _cached_models() -> list[CachedModel]:
     models = (cached_model(model) for model in apps.get_models())
-    # List each CachedModel once: a proxy model shares that of its concrete model.
+    # A proxy model has the same CachedModel as its concrete model. List each CachedModel once.
     return list({id(cached): cached for cached in models if cached is not None}.values())

@@ -37,11 +37,11 @@ _writing: ContextVar[Any] = ContextVar("sharded_orm_writing", default=None)
 
 @contextmanager
 def writing(instance: Any) -> Iterator[None]:
-    """Context manager: say that the block saves or deletes ``instance``.
+    """Context manager for a block that saves or deletes ``instance``.
 
-    A statement in the block can then take the row's keys from ``instance`` and needs no query for
-    them. The keys are added to the conditions of the statement, so wrong keys do no harm: no row
-    matches, and the query for the keys is made after all.
+    The cache must know the keys of each written row. A statement in the block takes them from
+    ``instance``, so that no query for the keys is needed. The keys are also added to the conditions
+    of the statement. If they are wrong, no row matches, and the query for the keys is made then.
     """
     token = _writing.set(instance)
     try:
@@ -69,7 +69,10 @@ class KeyColumns(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _key_columns(model: Any) -> KeyColumns:
-    """Return the key columns of ``model``: a cached model, or a historical model (migrations) of it."""
+    """Return the :class:`KeyColumns` of ``model``.
+
+    :param model: a cached model, or a historical model of one, as migrations make it.
+    """
     cached = cached_model(model)
     assert cached is not None
 
@@ -139,6 +142,8 @@ class TrackedWrite:
     ) -> None:
         """Note rows of one shard key as affected, in ``self._markers``.
 
+        A *token* represents a value in the names of cache entries.
+
         :param key: the token of the shard key; None for a global model, or if it is unknown.
         :param pks: tokens of the rows' primary keys; None for all rows of the key.
         :param isolates: tokens of the rows' isolate keys; None if they are unknown.
@@ -156,8 +161,9 @@ class TrackedWrite:
     def _touch_rows(self, rows: AffectedRows, new_isolates: Iterable[str] | None = ()) -> None:
         """Note ``rows`` as affected, in ``self._markers``.
 
-        :param new_isolates: tokens of the isolate keys that the write gives to the rows. Empty
-            (the default) if the write changes no isolate key; None if the new ones are unknown.
+        :param new_isolates: the isolate keys that the write gives to the rows, as tokens (their
+            form in names of cache entries). Empty (the default) if the write changes no isolate
+            key; None if the new isolate keys are unknown.
         """
         if rows.isolates is None or new_isolates is None:
             isolates = None
@@ -193,8 +199,9 @@ class TrackedWrite:
             return execute()
         upsert = query.on_conflict is OnConflict.UPDATE
         if upsert and key is not None and not conflicts_within(query, key.name):
-            # The upsert may update a stored row with another shard key. That key is not known
-            # here, so all rows of the table count as affected.
+            # The upsert may update a stored row whose shard key differs from that of the new row.
+            # The shard key of the stored row is not known here, so all rows of the table count as
+            # affected.
             self.touch_all()
             return execute()
         try:
@@ -259,9 +266,9 @@ class TrackedWrite:
             elif field.name == isolate:
                 new_isolate = value
         if changes_identity:
-            # The statement changes a primary key or shard key, and so the names of cached objects.
-            # This is rare, so the code does not find out the old and new names: all rows of the
-            # table count as affected.
+            # The statement changes a primary key or shard key, and so the names of cache entries.
+            # This is rare, so the old and new names are not found out: all rows of the table count
+            # as affected.
             self.touch_all()
             return execute()
         new_isolates: Iterable[str] | None = ()
@@ -281,8 +288,8 @@ class TrackedWrite:
             try:
                 changed = execute()
             except BaseException:
-                # The database may have executed the statement all the same, because the handler of
-                # a Unix signal can raise anywhere. So the rows count as affected.
+                # In spite of the exception, the database may have executed the statement: the
+                # handler of a Unix signal can raise anywhere. So the rows count as affected.
                 self._touch_rows(guessed_rows, new_isolates)
                 raise
             if changed == 1:
@@ -302,9 +309,9 @@ class TrackedWrite:
 
         :param rows: the keys that the conditions of the statement determine.
         :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if there is none.
-        :returns: the guessed keys, and the conditions (name and value) to add to the statement:
-            with these conditions, the statement changes no row if the guess is wrong. None if
-            nothing can be guessed.
+        :returns: the guessed keys, and conditions to add to the statement, as pairs of attname and
+            value. With these conditions, the statement changes no row if the guess is wrong. None
+            instead of both if nothing can be guessed.
         """
         cached = self._cached
         if rows.pks is None or len(rows.pks) != 1 or len(self._query.alias_map) > 1:
@@ -336,9 +343,9 @@ class TrackedWrite:
         return AffectedRows(keys, rows.pks, isolates), conditions
 
     def _rows_by_conditions(self) -> AffectedRows:
-        """Return those keys of the affected rows that follow from the conditions of the query.
+        """Return the keys of the affected rows, as far as the conditions of the query tell them.
 
-        Keys that do not follow from the conditions are None.
+        In the result, a kind of key that the conditions do not tell is None.
         """
         cached = self._cached
         pk, key, isolate = columns = _key_columns(self._query.model).columns
@@ -381,7 +388,7 @@ class TrackedWrite:
             matching = None
         if matching is None:
             # There are too many rows to list them, or they cannot be selected. So all rows of the
-            # known shard keys count as affected.
+            # known shard keys count as affected; if these are unknown, all rows of the table.
             self._touch_rows(AffectedRows(rows.keys, None, rows.isolates), new_isolates)
             return execute()
         if not matching:
@@ -438,8 +445,9 @@ class TrackedWrite:
         statement, unless the conditions name exactly these keys already.
 
         :param known: the keys that the conditions of the statement determine.
-        :returns: tokens of the shard key, the primary key and the isolate key of each row; None
-            if there are more than MAX_LISTED rows.
+        :returns: for each row, the shard key, primary key and isolate key as tokens (their form in
+            names of cache entries); a key without a token is None. None instead of the list if
+            there are more than MAX_LISTED rows.
         :raises EmptyResultSet: no row can match the conditions.
         """
         cached, query, connection = self._cached, self._query, self._connection
@@ -458,8 +466,8 @@ class TrackedWrite:
         size = len(parts)
         pks = [tuple(row[:size]) if size > 1 else row[0] for row in rows]
         if rows and (known.pks is None or len(set(pks)) < len(known.pks)):
-            # Without this condition, the statement might change a row that is not locked, and
-            # begins to match the conditions only now.
+            # Without this condition, the statement might also change a row that was not read and
+            # locked, because another transaction has made it match in the meantime.
             query.add_filter("pk__in", list(dict.fromkeys(pks)))
         return [
             (
@@ -471,6 +479,6 @@ class TrackedWrite:
         ]
 
 
-# Implementations of pre_save() after which the attribute of the instance has the stored value. Other
-# implementations may store a value that the instance does not get.
+# Implementations of pre_save() after which the attribute of the instance has the stored value. Any
+# other implementation may return a value for the column without setting the attribute.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})

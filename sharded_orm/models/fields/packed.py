@@ -15,7 +15,7 @@ from sharded_orm.topology.model import Shard
 
 
 class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[type-arg]  # not generic at run time
-    """A primary key made of shard, type and local id; it names the row's shard (Pinterest, P1, P5).
+    """A primary key made of shard, type and local id: it tells the row's shard (Pinterest, P1, P5).
 
     :param type_id: the number of this model among the models of its group; it must never change.
     :param layout: the widths of the three parts; by default 16, 10 and 36 bits.
@@ -27,8 +27,9 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     :exc:`PackedIDMismatch`, and no row is stored. An explicit id must be of the row's shard and of
     this type.
 
-    Cost of a new row: one INSERT, with BEGIN and COMMIT around it if no transaction is open. With
-    an explicit id: one INSERT.
+    Cost of new rows: one INSERT, with BEGIN and COMMIT around it if no transaction is open. If the
+    INSERT returns no ids (INSERT IGNORE, or many rows on MySQL), one query more checks them. Rows
+    with explicit ids cost only the INSERT.
     """
 
     layout: PackedLayout
@@ -49,7 +50,7 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         kwargs["type_id"] = self.type_id
         if self.layout != PACKED:
             kwargs["layout"] = self.layout
-        # Migrations contain this path. It stays the same if the class moves to another module.
+        # Migrations contain this import path, so it must stay valid if the class moves elsewhere.
         return name, "sharded_orm.models.fields.PackedIDField", args, kwargs
 
     def counted_on(self, shard: Shard) -> range:
@@ -69,8 +70,9 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            # The alias is not that of a shard. It may be a template schema, from which test shards
-            # are cloned, or the database that had the rows before sharding. Insert without a check.
+            # The alias is not that of a shard. It may be that of a template schema, from which test
+            # shards are cloned, or of the database that had the rows before sharding. There is no
+            # shard number, so insert without a check of the ids.
             return insert(returning)
         explicit = [v for row in instances if (v := getattr(row, self.attname)) is not None]
         for value in explicit:
@@ -91,7 +93,7 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
                     if row[position] not in counted:
                         raise self._mismatch(row[position], shard)
             # The INSERT returned no ids, because it was INSERT IGNORE, or an INSERT of many rows on
-            # MySQL. Search the table for ids of another shard or type.
+            # MySQL. So search the table for wrong ids: those of another shard or another model.
             elif (foreign_id := self._foreign_id(alias, counted)) is not None:
                 raise self._mismatch(foreign_id, shard, returned=False)
         return rows
@@ -111,7 +113,7 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
         Sends one query.
         """
         below, above = {f"{self.name}__lt": counted.start}, {f"{self.name}__gte": counted.stop}
-        # Do not use the model's own manager, which may hide rows.
+        # Use a plain QuerySet, because the model's own manager may hide rows.
         rows: Any = models.QuerySet(self.model).using(alias)
         rows = rows.filter(models.Q(**below) | models.Q(**above))
         value: int | None = rows.values_list(self.name, flat=True).first()

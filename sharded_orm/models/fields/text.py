@@ -23,15 +23,15 @@ class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not generic
     """A ``CharField`` for which ``Ada``, ``ada`` and ``Ada `` are different values on every
     database.
 
-    It is meant for shard keys. ``db_collation`` of a plain ``CharField`` can have the same effect,
-    but it needs the name of a collation, and each kind of database has other names.
+    It is meant for shard keys. ``db_collation`` of a plain ``CharField`` can have the same effect.
+    But it needs the name of a collation, and MySQL, PostgreSQL and SQLite name theirs differently.
     """
 
     description = "Text (up to %(max_length)s), compared exactly"
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
-        # Migrations contain this path. It stays the same if the class moves to another module.
+        # Migrations contain this import path, so it must stay valid if the class moves elsewhere.
         return name, "sharded_orm.models.fields.ExactCharField", args, kwargs
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> Any:

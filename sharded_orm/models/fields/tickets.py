@@ -33,7 +33,7 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
         name, _, args, kwargs = super().deconstruct()
         if self.sequence is not None:
             kwargs["sequence"] = self.sequence
-        # Migrations contain this path. It stays the same if the class moves to another module.
+        # Migrations contain this import path, so it must stay valid if the class moves elsewhere.
         return name, "sharded_orm.models.fields.TicketField", args, kwargs
 
     @property

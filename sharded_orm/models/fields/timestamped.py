@@ -27,7 +27,7 @@ TRIES = 10
 
 
 class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
-    """An id that sorts by time and names the row's shard (Instagram, I2).
+    """An id that sorts by time and contains the number of the row's shard (Instagram, I2).
 
     :param epoch: an aware datetime from which milliseconds are counted; it must never change.
     :param layout: the widths of the three parts (by default 41, 13 and 10 bits) and the epoch. Give
@@ -37,12 +37,16 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     the column's default generates it. In a group whose strategy is ``"embedded"`` with the same
     SHIFT and BITS, a query by the id goes to the shard in the id. In any other group the id is
     unique over all shards, but does not route queries. An id that is set already is kept. If ids
-    route queries, the kept id must name the row's shard (:exc:`CrossShardRelation` otherwise).
+    route queries, the kept id must contain the shard's number, or the insert raises
+    :exc:`CrossShardRelation`.
 
     Cost of a new row: one INSERT. If another process has generated the same id, one query finds
-    that out, and the INSERT is repeated with an id of a later millisecond. Except on PostgreSQL,
-    ``bulk_create()`` of rows without ids is refused if a conflict of this field would be ignored or
-    would update a row.
+    that out, and the INSERT is repeated with an id of a later millisecond.
+
+    With ``ignore_conflicts`` or ``update_conflicts``, ``bulk_create()`` could treat that process's
+    row as a conflict: it would drop the new row, or update the other one. So it then raises
+    :exc:`NotSupportedError` for rows without ids. It does not on PostgreSQL, nor for updates on
+    SQLite whose ``unique_fields`` leave this field out.
     """
 
     layout: TimestampedLayout
@@ -76,7 +80,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
             kwargs["epoch"] = self.epoch
         else:
             kwargs["layout"] = self.layout
-        # Migrations contain this path. It stays the same if the class moves to another module.
+        # Migrations contain this import path, so it must stay valid if the class moves elsewhere.
         return name, "sharded_orm.models.fields.TimestampedIDField", args, kwargs
 
     def insert_rows(
@@ -134,12 +138,12 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
             return self in (unique_fields or ()) or self.column in (unique_fields or ())
-        # IGNORE, and ON DUPLICATE KEY UPDATE on MySQL, treat a duplicate in any unique key as a
-        # conflict, and this field is a unique key.
+        # INSERT IGNORE, and ON DUPLICATE KEY UPDATE on MySQL, treat a duplicate in any unique key
+        # as a conflict. This field usually is such a key.
         return on_conflict is not None
 
     def _check_given(self, instances: Sequence[Any], alias: str) -> None:
-        """Raise if an explicit id names another shard than ``alias``.
+        """Raise CrossShardRelation if an explicit id has another shard's number than ``alias`` has.
 
         The check is made only in a group whose strategy reads the shard from the id.
         """
@@ -159,8 +163,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
 
     def _fill(self, rows: Sequence[Any], alias: str, *, again: bool = False) -> None:
         shard = shard_of(alias)
-        # The alias may be a template schema, from which test shards are cloned. It has no shard
-        # number, so its rows get 0.
+        # The alias may be that of a template schema, from which test shards are cloned. A template
+        # has no shard number, so the ids of its rows contain 0.
         number = shard.number if shard is not None else 0
         table = f"{alias}.{self.model._meta.db_table}"
         if again:
@@ -174,8 +178,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     ) -> list[Any]:
         for _ in range(TRIES):
             try:
-                # No savepoint is needed before a second attempt: these databases roll back only the
-                # failed statement.
+                # No savepoint is needed, even before a second attempt: MySQL and SQLite roll back
+                # only the failed statement. PostgreSQL would not, but does not get here.
                 return insert(returning)
             except IntegrityError:
                 taken = self._taken(new, alias) if self.unique else []
@@ -188,7 +192,7 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         """Return those of ``rows`` whose ids are in the table already."""
         by_id = {getattr(row, self.attname): row for row in rows}
         connection = connections[alias]
-        # Do not use the model's own manager, which may hide rows.
+        # Use a plain QuerySet, because the model's own manager may hide rows.
         stored: Any = models.QuerySet(self.model).using(alias)
         if connection.in_atomic_block and connection.features.has_select_for_update:
             # Inside a transaction, a plain SELECT reads a snapshot, which may be older than the
@@ -201,9 +205,11 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     def _insert_default(
         self, instances: Sequence[Any], new: list[Any], returning: Sequence[Any], insert: Insert
     ) -> list[Any]:
-        """Insert ``instances`` and let the column's default generate the ids of those in ``new``.
+        """Insert ``instances``, and let the column's default generate the missing ids.
 
-        Set the generated ids on these instances.
+        Set the generated ids on the instances.
+
+        :param new: those of the instances that have no id.
         """
         default = DatabaseDefault(Value(None), self)
         for row in new:

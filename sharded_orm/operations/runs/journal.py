@@ -1,6 +1,6 @@
 """The journal of long operations: tables in the global database that record each step.
 
-Because of the journal, a kill at any moment loses nothing.
+Because of the journal, nothing is lost if a process is killed at any moment.
 
 A *run* is one execution of an operation on a subject, such as the migration of a group. One process
 at a time holds the run (:mod:`~sharded_orm.operations.runs.lease`). A run has a *step* for each
@@ -30,7 +30,7 @@ from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.operations.runs import lease as leases
 
-#: Number of rows that one statement reads or writes at most.
+#: The largest number of rows that one statement reads or writes.
 BATCH = 500
 _autonomous = AutonomousConnections()
 
@@ -53,10 +53,11 @@ LEFT: Final = (RUNNING, STOPPED, FAILED, UNCLEAR)
 
 
 class JournalStep:
-    """One shard's step in one run. To be used by one thread at a time.
+    """A step: the work on one shard in one run. To be used by one thread at a time.
 
-    Each method that changes the step sends one UPDATE. If another process holds the run by then,
-    the UPDATE matches no row, and the method raises :exc:`LeaseLost`.
+    A run is one execution of an operation. Each method that changes the step sends one UPDATE. If
+    another process has taken over the run, the UPDATE matches no row, and the method raises
+    :exc:`LeaseLost`.
     """
 
     __slots__ = ("alias", "error", "migration", "operation", "position", "run", "state")
@@ -93,18 +94,21 @@ class JournalStep:
         self._write(state=DONE, error="", migration="", operation="", position={})
 
     def mark_failed(self, exc: BaseException) -> None:
-        """Record that the step failed with ``exc``. Keep the position, so a later run can continue."""
+        """Record that the step failed with ``exc``.
+
+        The step's position is kept, so that a later run can continue from there.
+        """
         self._write(state=FAILED, error=one_line(exc))
 
     def mark_unclear(self, message: str) -> None:
-        """Record that an operator has to find out whether the operation took effect.
+        """Record that an operator has to find out whether the interrupted operation took effect.
 
         :param message: tells the operator what to look at and how to report the answer.
         """
         self._write(state=UNCLEAR, error=message)
 
     def mark_stopped(self) -> None:
-        """Record that the work was stopped. A later run continues from the position."""
+        """Record that the work was stopped. A later run continues from the step's position."""
         self._write(state=STOPPED if self.position else PENDING, error="")
 
     def _write(self, **changes: Any) -> None:
@@ -147,9 +151,9 @@ def _update_sql(vendor: str) -> str:
 
 
 class JournalRun:
-    """A run (one execution of an operation) that this process holds. Thread-safe.
+    """A run (one execution of an operation) whose lease this process has. Thread-safe.
 
-    Only :func:`hold_run` creates instances.
+    Without the lease, a process must not work on the run. Only :func:`hold_run` creates instances.
     """
 
     def __init__(self, row: OperationRun, lease: leases.Lease, resumed: bool) -> None:
@@ -161,8 +165,8 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of the steps that this process has created and not yet used. No other process
-        # writes them, so :meth:`step` need not read them.
+        # Aliases of the steps that this process has created and that :meth:`step` has not returned
+        # yet. No other process writes these steps, so :meth:`step` need not read them.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
@@ -185,7 +189,10 @@ class JournalRun:
         return moment
 
     def note(self, **arguments: Any) -> None:
-        """Store ``arguments`` in the run. Earlier arguments stay, unless they have the same name."""
+        """Add ``arguments`` to those stored in the run.
+
+        A stored argument with the same name is replaced; the others stay.
+        """
         merged = {**self.arguments, **arguments}
         self._write(arguments=merged)
         self.arguments = merged
@@ -196,7 +203,8 @@ class JournalRun:
         :param state: a word for people, such as "done" or "failed".
         :param error: why the run did not succeed; "" if it did.
         """
-        # Use one transaction. Otherwise, a kill between the two writes would leave scripts behind.
+        # Use one transaction for both writes. Otherwise, if the process were killed between them,
+        # the finished run's scripts would stay in the database.
         with transaction.atomic(using=DEFAULT_DB_ALIAS):
             self._write(
                 state=state, error=error, unfinished=None, finished_at=timezone.now(), token=""
@@ -220,14 +228,14 @@ class JournalRun:
         names = iter(aliases)
         while batch := list(islice(names, BATCH)):
             with transaction.atomic(using=DEFAULT_DB_ALIAS):
-                # Begin the transaction with this write, which checks the lease. SQLite may refuse the
-                # first write of a transaction that began with a read.
+                # Begin the transaction with this write, which also checks the lease. If it began
+                # with a read, SQLite might refuse the first write.
                 self._write(signs=F("signs") + 1)
                 new = self._create_batch(batch)
             self._new_steps.update(new)
 
     def _create_batch(self, aliases: list[str]) -> list[str]:
-        """Create the missing steps of a batch.
+        """Create a step for each of ``aliases`` that has no step in this run.
 
         Return the aliases of the created steps that do not continue a step of an earlier run.
         """
@@ -266,7 +274,10 @@ class JournalRun:
         return _by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Yield the steps that failed or are unclear, ordered by alias. One query per 500 steps."""
+        """Yield the steps in the state failed or unclear, ordered by alias.
+
+        Sends one query per 500 steps.
+        """
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 
@@ -352,10 +363,10 @@ class Scripts:
     """
 
     def get(self, run: JournalRun | int, key: str) -> dict[str, Any] | None:
-        """Return what ``run`` has stored under ``key``; None if it has stored nothing there.
+        """Return the content that ``run`` has stored under ``key``; None if there is none.
 
-        :param run: a run or its id. If a step was carried over from an earlier run, its position
-            has the id of the run that stored the script.
+        :param run: the run that has stored the content, or its id. If a step was carried over from
+            an earlier run, the step's position has the id of the run that has stored it.
         """
         return (
             OperationScript.objects.using(DEFAULT_DB_ALIAS)

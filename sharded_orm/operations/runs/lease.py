@@ -1,9 +1,9 @@
 """The lease of a run: it lets only one process at a time work on the run.
 
-The process that holds the lease gives signs of life. Each lease has a token, which is in the run's
-row. Invariant: each statement that writes for a run also checks the token. A process may be silent
-for too long (stopped, swapped out, cut off). If another process has then taken the run over, the
-silent process can no longer write for the run.
+A run is one execution of an operation. The process that holds the lease gives signs of life. Each
+lease has a token, which is in the run's row. Invariant: each statement that writes for a run also
+checks the token. A process may be silent for too long (stopped, swapped out, cut off). If another
+process has then taken the run over, the silent process can no longer write for the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class DatabaseClock(Now):
     """The present time of the database's clock, in UTC. Used because hosts' clocks may differ."""
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, Any]:
-        # Now.as_mysql gives the time in the session's time zone, which may have daylight saving.
+        # Now.as_mysql is not used: it gives the time in the session's time zone. If that has
+        # daylight saving, differences between two times may be wrong by an hour.
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
@@ -45,7 +46,10 @@ def runs() -> QuerySet[OperationRun]:
 
 
 class Lease:
-    """The right of this process to work on one run. Regular signs of life in the database keep it."""
+    """The right of this process to work on one run.
+
+    The process keeps the right by regular signs of life, which it writes into the database.
+    """
 
     def __init__(self, run_id: int, token: str) -> None:
         self.run_id = run_id
@@ -58,7 +62,7 @@ class Lease:
         )
 
     def own_row(self) -> QuerySet[OperationRun]:
-        """Return a query set with the run's row, or with no row once another process has the run."""
+        """Return a query set with the run's row. It is empty if another process has the run now."""
         return runs().filter(pk=self.run_id, token=self.token)
 
     def check(self) -> None:
@@ -136,8 +140,9 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
             return Lease(row.pk, token), False
         if not _is_free(row):
             raise _held_error(row)
-        # The row is unchanged only if the old holder is silent and nobody else has taken the run:
-        # a living holder increments ``signs``, and a new holder writes another token.
+        # This UPDATE matches only if the row has not changed since it was read. A living holder
+        # increments ``signs``, and a new holder writes another token. So a match proves that the
+        # old holder is silent, and that nobody else has taken the run.
         if runs().filter(pk=row.pk, token=row.token, signs=row.signs, unfinished=True).update(
             signs=F("signs") + 1, state="running", **holder
         ):  # fmt: skip
@@ -148,9 +153,9 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 
 
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
-    """Annotate runs with ``silent``: the time since the last sign of life.
+    """Annotate runs with ``silent``: the time since the last sign of life of the run's process.
 
-    The value is None if the last holder has released the run without finishing it.
+    ``silent`` is None if the last process has released the run without finishing it.
     """
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))
@@ -219,7 +224,8 @@ def _machine() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        # Add the process-id namespace to the id, because each container on a host has a separate one.
+        # The boot id alone is the same for all containers of a host. Each container has a
+        # process-id namespace of its own, so add the id of that namespace.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"[:128]
     except OSError:
         return f"unknown {secrets.token_hex(16)}"

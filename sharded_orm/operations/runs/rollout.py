@@ -18,7 +18,7 @@ from django.db import connections
 from sharded_orm.exceptions import InvalidWaves
 from sharded_orm.topology.model import Shard
 
-# Seconds between two checks, during a pause, whether the work was stopped.
+# During a pause, the seconds between two checks of whether the work was stopped.
 _CHECK_INTERVAL = 0.1
 
 
@@ -26,8 +26,8 @@ _CHECK_INTERVAL = 0.1
 class Waves:
     """The order in which shards are worked on, how many at once, and when to stop."""
 
-    #: Number of shards in the first wave. If one of them fails, no other wave is begun. 0 means
-    #: that there is no such wave.
+    #: Number of shards in the first wave, the canary. If one of them fails, no other wave is begun.
+    #: 0 means that there is no canary.
     canary: int = 1
     #: Number of shards that are worked on at once, per node.
     parallel: int = 4
