@@ -196,7 +196,7 @@ class CacheStatistics:
         :raises ServerDown: a server is down.
         """
         for name in type_names:
-            self._server(name).finish([counter(name, field) for field in FIELDS], ())
+            self._server(name).reset_counters([counter(name, field) for field in FIELDS])
 
 
 def counter(type_name: str, field: str) -> str:

@@ -321,6 +321,14 @@ def test_counters_begin_at_zero_and_add_up(server: CacheServer, name: Any) -> No
     assert server.counters([name("a"), name("b"), name("c")]) == [12, 0, 0]
 
 
+def test_counters_begin_at_zero_again(server: CacheServer, name: Any) -> None:
+    server.count({name("a"): 5, name("b"): 7})
+    server.reset_counters([name("a"), name("c")])
+    assert server.counters([name("a"), name("b"), name("c")]) == [0, 7, 0]
+    server.count({name("a"): 1})
+    assert server.counters([name("a")]) == [1]
+
+
 def test_a_counter_that_is_none_counts_nothing(server: CacheServer, name: Any) -> None:
     put(server, name(), b"nonsense")
     assert server.counters([name()]) == [0]
@@ -349,6 +357,7 @@ def test_each_call_is_one_round_trip(server: CacheServer, name: Any) -> None:
         lambda: server.add([(name("guard"), HEADER), (name("g3"), HEADER)], 60),
         lambda: server.count({name("count"): 1, name("more"): 1}),
         lambda: server.counters([name("count"), name("more")]),
+        lambda: server.reset_counters([name("count"), name("more")]),
     ):
         before = server.round_trips
         call()
@@ -367,6 +376,7 @@ def test_nothing_to_do_is_no_round_trip(server: CacheServer) -> None:
     assert server.add([], 60) == []
     server.count({})
     assert server.counters([]) == []
+    server.reset_counters([])
     # In memory each call counts.
     assert server.round_trips == 0 or isinstance(server, LocalServer)
 

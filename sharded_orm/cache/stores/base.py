@@ -174,6 +174,10 @@ class CacheServer(ABC):
         """Return the values of counters; 0 for a missing one."""
 
     @abstractmethod
+    def reset_counters(self, names: Sequence[str]) -> None:
+        """Set counters to 0."""
+
+    @abstractmethod
     def info(self) -> dict[str, Any]:
         """Return statistics (version, bytes, evictions, …) under the names that the server uses."""
 

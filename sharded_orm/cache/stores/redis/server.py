@@ -430,6 +430,12 @@ class RedisServer(RemoteServer):
             raise self._failed("unexpected number of values")
         return [int(value) if value and value.isdigit() else 0 for value in values]
 
+    def reset_counters(self, names: Sequence[str]) -> None:
+        if names:
+            # As bytes, like in counters().
+            (reply,) = self._pipeline([(b"UNLINK", *(name.encode("ascii") for name in names))])
+            self._checked(reply, int)
+
     def info(self) -> dict[str, Any]:
         (reply,) = self._pipeline([(b"INFO",)])
         lines = self._checked(reply, bytes).decode(errors="replace").splitlines()

@@ -71,6 +71,9 @@ class Recorder(CacheServer):
     def counters(self, names: Sequence[str]) -> list[int]:
         return self.inner.counters(names)
 
+    def reset_counters(self, names: Sequence[str]) -> None:
+        self.inner.reset_counters(names)
+
     def info(self) -> dict[str, Any]:
         return self.inner.info()
 
