@@ -91,8 +91,8 @@ class SessionPool(Generic[S]):
         self._idle: list[S] = []
         # Weak references to every session that may be open, keyed by id(): a forked child has to
         # abandon all of these sessions. No lock guards the dict, because garbage collection may
-        # remove a session at any moment, even in the thread that holds the lock, and so block for
-        # ever. So only atomic operations of dict are used.
+        # remove a session at any moment, even in the thread that holds the lock; that thread would
+        # wait for itself. So only atomic operations of dict are used.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
