@@ -57,7 +57,7 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether this snapshot and ``other`` have the same fingerprint. Computes no fingerprint."""
+        """Whether both snapshots have the same fingerprint, but without computing fingerprints."""
         return self.changed_tables(other) == []
 
     @cached_property
