@@ -21,31 +21,34 @@ class TextEquality(NamedTuple):
 
 
 class Collations:
-    """The collations of one kind of database. This base class is for a kind that is not known."""
+    """The collations of one kind of database. This base class serves kinds that are not known."""
 
-    #: The collation to declare for a field by which a cached model is looked up. It may ignore spaces at
-    #: the end, because the cache allows for that.
+    #: The collation to declare for a field by which a cached model is looked up. The collation may
+    #: ignore spaces at the end of a text, because the cache can ignore them, too.
     exact_for_cache = "C"
-    #: The collation to declare for a shard key. It must not ignore spaces at the end, because the router
-    #: does not ignore them.
+    #: The collation to declare for a shard key. The collation must not ignore spaces at the end of
+    #: a text, because the router does not ignore them.
     exact_for_shard_key = "C"
-    #: End of a sentence that says how to declare a shard key: it names the alternatives to
+    #: The last words of a hint that tells how to declare a shard key. They name the alternatives to
     #: ``ExactCharField``.
     remedy = ""
 
     def equality(self, collation: str | None) -> TextEquality:
-        """Return which texts ``collation`` treats as equal. None stands for the database's default
-        collation.
+        """Return which texts ``collation`` treats as equal.
+
+        :param collation: name of the collation; None for the database's default collation.
         """
         return TextEquality(False)
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        """Whether the database is certain to compare a shard key with this ``collation`` inexactly.
+        """Whether it is certain that the database compares a shard key inexactly under
+        ``collation``.
 
-        False if the comparison is exact, or if this is uncertain.
+        An inexact comparison treats different texts as equal. False if the comparison is exact, or
+        if this is uncertain.
 
-        :param is_colocated_with_target: whether the field that declares the collation is migrated on
-            the same shards as the key's column.
+        :param is_colocated_with_target: whether the field that declares the collation is migrated
+            on the same shards as the key's column.
         """
         return False
 
@@ -76,27 +79,29 @@ class MySQLCollations(Collations):
     remedy = ", or with db_collation='utf8mb4_nopad_bin' (MariaDB) or 'utf8mb4_0900_bin' (MySQL)"
 
     def equality(self, collation: str | None) -> TextEquality:
-        # If the name is empty, the table's default applies, which is not known here and is seldom
-        # exact.
+        # If the name of the collation is empty, the table's default collation applies. The default
+        # is not known here and is seldom exact, so it counts as inexact.
         name = (collation or "").lower()
         if name == "binary":
             return TextEquality(True)
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # If the declaring field is not migrated on the shards, another migration may have given the
-        # column an exact collation there.
+        # If the field that declares the collation is not migrated on the shards, an inexact
+        # comparison is not certain: another migration may have given the key's column an exact
+        # collation there.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:
-        # MySQL has utf8mb4_0900_bin from 8.0.17 on.
+        # MySQL has the collation utf8mb4_0900_bin from version 8.0.17 on.
         return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
 
 
 class PostgreSQLCollations(Collations):
     """The collations of PostgreSQL.
 
-    The default collation of a database is always exact, because it is always deterministic.
+    The default collation of a database is always exact. PostgreSQL permits only a deterministic
+    collation there, which treats texts as equal only if their bytes are equal.
     """
 
     def equality(self, collation: str | None) -> TextEquality:

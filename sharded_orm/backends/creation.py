@@ -1,7 +1,8 @@
-"""Creation of test databases for ordinary aliases. Their rows get separate keys in the cache.
+"""Creation of test databases for ordinary aliases, which are no shard groups.
 
-``sharded_orm.testing`` changes the cache keys, and must be imported only when tests run. So this module
-does not import it. Instead, the app passes a function to :func:`provide_isolation`.
+The rows of a test database get separate keys in the cache. ``sharded_orm.testing`` changes the
+cache keys, and must be imported only when tests run. So this module does not import it. Instead,
+the app passes a function to :func:`provide_isolation`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ class CacheIsolation(Protocol):
         """Switch to separate cache keys. Called before the test database of ``alias`` is created."""
 
     def isolate_worker(self, alias: str) -> None:
-        """Switch to separate cache keys in this process, one of several that run tests in parallel.
+        """Give this process, one of several that run tests in parallel, its own cache keys.
 
         :param alias: an alias that has a test database.
         """
 
     def release(self, alias: str) -> None:
-        """Note that the test database of ``alias`` was dropped.
+        """Record that the test database of ``alias`` was dropped.
 
         After the last test database was dropped, the usual cache keys are used again.
         """
@@ -36,7 +37,9 @@ _isolation: Callable[[], CacheIsolation] | None = None
 
 
 def provide_isolation(isolation: Callable[[], CacheIsolation]) -> None:
-    """Set the function that returns the :class:`CacheIsolation`. It is called only when tests run."""
+    """Set the function that returns the :class:`CacheIsolation`. The function is called only in
+    tests.
+    """
     global _isolation
     _isolation = isolation
 
@@ -48,13 +51,15 @@ class IsolatedCacheCreation(BaseDatabaseCreation):
     """
 
     def create_test_db(self, *args: Any, **kwargs: Any) -> str:
-        # Isolate the cache before migrations run, because migrations may write rows.
+        # Switch to separate cache keys before the migrations run, because migrations may write
+        # rows.
         if _isolation is not None:
             _isolation().isolate(self.connection.alias)
         return super().create_test_db(*args, **kwargs)
 
     def setup_worker_connection(self, _worker_id: int) -> None:
-        # Without this, rows in the databases of parallel processes would have the same cache keys.
+        # Give each parallel test process its own cache keys. Otherwise, rows in the databases of
+        # different processes would have the same keys.
         if _isolation is not None:
             _isolation().isolate_worker(self.connection.alias)
         super().setup_worker_connection(_worker_id)

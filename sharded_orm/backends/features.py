@@ -24,15 +24,16 @@ class ShardFeatures:
     shards_are_files: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
-    #: Limit on the connection objects of a group's shards in one thread. Above it, idle objects are
-    #: dropped. If the setting ``MAX_IDLE_ALIASES`` is higher, this limit applies. None if the
-    #: setting alone decides.
+    #: The most connection objects that one thread keeps for the shards of a group; more are dropped
+    #: if they are idle. The lower one of this limit and the setting ``MAX_IDLE_ALIASES`` applies.
+    #: None if the setting alone decides.
     max_idle_aliases: ClassVar[int | None] = None
-    #: How texts from several shards are compared in Python: by their bytes, or by the ``WEIGHT_STRING``
-    #: that the server adds to each row. None if such texts cannot be compared.
+    #: How texts from several shards are compared in Python: by their bytes, or by their
+    #: ``WEIGHT_STRING`` (sort weights of the collation), which the server adds to each row. None if
+    #: such texts cannot be compared.
     text_compared_by: ClassVar[Literal["bytes", "weights"] | None] = None
-    #: Whether a column's collation can be read from the server. If not, the models' declarations are
-    #: used.
+    #: Whether a column's collation can be read from the server. If not, the collation that the
+    #: model declares is used.
     can_introspect_collations: ClassVar[bool] = False
     #: Tells which texts each collation treats as equal.
     collations: ClassVar[Collations] = Collations()
@@ -40,8 +41,9 @@ class ShardFeatures:
     averages_integers_exactly: ClassVar[bool] = False
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The isolation level that the server uses by default: SQL's words in lower case. None if
-    #: ``isolation_level`` in ``OPTIONS`` is not given in such words.
+    #: The server's own isolation level, which applies if ``isolation_level`` in ``OPTIONS`` is
+    #: None. Given as SQL words in lower case ("repeatable read"). None for databases whose
+    #: ``isolation_level`` is not given in such words.
     default_isolation_level: ClassVar[str | None] = None
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False

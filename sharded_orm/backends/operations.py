@@ -21,7 +21,7 @@ class OperationsMixin(BaseDatabaseOperations):
         return with_hooks(stock)
 
     def show_definition_sql(self, table: str) -> str:
-        """Return a statement that shows the definition of ``table``, for an operator to run."""
+        """Return an SQL statement that an operator can run to see the definition of ``table``."""
         raise NotImplementedError
 
     @staticmethod

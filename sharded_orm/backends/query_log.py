@@ -29,11 +29,10 @@ class ShardQueryLog(deque[Any]):
 
 
 class GroupQueryLog(deque[Any]):
-    """The ``queries_log`` of a group's connection object. If it is cleared, the shards' logs are
-    cleared too.
+    """The ``queries_log`` of a group's connection object. Clearing it also clears the shards' logs.
 
-    Django clears only the logs of the aliases that it iterates over, which do not include shards. Of
-    the shards' logs, only those with entries are visited.
+    Django clears the logs only of the aliases that it iterates over, and these do not include
+    shards. So this log clears the shards' logs, but visits only those with entries.
     """
 
     def __init__(self, maxlen: int | None) -> None:
@@ -61,7 +60,8 @@ class ShardExecuteWrappers(list[Any]):
         self._group_wrappers = group_wrappers
 
     def __reversed__(self) -> Iterator[Any]:
-        # Django iterates with reversed() and wraps from the innermost wrapper to the outermost one.
+        # Django iterates over the wrappers with reversed(), and the first wrapper becomes the
+        # innermost one. So the shard's wrappers come before the group's.
         wrappers = self._group_wrappers()
         own = super().__reversed__()
         return chain(own, reversed(wrappers)) if wrappers else own

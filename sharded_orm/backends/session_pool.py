@@ -17,8 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sharded_orm.exceptions import PoolTimeout
 
-# If another thread used a session last, the session stays open for this many seconds after it has
-# expired. The other thread may be in the middle of a request when this thread's request ends.
+# Seconds for which an expired session stays open if another thread used it last. That thread may be
+# in the middle of a request when this thread's request ends and closes expired sessions.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 
@@ -89,9 +89,10 @@ class SessionPool(Generic[S]):
         # The idle sessions. Invariant: a session is either in this list or leased. list.append, pop
         # and remove are atomic, so leasing needs no lock.
         self._idle: list[S] = []
-        # Every session that may be open, by id(): a forked child has to abandon all of them. There is
-        # no lock, only atomic operations of dict: garbage collection may remove a session at any
-        # moment, and so might need the lock in the very thread that holds it.
+        # Weak references to every session that may be open, keyed by id(): a forked child has to
+        # abandon all of these sessions. No lock guards the dict, because garbage collection may
+        # remove a session at any moment, even in the thread that holds the lock; that thread would
+        # wait for itself. So only atomic operations of dict are used.
         self._sessions: dict[int, weakref.ref[S]] = {}
         self._last_occasion: int | None = None
 
@@ -132,7 +133,9 @@ class SessionPool(Generic[S]):
         return self._open()
 
     def take(self, session: S) -> bool:
-        """Lease ``session`` itself rather than any session. Return False if ``session`` is in use or dead."""
+        """Lease exactly this ``session``, not any session. Return False if ``session`` is in use or
+        dead.
+        """
         try:
             self._idle.remove(session)
         except ValueError:
@@ -203,7 +206,7 @@ class SessionPool(Generic[S]):
             self._close(session)
 
     def leave(self, occasion: int) -> None:
-        """Note that a connection object that used this pool has moved to another node.
+        """Record that a connection object that used this pool has moved to another node.
 
         The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection
         objects that still use this pool then open new sessions. If no object still uses the pool,
@@ -275,7 +278,8 @@ class BoundedPool(SessionPool[S]):
 
     def lease_new(self) -> S:
         with self._permit():
-            # Close an idle session first, so that the new session does not exceed the maximum.
+            # Close an idle session first. Otherwise the pool could have more open sessions than its
+            # maximum.
             try:
                 idle = self._idle.pop(0)
             except IndexError:
@@ -334,7 +338,9 @@ _pools_lock = threading.Lock()
 
 
 def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S]:
-    """Return this process's pool for ``key``. The first call for a key creates it with ``make``."""
+    """Return this process's pool for ``key``. The first call for a key calls ``make`` to create the
+    pool.
+    """
     try:
         return _pools[key]
     except KeyError:

@@ -1,7 +1,7 @@
-"""The methods by which management commands ask about the schemas of a shard or of its node.
+"""The methods by which management commands read and change the schemas of a shard or of its node.
 
 Each backend's ``DatabaseWrapper`` implements these methods. They tell which schemas exist, how each
-schema is defined, and how large it is.
+schema is defined, and how large it is. They also create and lock schemas.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class ShardDatabaseMixin:
     def schema_snapshot(self) -> SchemaSnapshot:
         """Return the definitions of all tables, views, triggers, … in this alias's schema.
 
-        If this alias has an open transaction, they are read on the session of that transaction,
-        which stays open. Two round trips.
+        If this alias has an open transaction, the definitions are read within it, and the
+        transaction stays open. Two round trips.
 
         :raises django.db.OperationalError: the schema does not exist.
         """
         raise NotImplementedError
 
     def schema_glance(self, known: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return a copy of ``known`` with the current definitions of ``tables``.
+        """Return a copy of the snapshot ``known`` with the current definitions of ``tables``.
 
-        New tables are added; a new table that is not in ``tables`` may get "" as its definition.
-        Dropped tables are left out. Everything else is copied from ``known``: triggers, routines, and
-        the definitions and AUTO_INCREMENT counters of other tables. One round trip;
+        The copy has every table that now exists in this alias's schema. A new table that is not in
+        ``tables`` may get "" as its definition. Everything else is copied from ``known``: triggers,
+        routines, and the definitions and AUTO_INCREMENT counters of other tables. One round trip;
         :meth:`schema_snapshot` takes two.
 
         :raises django.db.Error: one of ``tables`` does not exist.
@@ -161,5 +161,7 @@ class ShardDatabaseMixin:
 
     @classmethod
     def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return settings for a connection to the same node, but to no shard's database."""
+        """Return a copy of ``settings_dict`` that connects to the same node, but to no shard's
+        database.
+        """
         return {**settings_dict, "NAME": ""}

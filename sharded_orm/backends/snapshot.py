@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-#: ``app``, and beginning of ``name``, of the marker rows in the table ``django_migrations``. A
-#: marker is written in the transaction of one operation of a migration, and proves that the
-#: transaction was committed. Django ignores markers, because they belong to no migration that
-#: exists.
+#: How the marker rows in the table ``django_migrations`` are recognised: by the value of ``app``
+#: and the beginning of ``name``. A marker is written in the transaction of one operation of a
+#: migration, and proves that the transaction was committed. Django ignores markers, because they
+#: belong to no migration that exists.
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
@@ -32,13 +32,14 @@ _KEY = re.compile(
 class SchemaSnapshot:
     """The definitions of all tables, views, … of one schema, without rows.
 
-    :param definitions: name of each table, view, … -> the statement that creates it, as the server
-        shows it, but without AUTO_INCREMENT. On MySQL, a trigger or routine may have the same name as a
-        table, so its name here begins with its kind (``trigger x``).
-    :param defaults: SQL for the character set and collation of new tables; "" if the database has no
-        such defaults for a schema.
-    :param counters: name of each table -> its next AUTO_INCREMENT value. Tables for which the server
-        shows no value are left out.
+    :param definitions: dict from the name of each table, view, … to the statement that creates it,
+        as the server shows it, but without AUTO_INCREMENT. On MySQL, a trigger or routine may have
+        the same name as a table. So the name of a trigger or routine begins with its kind here
+        (``trigger x``).
+    :param defaults: SQL for the character set and collation of new tables; "" if the database has
+        no such defaults for a schema.
+    :param counters: dict from the name of each table to its next AUTO_INCREMENT value. Tables for
+        which the server shows no value are left out.
     """
 
     definitions: Mapping[str, str] = field(repr=False)
@@ -56,7 +57,7 @@ class SchemaSnapshot:
         return digest.hexdigest()
 
     def looks_like(self, other: SchemaSnapshot) -> bool:
-        """Whether both snapshots have the same fingerprint. Faster than comparing the two fingerprints."""
+        """Whether both snapshots have the same fingerprint, but without computing fingerprints."""
         return self.changed_tables(other) == []
 
     @cached_property
@@ -175,22 +176,24 @@ def _split(definition: str) -> tuple[str, list[str], str]:
     """
     if not _IS_TABLE.match(definition):
         return definition, [], ""
-    # MySQL and MariaDB show one column or key on each line. Line ends inside names or values are
-    # escaped.
+    # In the statement that MySQL or MariaDB shows, each column or key has its own line. Line ends
+    # inside names or values are escaped.
     head, lines, remainder = definition.partition("(\n  ")
     if lines:
         body, _, tail = remainder.partition("\n)")
         return head.strip(), body.split(",\n  "), tail.strip()
-    # SQLite shows the statement as it was sent, with its original white space.
+    # SQLite shows the CREATE TABLE statement as it was sent, with its original white space.
     head, _, remainder = definition.partition("(")
     elements, tail = _by_commas(remainder)
     return head.strip(), elements, tail.strip()
 
 
 def _by_commas(text: str) -> tuple[list[str], str]:
-    """Split the text of a list at its commas, as far as the parenthesis that closes the list.
+    """Split ``text``, the inside of a list in parentheses, into the elements between the commas.
 
-    Return the elements, and the text after that parenthesis.
+    ``text`` begins after the opening parenthesis and goes beyond the closing one. Commas in quotes
+    or in inner parentheses do not count. Return the elements, and the text after the closing
+    parenthesis.
     """
     elements, depth, start, quote = [], 0, 0, ""
     for position, character in enumerate(text):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-# Matches statements that change nothing but the schema: if the schema is unchanged, such a statement
-# has had no effect. Statements that also match one of the next two patterns are excluded.
+# Matches statements that change nothing but the schema: if the schema is unchanged, such a
+# statement has had no effect. Some statements that change rows match, too; is_repeatable() excludes
+# these by the patterns _MOVES_ROWS and _SEVERAL.
 _REPEATABLE = re.compile(
     r"\s*(ALTER\s+TABLE|CREATE|DROP|ANALYZE|OPTIMIZE|COMMENT)\b", re.IGNORECASE
 )
@@ -27,7 +28,8 @@ class Effect(Enum):
 
 
 def is_repeatable(sql: str) -> bool:
-    """Whether ``sql`` may be run again, if the schema is still as before the first attempt.
+    """Whether ``sql`` may be run a second time if it was interrupted and has not changed the
+    schema.
 
     False if the statement can move or remove rows and leave the schema as it was (``TRUNCATE``,
     ``RENAME``, …), or if ``sql`` has several statements.

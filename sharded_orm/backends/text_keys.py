@@ -1,9 +1,10 @@
 """The hook that checks, before each statement, how the database compares shard keys that are text.
 
-A database's collation may treat two texts as equal that the router sends to different shards. Only the
-models know which columns are shard keys, and this layer knows no models. So the app provides a
-:class:`KeyGuard`. Its callers are the compilers (:mod:`sharded_orm.backends.write_hooks.compilers`) and
-``sharded_orm.scatter``, which reads many shards at once.
+A database's collation may treat two texts as equal that the router sends to different shards. Only
+the models know which columns are shard keys, and this layer knows no models. So the app provides a
+:class:`KeyGuard`. The guard is called by the compilers
+(:mod:`sharded_orm.backends.write_hooks.compilers`) and by ``sharded_orm.scatter``, which reads many
+shards at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sharded_orm.backends.collations import is_exact_collation
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-#: The largest number of schemas in one query for the types of columns.
+#: The largest number of schemas whose column types one query reads.
 BATCH = 500
 _TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
@@ -61,7 +62,8 @@ class ColumnType:
         return size <= self.length
 
 
-#: Types of columns, as alias of a shard -> table -> column -> type.
+#: The types of columns, as a nested dict: alias of a shard -> name of a table -> name of a column
+#: -> type.
 ColumnTypes = dict[str, dict[str, dict[str, ColumnType]]]
 
 
@@ -90,7 +92,10 @@ _guard: KeyGuard | None = None
 
 
 def provide_guard(guard: KeyGuard) -> None:
-    """Set the guard that :func:`check` and :func:`check_rows` call. Called when the app is ready."""
+    """Set the guard whose methods :func:`check` and :func:`check_rows` call.
+
+    The app calls this function once when it is ready.
+    """
     global _guard
     _guard = guard
 
@@ -102,6 +107,8 @@ def check(connection: Any, shards: Sequence[Shard], tables: Iterable[str]) -> No
 
 
 def check_rows(shard: Shard, query: Any) -> None:
-    """Call the :meth:`KeyGuard.check_rows` of the app's guard. Does nothing if there is no guard."""
+    """Call :meth:`KeyGuard.check_rows` of the app's guard. Does nothing if the app has not provided
+    one.
+    """
     if _guard is not None:
         _guard.check_rows(shard, query)

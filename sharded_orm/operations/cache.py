@@ -1,4 +1,4 @@
-"""Show the state of the cache and invalidate entries, for operators and monitoring."""
+"""Show the state of the cache, and invalidate cache entries, for operators and monitoring."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sharded_orm.operations.key_input import typed_key
 class ModelStatistics:
     """The cache hits, misses and other counts of one model, summed over all processes.
 
-    :param counts: count by name; the names are in :data:`sharded_orm.cache.statistics.FIELDS`. None
-        while the cache server that keeps the counters is down.
+    :param counts: dict from the name of a count, as in :data:`sharded_orm.cache.statistics.FIELDS`,
+        to the number. None while the cache server that keeps the counters is down.
     """
 
     label: str
@@ -48,12 +48,12 @@ class ModelStatistics:
 
 @dataclass(frozen=True)
 class CacheServerStatus:
-    """The state of a cache server. Values that the server does not report are None."""
+    """The state of a cache server. An attribute is None if the server does not report it."""
 
     name: str
-    #: The kinds of entries that the server holds: ``"objects"``, ``"lists"`` or both.
+    #: The kinds of cache entries that the server stores: ``"objects"``, ``"lists"`` or both.
     holds: tuple[str, ...]
-    #: Why the server does not answer; None if it does.
+    #: The reason why the server does not answer; None if it answers.
     error: str | None
     version: str | None = None
     items: int | None = None
@@ -72,7 +72,7 @@ class CacheStatus:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One sentence for each server that does not answer."""
+        """One sentence for each cache server that does not answer."""
         return tuple(
             f"cache server {server.name} does not answer: {server.error}"
             for server in self.servers
@@ -81,9 +81,11 @@ class CacheStatus:
 
 
 def cached_models(labels: Iterable[str] = ()) -> list[CachedModel]:
-    """Return the cached models with ``labels``; without labels, all cached models, sorted by label.
+    """Return the cached models that ``labels`` name, in the order of the labels.
 
-    :param labels: labels such as ``"photos.Photo"``. The models are returned in this order.
+    Without labels, return all cached models, sorted by label.
+
+    :param labels: labels such as ``"photos.Photo"``.
     :raises LookupError: one of the labels is unknown, or its model is not cached.
     """
     labels = list(labels)
@@ -121,13 +123,14 @@ def cached_models_on(alias: str) -> list[CachedModel]:
 
 
 def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None = None) -> None:
-    """Invalidate cache entries of a model. The keys are text, as an operator types them.
+    """Invalidate the cache entries of a model for the given keys, which are text typed by an
+    operator.
 
     Converts the keys and calls :meth:`ModelCache.invalidate`.
 
-    :param keys: the values as text, keyed by field name.
-    :param using: the shard or database whose entries are invalidated; by default all that have rows of
-        the model.
+    :param keys: the values of the keys as text, keyed by field name.
+    :param using: alias of the shard or database whose cache entries are invalidated; by default all
+        databases that have rows of the model.
     :raises ValueError: no row can have one of the values, or ``using`` has no rows of the model.
     :raises TypeError: a field name is unknown.
     :raises CacheUnavailable: a cache server is down; repeat the call.
@@ -139,7 +142,8 @@ def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None =
             fields |= {field.name: field, field.attname: field}
     values: dict[str, Any] = {}
     for name, text in keys.items():
-        # Unknown names are passed on too: invalidate() raises the error for them.
+        # Pass on unknown field names, too: the invalidate() of the model's cache raises the error
+        # for them.
         values[name] = _typed(cached, fields[name], text) if name in fields else text
     model: Any = cached.model
     model.cache.invalidate(using=using, **values)
@@ -198,10 +202,11 @@ def status() -> CacheStatus:
 
 
 def forget_key(model: type[Any], key: Any) -> list[str]:
-    """Invalidate the cache entries of a shard key, for all cached models of the model's group.
+    """Invalidate the cache entries of a shard key, for all cached models of ``model``'s shard
+    group.
 
-    If the group's keys contain their shard number, the same key means different things in two
-    models. Then only the entries of ``model`` are invalidated.
+    If the group's keys contain their shard number, equal keys of two models mean different things.
+    Then only the entries of ``model`` are invalidated.
 
     :param model: a sharded model.
     :param key: a value of the model's shard key, as the key's field converts it.

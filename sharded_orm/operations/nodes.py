@@ -1,4 +1,4 @@
-"""Ask several nodes in parallel. Nodes are the database servers in ``NODES``.
+"""Ask several nodes (the database servers in ``NODES``) in parallel.
 
 A node that is down does not delay the others.
 """
@@ -43,7 +43,9 @@ class NoAnswer(OperationalError):
 
 
 def ignore_answer() -> None:
-    """Do nothing. Use this as the ``alive`` callback if partial answers must not extend the time limit."""
+    """Do nothing. Pass this function in place of ``alive`` if answers must not extend the time
+    limit.
+    """
 
 
 @contextmanager
@@ -52,8 +54,8 @@ def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
 
     Only the thread that creates the connection may use it. The connection is opened at first use.
     """
-    # Get the settings of the node by an invented shard without a schema name. On SQLite, NAME is
-    # then a file in the node's folder, and the file belongs to no shard.
+    # Get the settings of the node by asking for those of an invented shard that has no schema name.
+    # On SQLite, the setting NAME is then a file in the node's folder that belongs to no shard.
     settings = database_settings.shard_settings(Shard("", 0, name, None, ""))
     del settings["SHARD"]
     wrapper: ShardConnectionMixin = load_backend(settings["ENGINE"]).DatabaseWrapper(
@@ -73,19 +75,20 @@ def ask_nodes(
     silence: float | None = None,
     kind: str = "node",
 ) -> dict[str, T | Exception]:
-    """Call ``ask(node, alive)`` for each of ``nodes``, all at the same time, and wait for the results.
+    """Call ``ask(node, alive)`` for each of ``nodes``, all at the same time, and wait for the
+    results.
 
-    Each call runs in a new thread; Django's connections of the thread are closed when it ends.
-    ``ask`` must call ``alive()`` each time its node has answered. If a node is silent for too long,
-    its thread is abandoned: it may go on, but its result is ignored. A node with
-    :data:`MAX_ABANDONED` abandoned threads is not asked.
+    Each call runs in a new thread. When the thread ends, its Django connections are closed. ``ask``
+    must call ``alive()`` each time its node has answered. If a node is silent for too long, its
+    thread is abandoned: it may go on, but its result is ignored. A node with :data:`MAX_ABANDONED`
+    abandoned threads is not asked.
 
     :param nodes: names of nodes, or of services.
     :param patience: seconds to wait for a node's first answer.
     :param silence: seconds to wait for each later answer; None for no limit.
-    :param kind: "node" or "service".
-    :return: for each node, the result of ``ask`` or the exception that the node caused
-        (:data:`TROUBLE`; :class:`NoAnswer` after the time limit).
+    :param kind: what ``nodes`` are: "node" or "service".
+    :return: for each node, the result of ``ask`` or the exception that the node caused (one of
+        :data:`TROUBLE`; :class:`NoAnswer` if the node was silent for too long).
     :raises: any other exception of ``ask``.
     """
     events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -94,7 +97,8 @@ def ask_nodes(
         try:
             outcome: Any = ask(node, lambda: events.put((node, _ALIVE)))
         except Exception as exc:
-            # The waiting thread raises the exception, unless the node has caused it (TROUBLE).
+            # Pass the exception to the thread that waits for the results. That thread raises the
+            # exception, unless the node has caused it (TROUBLE).
             outcome = exc
         finally:
             connections.close_all()
@@ -157,7 +161,9 @@ def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
 
 
 def _count_abandoned(kind: str, name: str) -> int:
-    """Return the number of abandoned threads of ``name`` that still run. Forget the other threads."""
+    """Return how many abandoned threads of the node or service ``name`` still run. Forget the
+    others.
+    """
     threads = _abandoned.get((kind, name), set())
     for thread in tuple(threads):  # tuple() makes an atomic copy: other threads add to the set.
         if not thread.is_alive():

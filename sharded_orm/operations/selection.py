@@ -85,8 +85,8 @@ def parse_numbers(text: str) -> list[range]:
     """
     ranges = []
     for part in text.split(","):
-        # No shard number has more than 18 digits. For more than 4300 digits, int() would raise an error
-        # whose message does not name the part.
+        # Match at most 18 digits, because no shard number has more. For more than 4300 digits,
+        # int() would raise an error whose message does not name the wrong part of the text.
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
         first = int(match[1]) if match else 0
         last = int(match[2] or first) if match else -1

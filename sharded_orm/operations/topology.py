@@ -22,9 +22,9 @@ from sharded_orm.exceptions import (
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.sources.base import Process
 
-# Number of attempts to publish: each fails if another process has published in between.
+# The most attempts to publish. An attempt fails if another process has published in the meantime.
 _ATTEMPTS = 20
-# Seconds. Before attempt n, counted from 0, wait a random time of at most n times this value.
+# Seconds. The random wait before attempt n (counted from 0) is at most n times this value.
 _BACKOFF = 0.02
 # Seconds between two checks whether all processes use a certain version of the topology.
 _INTERVAL = 0.05
@@ -50,14 +50,14 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     Before publication the result passes the same checks that every process makes when it loads a
     topology. If ``edit`` changes nothing, nothing is published.
 
-    :param edit: gets the current document and returns the changed one, whose version is ignored. Called
-        again each time another process has published in between.
-    :param comment: a text for the history.
+    :param edit: gets the current document and returns the changed one, whose version is ignored.
+        Called a further time each time another process has published in between.
+    :param comment: a text to be stored in the history of the topology.
     :return: the document as it was published, or the current one if nothing was published.
-    :raises InvalidTopology: the result is not valid, or is not a permitted successor of the topology
-        that this process uses.
-    :raises TopologyReadOnly: this process cannot write to the source. The message lists the changes to
-        make there by hand.
+    :raises InvalidTopology: the result is not valid, or is not a permitted successor of the
+        topology that this process uses.
+    :raises TopologyReadOnly: this process cannot write to the source. The message lists the changes
+        to make there by hand.
     :raises TopologyConflict: each attempt failed, because another process had published first.
     :raises TopologyUnavailable: the source does not answer.
     """
@@ -87,8 +87,8 @@ class Pushed:
     """The outcome of :func:`push`.
 
     :param document: the document that the source holds after the call, with its version.
-    :param published: False if the source held the same content already. Then there is no new version,
-        and the comment is not stored.
+    :param published: True if the call has published a new version. False if the source held the
+        same content already: then there is no new version, and the call's comment is not stored.
     """
 
     document: Document
@@ -98,10 +98,11 @@ class Pushed:
 def push(document: Document, comment: str = "") -> Pushed:
     """Publish ``document``. On return, this process uses it.
 
-    ``document.version`` is the version that the document was made from. If the source still holds
-    that version, ``document`` is published as the next version. If ``document.version`` is higher than
-    the next version, it is published under the number ``document.version``. If the source holds the
-    same content already and this process uses it, nothing is published.
+    If the source holds the same content already and this process uses that content, nothing is
+    published. Otherwise the new version number depends on ``document.version``, the version that
+    the document was made from. If the source still holds that version, ``document`` is published as
+    the next version. If ``document.version`` is higher than the next version, ``document`` is
+    published under the number ``document.version``.
 
     :raises TopologyConflict: the source holds a later version than ``document.version``.
     :raises: the errors of :func:`change`.
@@ -150,13 +151,17 @@ def held() -> Document | None:
     try:
         return runtime.source().load()
     except InvalidTopology:
-        # Somebody may have edited the source by hand. Return None, as if the source were empty, so that
-        # a valid document can be published over it.
+        # The document is not valid: somebody may have edited the source by hand. Return None, as if
+        # the source were empty, so that a valid document can be published over it.
         return None
 
 
 def _is_used(document: Document) -> bool:
-    """Whether this process uses ``document``, which the source holds, and has not refused it."""
+    """Whether this process uses ``document``, the document that the source holds now.
+
+    Lets the process load the source's document first. False if the process refuses that document,
+    or if the source does not answer.
+    """
     try:
         runtime.refresh()
         return runtime.document() == document
@@ -165,9 +170,11 @@ def _is_used(document: Document) -> bool:
 
 
 def _next(before: Document | None) -> int:
-    """Return the version to publish: 1 more than the source's version and than the version in use.
+    """Return the version number for the next document to publish.
 
-    This process may use a higher version than the source has, if the source was set up again.
+    It is 1 more than the higher of two numbers: the source's version, and the version that this
+    process uses. This process may use a higher version than the source has, if the source was set
+    up again.
 
     :param before: the document in the source; None if the source is empty.
     """
@@ -215,12 +222,14 @@ class Reach:
 
 
 def wait_until_used(version: int, timeout: float) -> Reach | None:
-    """Wait until every other process that is connected to the source uses ``version`` or a later one.
+    """Wait until every other process that is connected to the source uses ``version`` or a later
+    one.
 
-    This process is left out: it uses what it has published.
+    This process is left out, because it already uses the version that it has published.
 
     :param timeout: seconds to wait at most.
-    :return: the processes at the end of the wait; None if the source does not know its processes.
+    :return: the other processes, as they are at the end of the wait; None if the source does not
+        record which processes are connected to it.
     """
     source = runtime.source()
     deadline = time.monotonic() + timeout

@@ -44,7 +44,8 @@ class Blocks:
         """Return a new id of ``sequence``."""
         own = self._own
         if own.process != identity():
-            # After a fork, do not use the parent's blocks, nor the parent's lock, which may have been held.
+            # After a fork, use neither the parent's blocks nor the parent's lock: another thread of
+            # the parent may have held the lock at the fork.
             own = self._own = _ProcessBlocks()
         with own.lock:
             blocks = own.blocks[sequence]
@@ -52,8 +53,8 @@ class Blocks:
                 for number in blocks[0]:
                     return number
                 blocks.popleft()
-        # Do not hold the lock while a block is fetched: a caller that waits for a ticket server must not
-        # block other callers.
+        # Do not hold the lock while new ids are fetched: while one caller waits for a ticket
+        # server, the other callers must be able to take ids.
         block = iter(self._fetch(sequence, self._size))
         first = next(block)
         with own.lock:

@@ -1,4 +1,6 @@
-"""The generator of ids from a pair of ticket servers, one for odd ids, one for even (Flickr, F1-F5)."""
+"""The generator of ids from ticket servers. Of two servers, one gives odd ids, one even ids
+(Flickr, F1-F5).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions with a ticket server on MariaDB or MySQL, which counts by ``UPDATE`` or by ``REPLACE``."""
+"""Sessions with a ticket server on MariaDB or MySQL: ids come from ``UPDATE`` or ``REPLACE``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ _UPDATE, _REPLACE, _BATCH = "update", "replace", "batch"
 
 
 class MySQLSession(TicketSession):
-    """A session on MariaDB or MySQL, which gets an id as the insert id of the counting statement (F1).
+    """A session on MariaDB or MySQL, which gets an id as the insert id of an ``UPDATE`` or
+    ``REPLACE`` (F1).
 
-    A sequence has one of two forms, that is, ways to count:
+    A sequence has one of two forms, that is, ways to make its next number:
 
-    - Form ``update`` counts in the sequence's row of the catalog table, on InnoDB.
-    - Form ``replace``, which Flickr published, counts in a separate table for each sequence. The table
-      needs an engine that locks whole tables: MyISAM, which Flickr used, or, on MariaDB, Aria, which
-      also survives a crash. On InnoDB, a REPLACE takes its number before it locks the row. Two
-      REPLACEs would deadlock, and a REPLACE that overlaps with a batch would move the counter back.
+    - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
+    - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
+      sequence. The table needs an engine that locks whole tables: MyISAM, which Flickr used, or, on
+      MariaDB, Aria, which also survives a crash. On InnoDB, a REPLACE takes its number before it
+      locks the row. Two REPLACEs would deadlock. A REPLACE that overlaps with a batch (an UPDATE
+      that takes several numbers) would move the counter back.
     """
 
     forms = ("update", "replace")
@@ -40,10 +42,10 @@ class MySQLSession(TicketSession):
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # _send() limits the wait for the beginning of an answer, more finely than the driver can. The
-        # driver's limits are for an answer that stops half way.
+        # The driver's limits set here are for an answer that stops half way. The wait for the
+        # beginning of an answer is limited by _send(), in finer steps than the driver's.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
-        # utf8mb4, because the name of a sequence may contain any character.
+        # Connect with utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
 
     def _prepare(self) -> None:
@@ -51,7 +53,8 @@ class MySQLSession(TicketSession):
         self._answers = select.poll()
         self._socket = self.connection.fileno()
         self._answers.register(self._socket, select.POLLIN)
-        # These two statements have no deadline: only the time limits of the driver apply to them.
+        # The two statements that set and read the variables have no deadline of their own: only the
+        # time limits of the driver apply to them.
         cursor = self.connection.cursor()
         expected = (self.slot.step, self.slot.position)
         cursor.execute(
@@ -62,8 +65,9 @@ class MySQLSession(TicketSession):
         actual = tuple(cursor.fetchone())
         cursor.close()
         if actual != expected:
-            # The variables do not keep the values that were set. Two causes are known: Galera sets these
-            # variables itself, and a proxy may send each statement to another server session.
+            # The server did not keep the values that were set for the auto_increment variables. Two
+            # causes are known: Galera sets these variables itself, and a proxy may send each
+            # statement to another server session.
             raise TicketServerMisconfigured(
                 f"Ticket server {self.alias!r} did not take auto_increment_increment and _offset:"
                 f" they are {actual!r} instead of {expected!r}. Connect to one server directly,"
@@ -72,10 +76,10 @@ class MySQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # Redirect the socket: otherwise mysql_close() would send COM_QUIT, which ends the
-            # parent's connection. Use the socket's number from before the fork and do not ask the
-            # driver's connection object: another thread of the parent may have been inside that
-            # object at the fork.
+            # In a forked child, redirect the inherited socket to nowhere. Otherwise mysql_close()
+            # would send COM_QUIT through the socket, which ends the parent's connection. Use the
+            # socket's number from before the fork, and do not ask the driver's connection object
+            # for it: another thread of the parent may have been inside that object at the fork.
             send_nowhere(self._socket)
 
     # ##### Handing out #####
@@ -95,15 +99,17 @@ class MySQLSession(TicketSession):
         return range(last - increase + self.slot.step, last + 1, self.slot.step)
 
     def _statement(self, row: SequenceRow, kind: str) -> bytes:
-        """Return the counting statement of this ``kind`` for ``row``, with ``%d`` for each number.
+        """Return the SQL statement, as bytes, that takes ids of the sequence of ``row``.
 
-        For speed, the session builds each statement only once per row.
+        ``kind`` is "update" or "replace", or "batch" for several ids of a sequence of form
+        "replace". The statement has a ``%d`` in place of each number. For speed, the session builds
+        each statement only once per row.
         """
         statement = self._statements.get((row, kind))
         if statement is None:
             counter = _verbatim(self._counter(row.name))
-            # A condition for the WHERE clause, with which the statement gives an id only if the row in the
-            # catalog table is still the one that was checked.
+            # A condition for the WHERE clause. With it, the statement gives an id only if the
+            # sequence's row in the catalog table is still the same as when it was checked.
             unchanged = (
                 f"name = {_verbatim(self._literal(row.name))} AND form = '{row.form}'"
                 f" AND step = {self.slot.step:d} AND position = {self.slot.position:d}"
@@ -179,8 +185,9 @@ class MySQLSession(TicketSession):
     def position(self, row: SequenceRow, deadline: float) -> int:
         if row.form != "replace":
             return row.value
-        # Read the counter by a write that changes nothing. The engine locks whole tables and prefers
-        # writers, so a SELECT would wait until the other writers pause (measured: 10 seconds).
+        # Read the counter table by a write that changes nothing. The table's engine locks whole
+        # tables and lets writers go first, so a SELECT would wait until the other writers pause
+        # (measured: 10 seconds).
         statement = f"UPDATE {self._counter(row.name)} SET id = LAST_INSERT_ID(id)"
         self._send_checked(statement.encode(), deadline)
         # The insert id is 0 if the counter table has lost its row. Then return the value in the catalog
@@ -213,8 +220,9 @@ class MySQLSession(TicketSession):
             (),
             deadline,
         )
-        # Make sure that the counter table has its row, which a batch updates. Raise the number in an
-        # existing row, too: another process, or an interrupted one, may have made it with a lower number.
+        # Make sure that the sequence's counter table has its one row, because taking several ids at
+        # once updates that row. If the row exists already, raise its number: another process, or a
+        # run that was interrupted, may have inserted the row with a lower number.
         self._raise_counter(name, max(value, self.slot.position), deadline)
 
     def _advance(self, row: SequenceRow, value: int, deadline: float) -> None:

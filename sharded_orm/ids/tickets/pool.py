@@ -43,7 +43,10 @@ class TicketSessionPool:
         self._idle: list[TicketSession] = []
 
     def lend(self, deadline: float) -> Lent:
-        """Return a context manager that lends a session until ``deadline`` (``time.monotonic()``)."""
+        """Return a context manager that lends a session.
+
+        :param deadline: the time (``time.monotonic()``) by which the server must have answered.
+        """
         return Lent(self, deadline)
 
     def close(self, *, for_good: bool = False) -> None:
@@ -90,8 +93,9 @@ class TicketSessionPool:
             except BaseException as exc:  # future.result() raises it in the caller's thread.
                 future.set_exception(exc)
 
-        # Connect in another thread, so that this one can stop waiting at the deadline. The driver's own
-        # time limits are whole seconds, and it resolves host names without a time limit.
+        # Connect in another thread, so that the calling thread can stop waiting at the deadline.
+        # The driver's own time limits are whole seconds, and the driver resolves host names without
+        # a time limit.
         thread = threading.Thread(target=connect, name=f"connect to {self.alias}", daemon=True)
         try:
             thread.start()
@@ -119,7 +123,10 @@ _pool_class: Callable[[str], type[TicketSessionPool]] = _ordinary_pool
 
 
 def provide_pool_class(pool_class: Callable[[str], type[TicketSessionPool]]) -> None:
-    """Set the function that chooses the class of a new pool. It is called with the database's alias."""
+    """Set the function that chooses the class of each new pool.
+
+    :param pool_class: called with the alias of the pool's database; returns the class.
+    """
     global _pool_class
     _pool_class = pool_class
 
@@ -138,8 +145,8 @@ class Lent:
 
     def __init__(self, pool: TicketSessionPool, deadline: float) -> None:
         self._pool = pool
-        #: The time (``time.monotonic()``) by which the server must have answered. A caller that had to
-        #: wait for another server meanwhile adds that waiting time.
+        #: The time (``time.monotonic()``) by which the server must have answered. If a caller had
+        #: to wait for another server meanwhile, it adds that waiting time to this attribute.
         self.deadline = deadline
         self._session: TicketSession | None = None
 

@@ -33,8 +33,9 @@ except ImportError as exc:
 _MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
 _BINARY = pq.Format.BINARY
 _INTEGERS = {20, 21, 23, 26}  # The oids of the types int8, int2, int4 and oid.
-#: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, because that statement may fail if
-#: two processes run it at once. Another application that uses the same key only makes us wait.
+#: Key of the advisory lock that is held during CREATE … IF NOT EXISTS, because that statement may
+#: fail if two processes run it at once. If another application uses the same key, this process only
+#: waits for that application.
 _CREATING = 0x5348_4F52_4D53_4551
 _WAITS_FOR_INPUT = select.POLLIN
 _WAITS_FOR_BOTH = select.POLLIN | select.POLLOUT
@@ -54,7 +55,8 @@ class PostgreSQLSession(TicketSession):
     prevents_drop = True
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # Switch Django's connection pool off, because it would take the connection back.
+        # Switch off Django's connection pool: this session keeps its connection to itself, so no
+        # pool may own the connection.
         return {"connect_timeout": seconds, "pool": False}
 
     def _prepare(self) -> None:
@@ -63,12 +65,14 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # This statement has no deadline: only the time limit of the driver applies to it.
+        # The SET statements have no time limit. They run in the thread that connects, and no caller
+        # waits for that thread beyond the caller's deadline.
         self.connection.execute(
-            # Make the server end a statement that waits for a lock if its client has gone away.
+            # If this client goes away while its statement waits for a lock, make the server end the
+            # statement.
             "SET client_connection_check_interval = '1s';"
-            # At a stricter level, one of two sessions that store the predecessor's mark at the same
-            # time would fail.
+            # At a stricter isolation level, one of two sessions that store the same predecessor's
+            # mark at the same time would fail.
             "SET default_transaction_isolation = 'read committed'"
         )
 
@@ -85,8 +89,8 @@ class PostgreSQLSession(TicketSession):
                 deadline,
             )
         except OperationalError as exc:
-            # Return no ids: since the last check, another session has used up the sequence or has
-            # dropped it.
+            # Return no ids: another session has used up or dropped the sequence after this session
+            # had checked it.
             if self._is(exc, errors.SequenceGeneratorLimitExceeded, errors.UndefinedTable):
                 return ()
             raise
@@ -104,7 +108,8 @@ class PostgreSQLSession(TicketSession):
     def _statement(self, name: str, single: bool, deadline: float) -> bytes:
         """Return the name of the prepared statement that takes one id or a batch of ids.
 
-        The first call in a session prepares the statement, which costs a round trip.
+        The first call for each statement in a session prepares the statement, which costs a round
+        trip.
         """
         statement = self._prepared.get((name, single))
         if statement is None:
@@ -114,13 +119,14 @@ class PostgreSQLSession(TicketSession):
             self._prepared[(name, single)] = statement
         return statement
 
-    # SQL that makes the commit wait until the taken numbers are safe on disk.
-    # Without it, a server that dies could hand out numbers again: nextval writes 32 numbers to the
-    # write-ahead log in advance. Only the session whose call wrote them waits, in its commit, until the
-    # log is on disk; other sessions that get the next numbers meanwhile do not wait.
-    # So this SQL writes a message to the log, and the commit waits for the disk. It does so only if a
-    # part of the log is not on disk yet and this transaction has written nothing to the log (it has no
-    # transaction id).
+    # SQL that makes the commit wait until the numbers that nextval returned are safe on disk.
+    # Without this SQL, a server that crashes could hand out the same numbers a second time. The
+    # reason: nextval writes 32 numbers to the write-ahead log in advance. The session whose call
+    # wrote them waits, in its commit, until the log is on disk. Other sessions that get the next of
+    # these numbers do not wait.
+    # So this SQL writes a message to the log, and then the commit waits for the disk. The message
+    # is written only if a part of the log is not on disk yet, and if this transaction has written
+    # nothing to the log (it has no transaction id).
     _ON_DISK = (
         "CASE WHEN pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
         " AND pg_current_xact_id_if_assigned() IS NULL"
@@ -137,7 +143,8 @@ class PostgreSQLSession(TicketSession):
         )
 
     def _batch(self, name: str) -> str:
-        # The answer is one string with eight bytes per number, in the order of the nextval calls.
+        # The statement returns one byte string: eight bytes per number, in the order of the nextval
+        # calls.
         return (
             f"SELECT string_agg(int8send(nextval({self._regclass(name)})), ''), {self._ON_DISK}"
             f" {self._from_valid(name, '$1::bigint')} CROSS JOIN generate_series(1, $1::bigint)"
@@ -177,8 +184,9 @@ class PostgreSQLSession(TicketSession):
 
         :raises OperationalError: the server reports an error, or has not answered by ``deadline``.
         """
-        # Compute one deadline for the whole answer. The answer may come in many pieces, and
-        # seconds_left() grants at least 10 ms each time it is called.
+        # Compute one deadline for the whole answer, which may come in many pieces. Calling
+        # seconds_left() for each piece would grant at least 10 ms every time, so the wait could go
+        # on long after the deadline.
         deadline = time.monotonic() + seconds_left(deadline)
         try:
             send()
@@ -326,9 +334,10 @@ class PostgreSQLSession(TicketSession):
         self.execute(self._forward(row.name, value), (), deadline)
 
     def _forward(self, name: str, value: int) -> str:
-        # This ALTER SEQUENCE changes nothing, but its lock makes nextval in other sessions wait until the
-        # second statement is done, too. Otherwise a nextval between the comparison and setval could
-        # go beyond ``value``, and setval would move the SEQUENCE back.
+        # The ALTER SEQUENCE changes nothing. But its lock makes nextval in other sessions wait
+        # until the SELECT after it is done, too. Otherwise another session's nextval could go
+        # beyond ``value`` after the WHERE clause was evaluated and before setval runs. Then setval
+        # would move the SEQUENCE back.
         return (
             f"ALTER SEQUENCE {self._counter(name)} OWNED BY NONE;"
             f" SELECT setval({self._regclass(name)}, {value:d}) FROM {self._counter(name)}"
@@ -352,8 +361,9 @@ class PostgreSQLSession(TicketSession):
 
     def abandon(self) -> None:
         if self.connection is not None:
-            # psycopg does not close the parent's connection by itself. If somebody in this child calls
-            # close() on it, the message to the server must go nowhere, so that the connection stays open.
+            # In a forked child, psycopg does not close the parent's connection by itself, but other
+            # code may call close() on it. Then the message to the server must go nowhere, so that
+            # the parent's connection stays open.
             send_nowhere(self._pgconn.socket)
 
     # ##### Names #####

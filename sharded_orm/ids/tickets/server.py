@@ -48,7 +48,8 @@ _of_parents: list[TicketSessionPool] = []
 class _State:
     """What one process knows of a ticket server.
 
-    A new state replaces it after a fork, and when the server's alias names another database.
+    After a fork, and when the server's alias names another database, the process starts with a new
+    state.
     """
 
     database: Any
@@ -57,17 +58,18 @@ class _State:
     process: tuple[int, int] = field(default_factory=identity)
     #: The highest id that the server is known to have handed out, keyed by sequence.
     high_water_marks: dict[str, int] = field(default_factory=dict)
-    #: Lock to be held while a high-water mark or a count of refusals is increased. These numbers
-    #: never decrease.
+    #: Lock to be held while a number in ``high_water_marks`` or ``refusals`` is increased. These
+    #: numbers never decrease.
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: Lock that is held by the one caller that asks the server although the server failed lately. Other
     #: callers wait for that caller's result.
     probing: threading.Lock = field(default_factory=threading.Lock)
-    #: When the high-water mark of the predecessor (the server before this one in ``TICKETS``) was last
-    #: written on this server (``time.monotonic()``), keyed by sequence.
+    #: The time (``time.monotonic()``) at which the predecessor's high-water mark was last written
+    #: on this server, keyed by sequence. The predecessor is the server before this one in
+    #: ``TICKETS``.
     predecessor_mark_written: dict[str, float] = field(default_factory=dict)
-    #: Sequences whose high-water mark could not be read from the partner (the next server in
-    #: ``TICKETS``); a warning was logged for each.
+    #: Sequences whose high-water mark (highest id handed out) could not be read from the partner,
+    #: the next server in ``TICKETS``. A warning was logged for each of these sequences.
     unchecked: set[str] = field(default_factory=set)
     #: How often the server was found to have forgotten ids (its position in the sequence was below its
     #: high-water mark), keyed by sequence.
@@ -138,10 +140,12 @@ class TicketServer:
         return ids
 
     def probe(self, name: str, count: int, started: float) -> Sequence[int]:
-        """Take ids like :meth:`take` from this server, which failed lately: no other gives ids.
+        """Take ids like :meth:`take`, although this server failed lately. Called if no other server
+        gives ids.
 
-        One caller at a time asks the server; the other callers wait. If the asking caller fails, its
-        error is also raised in each waiting caller whose request had started before the failure.
+        One caller at a time asks the server; the other callers wait. If the asking caller fails,
+        its error is also raised in each waiting caller whose request had started before the
+        failure.
 
         :param started: when the caller's request started (``time.monotonic()``).
         """
@@ -160,7 +164,8 @@ class TicketServer:
     def _has_recovered(self, state: _State, name: str, started: float) -> bool:
         """Whether the server and its sequence ``name`` are both no longer marked as failed.
 
-        :raises Exception: another caller has got an error since ``started``; a copy of it is raised.
+        :raises Exception: another caller has got an error since the time ``started``; a copy of
+            that error is raised.
         """
         for key in (None, name):
             if (cause := state.breaker.cause(key, since=started)) is not None:
@@ -188,8 +193,9 @@ class TicketServer:
         else:
             row = checked.row
         deadline = lent.deadline
-        # Read the high-water mark before the request is sent. Otherwise another thread's later request
-        # might be answered first, and raise the mark above our ids.
+        # Read the high-water mark (the highest id handed out so far) before the request for ids is
+        # sent. Otherwise another thread's later request might be answered first, and raise the mark
+        # above the ids of this request.
         high_water_mark = state.high_water_marks.get(name, 0)
         predecessor_mark = (
             self.predecessor.high_water_mark(name) if self.predecessor is not None else 0
@@ -212,16 +218,19 @@ class TicketServer:
     def _verify(
         self, state: _State, session: TicketSession, name: str, deadline: float
     ) -> SequenceRow:
-        # Read the high-water mark before the sequence's position. Both only rise, so on a healthy server
-        # the position cannot be below a mark that was read earlier.
+        # Read the high-water mark (the highest id handed out so far) before the sequence's
+        # position. Both only rise, so on a healthy server the position cannot be below a mark that
+        # was read earlier.
         high_water_mark = state.high_water_marks.get(name, 0)
         row = self._check(session, name, deadline)
         position = session.position(row, deadline)
-        # A mark of 0 means that no mark is known. A new sequence may stand below 0.
+        # A high-water mark of 0 means that no mark is known. Do not compare with it, because the
+        # position of a new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
-            # The position was read without taking an id, because each id taken would bring the position
-            # nearer to the mark. Above the mark, the server might repeat ids that other processes got
-            # and that this process does not know of.
+            # The position is below the mark, so the server has forgotten ids. The position was read
+            # without taking an id, because each id taken would bring the position nearer to the
+            # mark. Once above the mark, the server might repeat ids that other processes got and
+            # that this process does not know of.
             raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
@@ -255,6 +264,8 @@ class TicketServer:
         self, session: TicketSession, name: str, count: int, deadline: float
     ) -> Exception:
         """Return the error to raise for a sequence that gave no id: its counter is gone or used up.
+
+        Two other errors are raised here instead of being returned.
 
         :raises UnknownSequence: the sequence has no row in the catalog.
         :raises TicketServerMisconfigured: the row was made for another server's slot.
@@ -298,7 +309,8 @@ class TicketServer:
             return True
         try:
             # If this server and its partner both failed lately, a caller that tries this server
-            # again needs the partner's answer first. So the partner is asked nevertheless.
+            # again needs the mark from the partner first. So the partner is asked although it
+            # failed lately.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -328,8 +340,9 @@ class TicketServer:
 
         Costs one round trip.
 
-        :param even_if_left_alone: if True, ask this server even if it failed within the last
-            ``backoff`` seconds. If False (the default), raise :exc:`OperationalError` then.
+        :param even_if_left_alone: whether to ask this server even if it failed within the last
+            ``backoff`` seconds. If False (the default), a call within these seconds raises
+            :exc:`OperationalError`.
         :raises OperationalError: this server failed lately and is not asked, or does not answer.
         :raises UnknownSequence: this server does not have the sequence.
         """
@@ -356,8 +369,8 @@ class TicketServer:
         predecessor_mark: int,
         deadline: float,
     ) -> None:
-        # Store the predecessor's mark at most once a second and not for every id, because it costs an extra
-        # statement.
+        # Store the predecessor's mark (the highest known id of the server before this one) at most
+        # once a second. Storing it with every id would cost an extra statement each time.
         now = time.monotonic()
         written = state.predecessor_mark_written.get(name, -_SECONDS_BETWEEN_MARKS)
         if now - written >= _SECONDS_BETWEEN_MARKS:
@@ -371,8 +384,9 @@ class TicketServer:
 
         False for a while after a failure. See :meth:`CircuitBreaker.claim`.
         """
-        # Right after a fork, self._state is still the parent's. Even then is_closed may be read: it
-        # takes no lock, so it cannot block on a lock that a thread of the parent held at the fork.
+        # Right after a fork, self._state is still the parent's state. Even then, the breaker's
+        # is_closed may be read: it takes no lock, so it cannot block on a lock that a thread of the
+        # parent held at the fork.
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:
@@ -395,9 +409,9 @@ class TicketServer:
     # ##### Sessions #####
 
     def session(self, deadline: float) -> Lent:
-        """Return a context manager that lends a session with the server until ``deadline``.
+        """Return a context manager that lends a session with the server, for administration.
 
-        For administration. ``deadline`` is a time of ``time.monotonic()``.
+        :param deadline: the time (``time.monotonic()``) by which the server must have answered.
         """
         return self._current().pool.lend(deadline)
 
@@ -434,7 +448,7 @@ class TicketServer:
 
 
 def _again(cause: Exception) -> Exception:
-    """Return a copy of ``cause``, so that each caller that raises the error has a separate traceback."""
+    """Return a copy of the error ``cause``: each caller raises a copy with its own traceback."""
     if isinstance(cause, TicketError):
         return type(cause)(*cause.args)
     return OperationalError(*cause.args)

@@ -18,15 +18,15 @@ from django.utils.module_loading import import_string
 
 from sharded_orm.exceptions import InvalidSequence
 
-#: Name of the table called the catalog, in which a ticket server has one row per sequence of ids.
+#: Name of the catalog: the table of a ticket server that has one row per sequence of ids.
 CATALOG = "sharded_orm_sequence"
 #: The largest id: ids are the positive numbers of a signed BIGINT.
 LAST_ID = 2**63 - 1
 MAX_NAME = 100
 _A_MOMENT = 0.01  # seconds
 
-# The columns of the catalog table. The column "partner_mark" stores SequenceRow.predecessor_mark: only the
-# attribute was renamed.
+# The columns of the catalog table. The column "partner_mark" stores SequenceRow.predecessor_mark:
+# the attribute was renamed, but the column was not.
 _COLUMNS = ("name", "form", "step", "position", "value", "partner_mark")
 
 
@@ -53,16 +53,18 @@ class SequenceSlot:
 class SequenceRow:
     """A row of the catalog table: the state of one sequence on one ticket server.
 
-    ``form`` is the way in which the sequence counts, such as ``"update"``. ``position`` and ``step`` say
-    which numbers the server may hand out, see :class:`SequenceSlot`.
+    ``form`` names the way in which the server makes the sequence's next number, such as
+    ``"update"`` for an SQL UPDATE. ``position`` and ``step`` say which numbers the server may hand
+    out, see :class:`SequenceSlot`.
     """
 
     name: str
     form: str
     step: int
     position: int
-    #: If the sequence counts in this row, the last id that was handed out. If it counts in a table or
-    #: ``SEQUENCE`` elsewhere, the value with which the sequence began.
+    #: If this row is the sequence's counter: the last id that was handed out. If a separate table
+    #: or ``SEQUENCE`` is the counter: the number after which the sequence began, which never
+    #: changes.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.
@@ -82,8 +84,8 @@ class CheckedSequence:
 
     row: SequenceRow
     until: float
-    #: How often this server had been found to be behind in the sequence (about to repeat ids), counted
-    #: when the row was checked. If the count has grown since, the row must be checked again.
+    #: How often, until this check of the row, the server had been found to be behind in the
+    #: sequence (about to repeat ids). If the number has grown since, the row must be checked again.
     refusals: int
 
 
@@ -91,18 +93,20 @@ class TicketSession(ABC):
     """A connection to a ticket server, in autocommit mode, that only the id generator uses.
 
     Only one thread may use a session at a time. Deadlines are times of ``time.monotonic()``. A
-    request that is not answered by its deadline raises :exc:`OperationalError`, and all errors of
-    the driver are raised as this exception, too. After it, the session must be closed. A failed
-    request may always be repeated: ids in a lost answer are never handed out again.
+    request that is not answered by its deadline raises :exc:`OperationalError`, and so does every
+    error of the driver. After such an error, the session must be closed. A failed request may
+    always be repeated: ids in a lost answer are never handed out again.
     """
 
-    #: The names of the forms (ways to count) that this kind of database supports, the default first.
+    #: The names of the forms (ways to make a sequence's next number) that this kind of database
+    #: supports, the default first.
     forms: ClassVar[tuple[str, ...]]
-    #: The forms for which :meth:`take` also stores the predecessor's mark, in the same statement and so at
-    #: no cost. The mark is the highest known id of the server before this one.
+    #: The names of the forms (ways to make the next number) for which :meth:`take` also stores the
+    #: predecessor's mark, in the same statement and so at no cost. The mark is the highest known id
+    #: of the server before this one.
     carries_predecessor_mark: ClassVar[frozenset[str]] = frozenset()
-    #: Dotted path of the Django backend that connects. It uses the settings of the database alias, except
-    #: for ENGINE.
+    #: Dotted path of the ``DatabaseWrapper`` class that connects. The class gets the settings of
+    #: the database alias, but the setting ENGINE is not used.
     wrapper_path: ClassVar[str]
     #: Whether an open session prevents other connections from dropping its database.
     prevents_drop: ClassVar[bool] = False
@@ -112,26 +116,29 @@ class TicketSession(ABC):
     ):
         """Connect to the server.
 
-        The driver may block for any time, so do not connect in a thread for which a caller must wait.
+        The driver may block for any length of time. So do not connect in a thread for which a
+        caller must wait.
 
         :param alias: the alias of the server's database.
         :param settings: the database settings of the alias.
-        :param slot: the numbers that this server gives.
-        :param patience: seconds for the driver's own time limits, which are whole seconds: rounded up.
+        :param slot: the numbers that this server may hand out.
+        :param patience: the driver's own time limits, in seconds. Rounded up, because drivers
+            accept only whole seconds.
         """
         self.alias = alias
         self.slot = slot
         self._wrapper: Any = self._make_wrapper(settings, max(1, math.ceil(patience)))
-        # Connect by Django's method, so that Django sends its signals, and so that Django's test cases can
-        # forbid the connection.
+        # Connect with Django's ensure_connection(): it sends Django's signals, and Django's test
+        # cases can forbid the connection.
         self._wrapper.ensure_connection()
         self.connection: Any = self._wrapper.connection
         self._wrapper.set_autocommit(True)
         self.table = self._wrapper.ops.quote_name(CATALOG)
-        #: The sequences that were checked on this connection, keyed by name; maintained by
-        #: :class:`TicketServer`.
+        #: The sequences whose catalog rows were checked on this connection, keyed by name. The
+        #: :class:`TicketServer` fills and reads this dict.
         self.checked: dict[str, CheckedSequence] = {}
-        # Turn the driver's errors into Django's. After these, the generator asks the next server.
+        # Turn the driver's errors into Django's errors, because only after those does the generator
+        # ask the next server.
         with self._wrapper.wrap_database_errors:
             self._prepare()
         _open.add(self)
@@ -143,7 +150,7 @@ class TicketSession(ABC):
 
     @abstractmethod
     def _limits(self, seconds: int) -> dict[str, Any]:
-        """Return the ``OPTIONS`` that make the driver wait for at most ``seconds``."""
+        """Return the database ``OPTIONS`` with which the driver waits for at most ``seconds``."""
 
     def _prepare(self) -> None:
         """Set and verify the variables of the database session. Called right after connecting."""
@@ -206,7 +213,8 @@ class TicketSession(ABC):
     def keep_predecessor_mark(self, name: str, predecessor_mark: int, deadline: float) -> None:
         """Store the predecessor's mark for sequence ``name`` in the catalog table. One round trip.
 
-        If a higher mark is stored already, it stays.
+        The mark is the highest id that the server before this one is known to have handed out. If a
+        higher mark is stored already, that mark stays.
         """
         quoted = self._wrapper.ops.quote_name("partner_mark")
         self.execute(
@@ -248,9 +256,10 @@ class TicketSession(ABC):
         return row
 
     def _create_counter(self, name: str, form: str, value: int, deadline: float) -> None:
-        """Create the table or ``SEQUENCE`` in which ``form`` counts.
+        """Create the sequence's separate counter: a table or ``SEQUENCE``.
 
-        Does nothing if ``form`` counts in the catalog table.
+        Does nothing if ``form`` needs none, because the sequence's row in the catalog table is the
+        counter.
         """
         return
 
@@ -280,11 +289,10 @@ class TicketSession(ABC):
 
     @abstractmethod
     def durability(self, deadline: float) -> str | None:
-        """Return a sentence that says why a crash may make this server forget the last ids.
+        """Return a sentence that says why a crash may make this server forget its last ids.
 
-        Return None if a crash cannot do this.
-
-        A server that forgets ids hands them out again.
+        A server that forgets ids hands them out again. Return None if a crash cannot make it forget
+        ids.
         """
 
     def abandon(self) -> None:
@@ -310,8 +318,8 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        # Ignore a failure of abandon(), such as too many open files. The parent's connection then ends when
-        # the child closes its copy.
+        # Ignore an error of abandon(), such as too many open files. The parent's connection then
+        # ends when this forked child closes its copy of the connection.
         with suppress(Exception):
             session.abandon()
     _open.clear()
@@ -323,8 +331,8 @@ os.register_at_fork(after_in_child=_abandon_all)
 def seconds_left(deadline: float) -> float:
     """Return the seconds until ``deadline``, but at least 0.01.
 
-    If the deadline has passed already, this process was slow and not the server. So the server still
-    gets 10 ms, within which a healthy server answers.
+    If the deadline has passed already, the delay is this process's fault and not the server's. So
+    the server still gets 10 ms, within which a healthy server answers.
     """
     return max(deadline - time.monotonic(), _A_MOMENT)
 

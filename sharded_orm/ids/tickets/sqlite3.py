@@ -18,9 +18,9 @@ _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
 # Lock that is held while a database file is opened or closed. A fork of this process waits for the lock.
 _opening = threading.Lock()
-# Locks, keyed by file name, with which the threads of this process write one after another: SQLite allows
-# one writer per file. If threads share an in-memory database, SQLite would refuse the second writer at
-# once, without letting it wait.
+# One lock per database file, keyed by the file's name. A thread holds the lock while it runs a
+# statement, because SQLite allows one writer per file. Without the lock, SQLite would refuse a
+# second writer on a shared in-memory database at once, without letting it wait.
 _turns: dict[str, threading.Lock] = {}
 
 
@@ -86,15 +86,16 @@ class SQLiteSession(TicketSession):
     def _execute(self, sql: str, params: Sequence[Any], deadline: float) -> list[Any]:
         while True:
             try:
-                # Call the driver's method and not Django's cursor, which only the thread that has
-                # connected may use.
+                # Call execute() of the driver's connection. Only the thread that has connected may
+                # use Django's cursor, and this may be another thread.
                 return self.connection.execute(sql, params).fetchall()  # type: ignore[no-any-return]  # connection is Any
             except self._wrapper.Database.Error as exc:
                 left = deadline - time.monotonic()
                 if not _is_busy(exc) or left <= 0:
                     raise OperationalError(*exc.args) from exc
-            # Wait here and not in SQLite, whose waiting (busy_timeout) retries at growing intervals, up to
-            # 100 ms. With it, one of four processes that never paused got no turn for over 5 seconds.
+            # Wait for a locked file here and not in SQLite. SQLite's own waiting (busy_timeout)
+            # retries at growing intervals, up to 100 ms. With it, one of four processes that never
+            # paused got no turn for over 5 seconds.
             time.sleep(min(left, random.uniform(*_SECONDS_BETWEEN_ATTEMPTS)))
 
     def is_missing_table(self, exc: Exception) -> bool:
@@ -128,11 +129,12 @@ def _is_busy(exc: Exception) -> bool:
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-# The locks that _hold_turns() holds during a fork, so that no other thread of the parent runs a statement
-# or opens a file at that moment. Otherwise the child would find the file or the SQLite library locked for
-# ever: it inherits SQLite's records of the parent's file locks, and the mutexes of the library.
-# A fork waits at most a second for each lock: a signal handler that forks during a statement would
-# otherwise wait for itself.
+# The locks that _hold_turns() holds during a fork, so that no other thread of the parent runs a
+# statement or opens a file at that moment. Otherwise the child could find the file or the SQLite
+# library locked for ever: it inherits SQLite's records of the parent's file locks, and the mutexes
+# of the library.
+# A fork waits at most a second for each lock. If a signal handler forks during a statement of its
+# own thread, that thread would otherwise wait for itself for ever.
 _held: list[threading.Lock] = []
 
 

@@ -1,8 +1,8 @@
 """Sets the auto-increment counters of tables with packed ids to the first id of each shard (P1,
 P5).
 
-A packed id consists of the shard, a type and a local number; the table's counter generates the
-whole id. So the counter must start at the first id of its shard and type. ``CREATE TABLE … LIKE``,
+A packed id consists of the shard, a type and a local number. The table's counter generates the
+whole id, so it must start at the first id of its shard and type. But ``CREATE TABLE … LIKE``,
 ``TRUNCATE`` and a replayed table definition reset the counter to 1. So the counter is set after
 each ``migrate`` and ``flush`` of a shard, and when test shards are cloned.
 """

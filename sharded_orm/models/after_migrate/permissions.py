@@ -13,8 +13,8 @@ from django.db import DEFAULT_DB_ALIAS, router
 from sharded_orm import runtime
 
 APP_LABEL = "sharded_orm"
-# Every permission of Django belongs to a model. These belong to ShardMap, the admin's model for
-# shards.
+# Every permission of Django belongs to a model. The permissions to view shards belong to ShardMap,
+# the model of the admin's pages for shards.
 MODEL = "shardmap"
 
 
@@ -53,8 +53,8 @@ def after_migrate(
         content_types = apps.get_model("contenttypes", "ContentType").objects
         permissions = apps.get_model("auth", "Permission").objects
     except LookupError:
-        # The apps of Django that store permissions are not migrated yet. Wait for a later signal:
-        # each migrate sends one for every app.
+        # Django's apps that store permissions (auth, contenttypes) are not migrated yet. Wait for a
+        # later post_migrate signal: each migrate sends one for every app.
         return
     names_by_codename = {
         codename(group): f"Can access shards of {group}" for group in runtime.topology().groups

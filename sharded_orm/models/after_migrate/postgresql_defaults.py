@@ -36,8 +36,8 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     if not fields:
         return
     shard = shard_of(using)
-    # The alias may be a template schema, from which test shards are cloned. It has no shard number,
-    # so its rows get 0.
+    # If the alias has no shard, it may be a template schema, from which test shards are cloned. Ids
+    # that are generated there contain 0 as their shard number.
     number = shard.number if shard is not None else 0
     with transaction.atomic(using=using), connection.cursor() as cursor:
         cursor.execute(

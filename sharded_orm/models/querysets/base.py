@@ -34,8 +34,8 @@ class RoutedQuerySet(CachedQuerySet):
     _scatters = False
     _partial = False
     _is_using_called = False
-    #: While the query runs, the alias on which it runs, so that it is not routed again; otherwise
-    #: None.
+    #: The alias on which the query runs at this moment, so that the query is not routed a second
+    #: time. None while it does not run.
     _running_on: str | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
     #: alias.
@@ -60,7 +60,9 @@ class RoutedQuerySet(CachedQuerySet):
         return self._db is not None and self._db != self._options.group
 
     def _is_pinned_by_using(self) -> bool:
-        """Whether the caller has named the shard with ``using()``; False if a related manager has set it."""
+        """Whether the caller has named the shard with ``using()``. False if a related manager named
+        it.
+        """
         return self._is_using_called and self._is_pinned()
 
     def _names_alias(self) -> bool:
@@ -86,8 +88,8 @@ class RoutedQuerySet(CachedQuerySet):
 
     @property
     def db(self) -> str:
-        """The alias of the one shard on which this query would run now; for several shards, the
-        group's alias.
+        """The alias of the one shard on which this query would run now. For several shards or none,
+        the group's alias.
 
         The group's alias refuses SQL. So code that cannot handle several shards gets an error, and
         does not silently miss rows.
@@ -134,17 +136,22 @@ class RoutedQuerySet(CachedQuerySet):
             colocation_on(options, alias).check(self.query, ordered=ordered)
 
     def _colocation(self, destination: str | list[Target]) -> Colocation:
-        """Return a checker that raises if a statement at ``destination`` reads rows that are
-        elsewhere.
+        """Return a checker of statements that run at ``destination``, see :class:`Colocation`.
+
+        Its methods raise an error if a statement reads rows that are elsewhere.
+
+        :param destination: the alias of a shard, or a list of shards, as :meth:`_destination`
+            returns it.
         """
         if isinstance(destination, str):
             return colocation_on(self._options, destination)
         return colocation(self._options, frozenset(target.shard.number for target in destination))
 
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
-        """Return the shards whose results must be merged.
+        """Return the shards whose results must be merged, each with the query to send to it.
 
-        Return None if Django's own code can run, on the alias :attr:`db`.
+        Return None if the query runs on one database, by Django's own code, on the alias
+        :attr:`db`.
         """
         destination = self._destination(ordered=ordered)
         return None if isinstance(destination, str) else destination
@@ -161,7 +168,9 @@ class RoutedQuerySet(CachedQuerySet):
             self._running_on = None
 
     def _for_target(self, target: Target) -> Self:
-        """Return a copy of this queryset for the shard of ``target``, with the query for that shard."""
+        """Return a copy of this queryset that runs on the shard of ``target``, with the query of
+        ``target``.
+        """
         clone = self._chain()
         clone.query = target.query.chain()
         clone._db, clone._is_using_called = target.shard.alias, True
@@ -171,8 +180,8 @@ class RoutedQuerySet(CachedQuerySet):
         """Return the :class:`Route` of this query: ``shards``, ``aliases``, ``nodes`` and
         ``reason``.
 
-        ``str()`` of the route is a sentence for people. The query itself is not sent; only the
-        directory, which stores the shards of keys, may be asked.
+        ``str()`` of the route is a sentence for people. This method does not send the query. It may
+        query the directory, which stores the shards of keys.
         """
         if self._is_pinned():
             alias, group = str(self._db), self._options.group
@@ -184,7 +193,7 @@ class RoutedQuerySet(CachedQuerySet):
         return self._route()
 
     def scatter(self, *, partial: bool = False) -> Self:
-        """Allow this query to ask every shard of its group.
+        """Return a copy of this queryset whose query may go to every shard of its group.
 
         :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
             True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If
@@ -196,9 +205,9 @@ class RoutedQuerySet(CachedQuerySet):
         return clone
 
     def using(self, alias: str | None) -> Self:
-        """Return a copy of the query that runs on ``alias``.
+        """Return a copy of this queryset that runs on ``alias``.
 
-        Its conditions and subqueries see only the rows of that database.
+        The conditions and subqueries of the query see only the rows of that database.
         """
         clone = super().using(alias)
         clone._is_using_called = True
@@ -232,13 +241,13 @@ class RoutedQuerySet(CachedQuerySet):
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:
-        # Check the other querysets too: Django runs a combination on the alias of its left side,
-        # whose database does not have the rows of other shards.
+        # Django runs a combination of querysets on the alias of the left one, whose database does
+        # not have the rows of other shards. So check the other querysets too.
         for other in others:
             if isinstance(other, EmptyQuerySet) or isinstance(self, EmptyQuerySet):
                 continue
-            # ``other`` may be the queryset of a plain base manager: it is not one of the library's,
-            # but may have an alias.
+            # The queryset ``other`` may come from a plain base manager of Django. Then it is not of
+            # this library's class, but it may still be bound to an alias.
             alias = getattr(other, "_db", None)
             is_pinned = alias not in (None, self._options.group)
             if (self._is_pinned() or is_pinned) and alias != self._db:
@@ -248,8 +257,8 @@ class RoutedQuerySet(CachedQuerySet):
                 )
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
-        # If the two sides have different routing hints, remove them: Django keeps those of the left
-        # side, which do not hold for the other side.
+        # If the two combined querysets have different routing hints, remove the hints. Django would
+        # keep those of the left queryset, which do not hold for the right one.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

@@ -1,4 +1,4 @@
-"""Splits a list of instances by their database, and a list of prefetch lookups by their group."""
+"""Splits lists for prefetching: instances by database, and lookups by the group they lead to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharded_orm.models.sharding.options import colocated_alias, group_of, shard
 
 
 def split_by_alias(instances: Sequence[Any]) -> list[list[Any]]:
-    """Return ``instances`` in several lists, one for each database that has some of them."""
+    """Split ``instances`` into several lists, one for each database that has some of them."""
     groups: dict[str | None, list[Any]] = {}
     for instance in instances:
         groups.setdefault(alias_of(instance), []).append(instance)
@@ -33,15 +33,15 @@ def alias_of(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return two lists: the lookups that begin with a foreign key to another group, and all
+    """Return two lists: the lookups that begin with a foreign key to another shard group, and all
     other lookups.
     """
     other_group: list[Any] = []
     same_group: list[Any] = []
     for lookup in lookups:
         path = getattr(lookup, "prefetch_through", lookup)
-        # Search by the name of the descriptor, as Django does: it is not always the name of the
-        # field.
+        # Search the model by the name of the relation's descriptor, as Django does, because that is
+        # not always the name of the field.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)

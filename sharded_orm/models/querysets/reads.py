@@ -26,7 +26,7 @@ CHUNK_SIZE = 2000
 
 
 class ReadingQuerySet(RoutedQuerySet):
-    """A mixin with the methods of a sharded queryset that read."""
+    """A mixin with the reading methods of a sharded queryset."""
 
     def _rows(self, targets: list[Target]) -> Iterator[Any]:
         return scatter.fetch(self, targets, **self._merge_options())
@@ -34,9 +34,9 @@ class ReadingQuerySet(RoutedQuerySet):
     def _merge_options(self, *, groups: bool = True) -> dict[str, Any]:
         """Return keyword arguments for the functions of :mod:`sharded_orm.scatter`.
 
-        They say what to do if a shard fails. They also name the shard key's column in
-        ``local_columns``: rows with the same key are on one shard, so the groups of a GROUP BY that
-        contains the key need no merge.
+        The arguments say what to do if a shard fails. They also name the shard key's column in
+        ``local_columns``. Rows with the same key are on one shard, so if a GROUP BY contains the
+        key, its groups need no merge.
 
         :param groups: whether the function to be called accepts ``local_columns``. If False,
             ``local_columns`` is left out.
@@ -48,8 +48,9 @@ class ReadingQuerySet(RoutedQuerySet):
             "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # Do not name a text key among ``local_columns``. The database's collation may take
-        # different keys for equal, and so put rows of two shards into one group of GROUP BY.
+        # Do not name a key that is text among ``local_columns``, the columns whose equal values are
+        # all on one shard. The database's collation may treat different keys as equal, and so put
+        # rows of two shards into one group of GROUP BY.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(
@@ -77,9 +78,10 @@ class ReadingQuerySet(RoutedQuerySet):
         )
 
     def _prefetch_related_objects(self) -> None:
-        # Django routes a prefetch by the first of its instances. So prefetch separately for the
-        # instances of each shard. Foreign keys to other groups are prefetched for all instances
-        # together.
+        # Django sends a prefetch to the database of its first instance. So prefetch separately for
+        # the instances of each database. Lookups that begin with a foreign key to another group are
+        # prefetched for all instances together, because the rows of the other group are not on the
+        # instances' databases.
         other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)
         rows: list[Model] = self._result_cache or []
         if other_group:
@@ -110,8 +112,8 @@ class ReadingQuerySet(RoutedQuerySet):
             yield from chunk
 
     async def aiterator(self, chunk_size: int = 2000) -> Any:
-        # Find the shard in a thread: that may query the directory of keys, which would block the
-        # event loop.
+        # Find the shard in another thread, because the search may query the directory of keys,
+        # which would block the event loop.
         settled = await sync_to_async(self._on_one_shard)()
         if settled is not None:
             async for row in super(ReadingQuerySet, settled).aiterator(chunk_size):
@@ -139,8 +141,8 @@ class ReadingQuerySet(RoutedQuerySet):
         query = self.query
         if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
             return super().get(*args, **kwargs)
-        # Does the same as Django's get(), but copies the query once instead of twice, because get()
-        # is the commonest of all queries.
+        # This does the same as Django's get(), but copies the query once instead of twice. The
+        # saving matters, because get() is the commonest of all queries.
         matching = self.filter(*args, **kwargs)
         matching.query.clear_ordering(force=True)
         matching.query.set_limits(high=MAX_GET_RESULTS)
@@ -155,7 +157,7 @@ class ReadingQuerySet(RoutedQuerySet):
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
         # If possible, filter by the ids before calling Django's in_bulk(), because the ids may name
-        # the shards. Django's method asks for the alias before it filters.
+        # the shards. Django's in_bulk() asks for the database's alias before it filters by the ids.
         if id_list is None or self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
         ids = list(id_list)
@@ -217,8 +219,8 @@ class ReadingQuerySet(RoutedQuerySet):
     ) -> Any:
         """Run raw SQL on one shard.
 
-        That is the shard with the alias ``using``. Without ``using``, the shard follows from this
-        queryset: from its own ``using()`` or its filters.
+        The argument ``using`` is the alias of the shard. Without it, the shard follows from this
+        queryset: from its method ``using()`` or its filters.
 
         :raises ShardKeyRequired: there is no ``using``, and the filters do not name exactly one
             shard.

@@ -34,8 +34,9 @@ from sharded_orm.routing.where_clause import Bound, OnShard, WhereReader, compar
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias for queries that name no shard; None to refuse these queries. It is set while Django
-# validates an instance: the check whether values are unique must ask only the instance's shard.
+# The alias of the shard to which queries that name no shard are sent; None to refuse such queries.
+# The alias is set while Django validates an instance: the check for unique values must query only
+# the instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
@@ -64,9 +65,9 @@ class Route:
     group: str
     shards: tuple[int, ...]
     reason: str
-    #: The alias given to ``using()`` if it is not a shard of the group: for example, the database
-    #: that had the table before the model was sharded. None if ``using()`` names a shard of the
-    #: group, or was not called.
+    #: The alias given to ``using()``, if it names a database that is not a shard of the group, such
+    #: as the database that had the table before the model was sharded. None if ``using()`` names a
+    #: shard of the group, or was not called.
     outside: str | None = None
 
     @property
@@ -113,10 +114,11 @@ def route(
     Sends nothing if the group's strategy computes shards. With the directory strategy, sends at
     most one query to the directory for each condition on the key.
 
+    :param options: the group and shard key of the query's model.
     :param scatter: whether the query may go to all shards.
     :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are checked
         too. False for a count, for example.
-    :param group: the group of ``options``, if the caller has it already; None to look it up.
+    :param group: the shard group, if the caller has it already; None to look it up by ``options``.
     :raises ShardKeyRequired: the query's conditions name no shard, and it may not go to all shards.
     :raises CrossShardRelation: the query reads rows that may be on other shards than its own.
     :raises UnknownExpression: the library cannot tell which rows an expression reads.
@@ -145,8 +147,9 @@ def _bound_of_scope(options: ShardOptions) -> Bound | None:
 
 
 def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocation:
-    """Return a checker that raises if a statement on ``shards`` reads rows that those shards may
-    lack.
+    """Return a checker of statements that run on ``shards``, see :class:`Colocation`.
+
+    Its methods raise an error if a statement reads rows that these shards may lack.
 
     :param shards: shard numbers; None for all shards of the group.
     """
@@ -162,8 +165,9 @@ def colocation(options: ShardOptions, shards: frozenset[int] | None) -> Colocati
 
 
 def colocation_on(options: ShardOptions, alias: str) -> Colocation:
-    """Return a checker that raises if a statement on the shard ``alias`` reads rows of other
-    shards.
+    """Return a checker of statements that run on the shard ``alias``, see :class:`Colocation`.
+
+    Its methods raise an error if a statement reads rows that this shard may lack.
     """
     shard = runtime.topology().resolve(alias)
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
@@ -211,9 +215,10 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             return None
         field = lookup.lhs.target
         if not compares_as(Exact, lookup):
-            # Skip a condition that is not an equality if it compares with plain values: it can
-            # exclude rows, but it does not change the shard. An __in on a key column is not
-            # skipped: if its list has no key of this shard, the query needs no shard at all.
+            # Ignore a condition that is not an equality, but compares a column with plain values:
+            # it can exclude rows, but it does not change the shard. Do not ignore an __in on a key
+            # column, because its list may lack every key of the shard; then the query needs no
+            # shard at all.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
@@ -231,8 +236,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
 
 
 def _joins(query: Query) -> bool:
-    # Do not count joins that Django has trimmed (album_id=): they stay in alias_map with a
-    # reference count of 0.
+    # Do not count joins that Django made and then trimmed, as for filter(album_id=…): they stay in
+    # alias_map with a reference count of 0.
     return len(query.alias_map) > 1 and any(
         query.alias_refcount[alias] for alias in query.alias_map if alias != query.base_table
     )
@@ -301,7 +306,7 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
 
     If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's keys.
 
-    :param group: the group of ``options``.
+    :param group: the shard group that ``options`` names.
     """
     shards = _shards(group, route.shards)
     if len(shards) < 2:
@@ -340,9 +345,9 @@ def _narrowed_query(
 ) -> Query:
     """Return a copy of ``query`` whose lists of keys (``IN (…)``) contain only keys of ``shard``.
 
-    In the copy, conditions on instances of other shards match no row.
+    If a condition compares with an instance of another shard, it matches no row in the copy.
 
-    :param numbers: a dict from key to shard number, without the keys that have no shard.
+    :param numbers: the shard number of each key. Keys that have no shard are left out.
     """
     narrowed = query.clone()
     for where, position, lookup in list(_key_lists(reader, narrowed.where)):

@@ -29,12 +29,12 @@ from sharded_orm.models.sharding.statements import check_insert, check_update, c
 
 
 class WritingQuerySet(RoutedQuerySet):
-    """A mixin with the methods of a sharded queryset that write."""
+    """A mixin with the writing methods of a sharded queryset."""
 
     def create(self, **kwargs: Any) -> Any:
         if not self._is_pinned():
-            # The key of the new row decides its shard, whatever shard the filters of this queryset
-            # name.
+            # The new row's key decides the row's shard, even if the filters of this queryset name
+            # another shard.
             self._for_write = True
             obj = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
@@ -55,11 +55,11 @@ class WritingQuerySet(RoutedQuerySet):
         )
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
-        """Return this queryset limited to the shard of the row ``values["near"]``; remove ``near``
-        from ``values``.
+        """Return this queryset limited to the shard of ``values["near"]``; remove ``near`` from
+        ``values``.
 
-        Return the queryset unchanged if ``values`` has no ``near``, or if the model does not
-        generate its shard key.
+        ``near`` is a row next to which the new row is to be stored. Return the queryset unchanged
+        if ``values`` has no ``near``, or if the model does not generate its shard key.
         """
         options = self._options
         if not options.key_is_generated or (near := values.pop("near", None)) is None:
@@ -73,16 +73,18 @@ class WritingQuerySet(RoutedQuerySet):
         return self.using(alias)
 
     def _on_shard_of_lookup(self, values: dict[str, Any]) -> Self:
-        """Return this queryset limited to the shard of the row that ``values`` find or create.
+        """Return this queryset limited to the shard of the row that is to be found or created.
 
-        ``values`` must contain the shard key, or name one shard by other conditions. A key in
+        ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``. They
+        must contain the shard key, or name one shard by other conditions. A key in the argument
         ``defaults`` is not enough: a row on another shard could match ``values`` and would be
         missed.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values)
-        # Check these instances even if using() names the shard: a new row would refer to them.
+        # Check the instances among ``values`` even if using() names the shard: a new row would
+        # refer to these instances.
         _refuse_rows_of_other_shards(self._options, values.values(), alias)
-        # ordered=False, because get() reads the row without ORDER BY.
+        # Pass ordered=False, because get(), which will read the row, sends no ORDER BY.
         self.filter(**values)._check_colocation_on(alias, ordered=False)
         return self.using(alias)
 
@@ -130,7 +132,7 @@ class WritingQuerySet(RoutedQuerySet):
         return objs
 
     def _store(self, objs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Insert ``objs`` on one shard, by Django's ``bulk_create()``.
+        """Insert ``objs`` on the one shard of this queryset, with Django's ``bulk_create()``.
 
         If the insert fails, remove the ids that it has set on ``objs``.
         """
@@ -166,8 +168,9 @@ class WritingQuerySet(RoutedQuerySet):
         using: str | None = None,
         **conflict: Any,
     ) -> Any:
-        # Overrides QuerySet._insert(), through which Django stores every new row. Each field that
-        # generates ids with a shard number wraps the insert in its method insert_rows().
+        # This overrides QuerySet._insert(), through which Django stores every new row. Each field
+        # that generates ids with a shard number has a method insert_rows(), which runs the insert
+        # and checks the ids.
         def insert(returning: Any) -> Any:
             return super(WritingQuerySet, self)._insert(  # type: ignore[misc]  # not in the stubs
                 objs, fields, returning, raw, using, **conflict
@@ -205,8 +208,8 @@ class WritingQuerySet(RoutedQuerySet):
                     obj._refuse_other_shard(str(self._db))
         if self._is_pinned() or not objs or not fields:
             return super().bulk_update(objs, fields, batch_size)
-        # Check all rows before the first write. The checks in super() run shard by shard, so some
-        # of them would come after a write on another shard.
+        # Check all rows before the first write. Django's own checks in bulk_update() run shard by
+        # shard, so some of them would come after a write on another shard.
         if not all(obj._is_pk_set() for obj in objs):
             raise ValueError("All bulk_update() objects must have a primary key set.")
         columns = [self.model._meta.get_field(name) for name in fields]
@@ -223,7 +226,8 @@ class WritingQuerySet(RoutedQuerySet):
                 _refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
-            # Check the filters of this queryset: they become part of the UPDATE on each shard.
+            # Check which rows the filters of this queryset read, because the filters become part of
+            # the UPDATE on each shard.
             self._check_colocation_on(alias, ordered=False)
             check_update(colocation_on(self._options, alias), rows, fields)
         return sum(
@@ -295,8 +299,8 @@ def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], a
     """Raise :exc:`CrossShardRelation` if one of ``values`` is an instance on another shard than
     ``alias``.
 
-    ``values`` are the values of a row to be stored on ``alias``, which would refer to that
-    instance.
+    ``values`` are the values of a row that is to be stored on ``alias``. Through such a value, the
+    row would refer to an instance on another shard.
     """
     for value in values:
         value_alias = colocated_alias(options, value) if isinstance(value, Model) else None
@@ -309,10 +313,10 @@ def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], a
 
 
 def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
-    """Raise if the new ``rows`` cannot be stored on the shard ``alias``.
+    """Raise an error if the new ``rows`` cannot be stored on the shard ``alias``.
 
-    The shard must have all rows that they refer to, and all rows that their expressions read. The
-    ``pre_save()`` of the key's field must not change the key.
+    The shard must have all rows to which the new rows refer, and all rows that expressions in the
+    new rows read. The ``pre_save()`` of the key's field must not change the key.
     """
     for row in rows:
         options.refuse_key_changed_on_insert(row)
@@ -321,13 +325,14 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
 
 
 def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
-    """Return the new rows ``objs``, in their order, in one list per shard, keyed by alias.
+    """Return the new rows ``objs`` as one list per shard, keyed by the shard's alias, in their
+    order.
 
-    Keys that have no shard yet are placed first: a shard is chosen and recorded for each.
+    Before that, choose and record a shard for each key that has none yet.
     """
     for obj in objs:
         # Copy the primary keys of related rows into ``obj``: a related row may have been saved
-        # after it was assigned.
+        # after it was assigned to ``obj``.
         obj._prepare_related_fields_for_save(operation_name="bulk_create")
     by_alias: dict[str, list[Any]] = {}
     if options.key is None:
@@ -340,10 +345,10 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
     awaiting = (
         {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_generated else ()
     )
-    # Keep the type with each value: 1, 1.0 and True are equal in Python, but may be different keys
-    # as text.
+    # Pair each key with its type: 1, 1.0 and True are equal in Python, but may be different keys
+    # when they are converted to text.
     values = [(type(value), value) for value in map(read, objs)]
-    # Prepare each distinct key only once. There are many rows and few keys, and preparing a key
+    # Convert each distinct key only once. There are many rows and few keys, and converting a key
     # costs more than a look-up in a dict.
     samples = {
         value: obj for value, obj in zip(values, objs, strict=True) if id(obj) not in awaiting
