@@ -95,7 +95,7 @@ class VirtualConnection(DriverFace):
         #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
-        #: Weak references to cursors with unread results. Each of them has a session of its own.
+        #: Weak references to cursors with unread results. Each cursor has a session of its own.
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
             self.session = pool.lease_new()
@@ -208,7 +208,7 @@ class VirtualConnection(DriverFace):
     # --- What LeasedCursor needs for a statement --------------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call ``before_commit``, because the next statement (``ALTER TABLE``) may commit."""
+        """Call ``before_commit``, because the next statement may commit, like ``ALTER TABLE``."""
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()
@@ -335,7 +335,7 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(). The caller must have removed its state. A pinned session is still kept."""
+        """Undo hold(). The session must have no state any more. A pinned session is still kept."""
         self.is_held = False
         self.settle()
 

@@ -1,4 +1,4 @@
-"""Cursors that lease a session of the node's pool for each statement, until all results are read.
+"""Cursors that lease a session for each statement, and return it when all results are read.
 
 One such cursor replaces two objects: the driver's cursor, and Django's wrapper around the driver's
 cursor. That saves a layer of Python calls for every statement.
@@ -270,7 +270,7 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """Set the cursor's attributes as after a statement without rows, and return 0 as the row count.
+        """Set the cursor's attributes as after a statement without rows. Return the row count 0.
 
         Called instead of sending a statement, if the statement need not be sent now.
         """

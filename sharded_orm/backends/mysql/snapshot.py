@@ -92,7 +92,7 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """Return a copy of ``known`` in which the definitions of ``tables`` are up to date. One packet.
+    """Return a copy of the snapshot ``known`` with current definitions of ``tables``. One packet.
 
     A new table or view that is not in ``tables`` is added with "" as its definition. Dropped tables
     and views are left out. Everything else is copied from ``known``.

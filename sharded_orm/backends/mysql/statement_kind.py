@@ -111,7 +111,10 @@ def savepoint_name(sql: str) -> str:
 
 
 def reads_insert_id(sql: str | bytes | bytearray) -> bool:
-    """Whether ``sql``, a statement of the kind AFFINE, reads the id of an earlier insert."""
+    """Whether ``sql`` reads the id of an earlier insert.
+
+    :param sql: a statement of the kind AFFINE: one that reads what an earlier statement has left.
+    """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     return _INSERT_ID.search(text.upper()) is not None
 

@@ -1,8 +1,8 @@
 """Find the session for statements that read what an earlier statement has left in a session.
 
-Such statements are ``LAST_INSERT_ID()``, ``ROW_COUNT()`` and ``SHOW WARNINGS``. They must run on
+Such statements are ``LAST_INSERT_ID()``, ``ROW_COUNT()`` and ``SHOW WARNINGS``. Each must run on
 the session on which the same alias ran the earlier statement. If another alias has used that
-session since, they are refused, because they would read what the other alias has left.
+session since, the statement is refused, because it would read what the other alias has left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Check twice, before and after the session is leased: another thread may use it in between.
+    # Check before and after the lease: another thread may use the session in between.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier

@@ -23,7 +23,8 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
     """Convert bounds from a command line to the type of the group's existing bounds.
 
     :param name: the name of the group.
-    :raises GrowthRefused: a text cannot be converted, or the type is neither int nor str.
+    :raises GrowthRefused: a text cannot be converted, or the existing bounds are neither integers
+        nor texts.
     """
     bounds = runtime.group(name).strategy_options.get("BOUNDS") or [""]
     kind = type(bounds[-1])

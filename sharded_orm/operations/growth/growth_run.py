@@ -24,7 +24,7 @@ from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Seconds to wait until all processes use a topology with the new range, before it is opened.
+#: Before the new range is opened, seconds to wait until all processes use a topology with it.
 PATIENCE = 30.0
 
 Tell = Callable[[str], None]
@@ -118,9 +118,9 @@ class GrowthRun:
         return report
 
     def _with_range(self, document: Document) -> Document:
-        """Return ``document`` with the new range, which takes no new keys yet.
+        """Return ``document`` with the new range added, or unchanged if it has the range already.
 
-        Return ``document`` itself if it has the range already.
+        The range takes no new keys yet, unless the group divides keys by ranges.
 
         :raises GrowthRefused: the range does not follow the group's last shard, or its bounds do
             not fit.
@@ -232,8 +232,8 @@ class GrowthRun:
     def _wait_until_used(self) -> bool:
         """Wait until every connected process uses a topology with the new range.
 
-        Return True if all processes do so within 30 seconds. Otherwise add a problem to the report
-        and return False.
+        Return True if all processes do so within :data:`PATIENCE`. Otherwise add a problem to the
+        report and return False.
         """
         reach = topology.wait_until_used(topology.current().version, PATIENCE)
         if reach is None or not reach.behind:

@@ -107,8 +107,8 @@ class _NodeData:
 def _siblings(shard: Shard) -> Iterator[Shard]:
     """Yield a few other shards of the group of ``shard``, spread evenly over the shard numbers.
 
-    They serve for comparison. Somebody who changes schemas by hand usually does so on a single
-    node, and shards with distant numbers are usually on different nodes.
+    They are compared with ``shard`` to find changes that were made by hand. Such changes usually
+    affect a single node, and shards with distant numbers are usually on other nodes.
     """
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)

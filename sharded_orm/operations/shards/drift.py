@@ -92,7 +92,7 @@ class Schemas:
         drifts = []
         for variants in self.variants.values():
             # The majority is the schema that most shards have. If several schemas have equally many
-            # shards, it is the one whose first shard has the lowest number.
+            # shards, the majority is the schema whose first shard has the lowest number.
             majority, *others = sorted(
                 variants.values(),
                 key=lambda variant: (-len(variant.shards), variant.shards[0].number),

@@ -88,7 +88,8 @@ class RowScan:
 
         Cost for each model: a sample takes one statement per 256 shards. A scan of all rows takes
         one statement per shard, as does any scan on SQLite. If the group's keys are in the
-        directory, there is one more query per 500 keys. Memory: the keys of one batch.
+        directory (the table of the shard of each key), there is one more query per 500 keys.
+        Memory: the keys of one batch.
 
         :param wrapper: a connection object to the node, not bound to a shard.
         :param alive: called after each batch, to report that the node answers.
@@ -291,7 +292,7 @@ class _Table:
             yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
 
     def _to_keys(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Convert database values to shard keys in the form that the strategy gets at ``save()``."""
+        """Convert database values to shard keys as the strategy gets them from ``save()``."""
         rows: Iterable[Any] = ([value] for value in values)
         if self._converters:
             rows = self._compiler.apply_converters(rows, self._converters)
@@ -304,7 +305,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Return the shard number of each key, as a dict. It is None for a key that has no shard."""
+    """Return the shard number of each key, as a dict; None for a key that has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

@@ -53,7 +53,7 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The states of the selected shards of one group whose primary is on one node."""
+    """The states of one group's shards on one node: the selected shards whose primary is there."""
 
     group: str
     shards: tuple[ShardStatus, ...]
