@@ -13,9 +13,12 @@ class IdGenerator(ABC):
     """
 
     def next(self, sequence: str) -> int:
-        """Return a new id of ``sequence``. Costs one round trip."""
+        """Return a new id of the sequence named ``sequence``. Costs at most one round trip."""
         return self.take(sequence, 1)[0]
 
     @abstractmethod
     def take(self, sequence: str, count: int) -> Sequence[int]:
-        """Return ``count`` new ids of ``sequence``, ascending. Costs one round trip for any ``count``."""
+        """Return ``count`` new ids of the sequence named ``sequence``, in ascending order.
+
+        Costs one round trip for any ``count``.
+        """

@@ -1,7 +1,8 @@
 """Ids that contain the shard of their row: 64-bit integers whose bits are divided into parts.
 
-This module uses neither Django nor a database. Every part is checked when an id is packed and when it is
-unpacked: a part that does not fit its bits would change the next higher part.
+This module uses neither Django nor a database. To pack is to make an id from its parts, and to
+unpack is to split an id into its parts. The parts are checked each time, because a part that is too
+large for its bits would change the next higher part.
 
 ========================  =====================================================
 :class:`PackedID`         shard, type, local id (Pinterest, P1)
@@ -25,7 +26,7 @@ from sharded_orm.exceptions import InvalidID, TimestampExhausted
 _MILLISECOND = timedelta(milliseconds=1)
 _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: The default epoch of :class:`TimestampedLayout`: ids with this epoch last until 2059.
+#: The default epoch of :class:`TimestampedLayout`. With the default widths, ids last until 2059.
 EPOCH = datetime(2025, 1, 1, tzinfo=UTC)
 
 
@@ -42,7 +43,10 @@ class _Layout:
     """Base class of the layouts. Subclasses are frozen dataclasses, so layouts compare by value."""
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
-        """Return the dotted path, arguments and keyword arguments with which migrations write the layout."""
+        """Return what migrations need to recreate the layout.
+
+        That is the dotted path of the class, its arguments, and its keyword arguments.
+        """
         parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are
         return f"{type(self).__module__}.{type(self).__qualname__}", (), parts
 
@@ -86,7 +90,7 @@ class PackedLayout(_Layout):
         return self.type_bits + self.local_bits
 
     def pack(self, shard: int, type: int, local: int) -> int:
-        """Return the id that consists of these parts.
+        """Return the id that consists of the numbers ``shard``, ``type`` and ``local``.
 
         :raises InvalidID: a part does not fit its bits; the message names the part.
         """
@@ -109,9 +113,9 @@ class PackedLayout(_Layout):
         )
 
     def counted(self, shard: int, type: int) -> range:
-        """Return the range of all ids of rows in the table with number ``type`` on ``shard``.
+        """Return the range of all ids that rows of the table number ``type`` on ``shard`` can have.
 
-        Their local parts go from 1 to the largest number that fits the bits of the local part.
+        The local parts of these ids go from 1 to the largest number that fits.
         """
         last = (1 << self.local_bits) - 1
         return range(self.pack(shard, type, 1), self.pack(shard, type, last) + 1)
@@ -159,10 +163,11 @@ class TimestampedLayout(_Layout):
     The time is the highest part, so ids sort by time.
 
     :param epoch: the datetime, with a time zone, from which milliseconds are counted. It must never
-        change: all existing ids would then mean another time.
+        change: with another epoch, all existing ids would mean another time.
 
-    The default widths of 41, 13 and 10 bits use all 64 bits, and the highest bit is the sign of a
-    ``BIGINT``. So the last time that fits is 2**40 - 1 ms, 34.8 years after the epoch.
+    The default widths of 41, 13 and 10 bits use all 64 bits. But the highest bit is the sign of a
+    ``BIGINT``, so only 40 bits are left for the time. The last time that fits is 2**40 - 1 ms after
+    the epoch, or 34.8 years.
 
     :raises InvalidID: a width is not a positive integer, the sum of the widths is above 64, no bit
         is left for the time, or the epoch is not a datetime with a time zone.
@@ -208,8 +213,9 @@ class TimestampedLayout(_Layout):
         return (self.epoch - _UNIX) // _MILLISECOND
 
     def pack(self, milliseconds: int, shard: int, sequence: int) -> int:
-        """Return the id that consists of these parts.
+        """Return the id that consists of ``milliseconds``, ``shard`` and ``sequence``.
 
+        :param milliseconds: milliseconds after the epoch.
         :raises TimestampExhausted: ``milliseconds`` is too late for this layout.
         :raises InvalidID: another part does not fit its bits; the message names the part.
         """
@@ -259,7 +265,8 @@ class TimestampedID:
 
     :param milliseconds: milliseconds after the epoch of the layout.
     :raises TimestampExhausted: ``milliseconds`` is too late for the layout.
-    :raises InvalidID: a part is not an integer, or another part does not fit its bits.
+    :raises InvalidID: a part is not an integer or is negative, or ``shard`` or ``sequence`` does
+        not fit its bits.
     """
 
     milliseconds: int
@@ -282,9 +289,11 @@ class TimestampedID:
         sequence: int,
         layout: TimestampedLayout = TIMESTAMPED,
     ) -> TimestampedID:
-        """Return the id with these parts, for a ``moment`` that is a datetime with a time zone.
+        """Return the id with the time ``moment``, the shard ``shard`` and the number ``sequence``.
 
         Every id that is made at ``moment`` or later is at least ``at(moment, 0, 0)``.
+
+        :param moment: a datetime with a time zone.
         """
         return cls(layout.milliseconds_of(moment), shard, sequence, layout)
 

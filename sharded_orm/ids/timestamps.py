@@ -35,32 +35,35 @@ class _Lane:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# If the numbers of a millisecond are used up, and the clock is behind the last id by at most this
-# many milliseconds, a caller waits until the clock has caught up. Otherwise nobody waits.
+# If the sequence numbers of a millisecond are used up, and the clock is at most this many
+# milliseconds behind the last id, a caller waits for the clock. If the clock is further behind,
+# nobody waits.
 _PATIENCE = 1000
 
 
 class TimestampClock:
-    """A maker of timestamped ids of one layout; it never makes an id twice. Thread-safe, fork-safe.
+    """A maker of timestamped ids of one layout. One maker never makes an id of a table twice.
+
+    Thread-safe and fork-safe.
 
     :param layout: the widths of the parts of an id, and the epoch.
     :param clock: returns the Unix time in milliseconds.
     :param wait: sleeps for the given number of seconds; called when all sequence numbers of a
         millisecond are used up.
-    :param draw: called with n, returns a random number from 0 to n - 1; it chooses the first sequence
-        number.
+    :param draw: called with n, returns a random number from 0 to n - 1. The sequence numbers of
+        each table on a shard begin at such a random number.
 
     - A table on a shard gets at most ``2**sequence_bits`` ids of one millisecond; a caller that
       needs more waits for the next millisecond.
-    - If the clock is set back, new ids continue with the millisecond of the last id. If the numbers
-      of that millisecond are used up and the clock is at most a second behind, callers wait for
-      the clock. If the clock is further behind, new ids use the following milliseconds, ahead of
-      the clock and without waiting.
-    - A forked child repeats none of the ids that its parent made.
+    - If the clock is set back, new ids continue with the millisecond of the last id. If the
+      sequence numbers of that millisecond are used up and the clock is at most a second behind,
+      callers wait for the clock. If the clock is further behind, new ids use the following
+      milliseconds, ahead of the clock and without waiting.
+    - A forked child repeats none of the ids that its parent made before the fork.
 
-    Two processes may make the same id for one table, and so may one process that is restarted while
-    the clock is set back. Such collisions are rare, because sequence numbers begin at random, and
-    the insert detects them: see ``TimestampedIDField``.
+    Two processes have two makers, and may make the same id for one table. So may one process that
+    is restarted while the clock is set back. Such collisions are rare, because sequence numbers
+    begin at random. The insert detects them: see ``TimestampedIDField``.
     """
 
     def __init__(
@@ -97,10 +100,10 @@ class TimestampClock:
             return [self._next(lane, shard) for _ in range(count)]
 
     def leave(self, shard: int, table: str) -> None:
-        """Make no more ids for ``table`` on ``shard`` in the current millisecond.
+        """Make no more ids for ``table`` on ``shard`` with the millisecond of the last id.
 
-        The next millisecond begins at a random sequence number. Call this after an id of this process
-        has collided with an id of another process, because the ids that follow would collide, too.
+        The next id has a later millisecond and a random sequence number. Call this after an id of
+        this process has collided with that of another process: the next ids would collide, too.
         """
         with self._lock:
             lane = self._lanes.get((shard, table))
@@ -137,12 +140,12 @@ class TimestampClock:
         return now
 
     def _after_fork(self) -> None:
-        # Replace all locks, because another thread of the parent may have held one at the fork. That is
-        # safe: the child has a single thread now, which holds none of the old locks.
+        # In the forked child, replace all locks: another thread of the parent may have held one at
+        # the fork. That is safe, because the child has a single thread now, which holds no lock.
         self._lock = threading.Lock()
         for lane in self._lanes.values():
             lane.lock = threading.Lock()
-            # Make no ids of the current millisecond, in which the parent may make more ids.
+            # Make no more ids of the last id's millisecond, because the parent may make such ids.
             self._leave(lane)
 
 
@@ -159,5 +162,5 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 @cache
 def clock_of(layout: TimestampedLayout) -> TimestampClock:
-    """Return this process's clock for ids of ``layout``, which all tables with such ids share."""
+    """Return this process's maker of ids of ``layout``. All tables with such ids share it."""
     return TimestampClock(layout)

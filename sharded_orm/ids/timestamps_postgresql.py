@@ -5,15 +5,16 @@ schema (that is, each shard) gets an SQL function, which contains the number of 
 SQL sequence nor the SQL function contains the schema's name, so the schema may be renamed, dumped and
 moved.
 
-The function that Instagram published uses ``nextval % 1024`` as the last bits. That function repeats
-an id if the clock is set back, or if other sessions draw 1024 numbers while one session is between its
-``nextval`` and its reading of the clock. In a test, bulk inserts of four sessions repeated an id within a
-second.
-Here the SQL sequence holds both the time and the number of the last id, and one session at a time
-advances it. So the ids of a table always grow, and no id is repeated. If the numbers of a millisecond
-are used up, the session waits for the next millisecond. If the clock is set back, new ids continue
-after the last id. The price: a call takes 6 microseconds instead of 1. If several sessions insert at
-once, that limits a table to some 50,000 rows a second.
+The function that Instagram published uses ``nextval % 1024`` as the last bits of an id. It can
+repeat an id in two cases: if the clock is set back, or if other sessions draw 1024 numbers while
+one session has called ``nextval`` but has not read the clock yet. In a test, bulk inserts of four
+sessions repeated an id within a second.
+
+Here the SQL sequence stores both the time and the sequence number of the last id, and one session
+at a time advances it. So the ids of a table always grow, and no id is repeated. If the sequence
+numbers of a millisecond are used up, the session waits for the next millisecond. If the clock is
+set back, new ids continue after the last id. The price: a call takes 6 microseconds instead of 1.
+Sessions that insert at once wait for each other, so a table gets at most some 50,000 rows a second.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import hashlib
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 
 _MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
-#: First half of the key of the advisory lock with which one session at a time advances an SQL sequence.
-#: The second half is the oid of the SQL sequence.
+#: First half of the key of an advisory lock; the second half is the oid of an SQL sequence. Only
+#: the session that holds the lock may advance this SQL sequence.
 _LOCK = 0x5348_4F52
 
 _FUNCTION = """\
@@ -78,7 +79,7 @@ def function_name(layout: TimestampedLayout = TIMESTAMPED) -> str:
 
 
 def create_function(schema: str, shard: int, layout: TimestampedLayout = TIMESTAMPED) -> str:
-    """Return the statement that creates or replaces the function of ``layout`` in ``schema``.
+    """Return the statement that creates or replaces the SQL function of ``layout`` in ``schema``.
 
     :param shard: the number of the shard, which all ids of this schema contain.
     :raises InvalidID: ``shard`` does not fit into the layout.
@@ -97,7 +98,7 @@ def create_function(schema: str, shard: int, layout: TimestampedLayout = TIMESTA
 
 
 def create_sequence(schema: str, table: str, column: str) -> list[str]:
-    """Return the statements that create the SQL sequence that stores the last id of ``column``.
+    """Return statements that create an SQL sequence, in which the last id of ``column`` is stored.
 
     PostgreSQL drops the sequence together with the column. Database roles that insert rows need the
     UPDATE privilege on the sequence.

@@ -61,7 +61,10 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @property
     def node_pool(self) -> NodePool:
-        """The pool of this node's sessions. Created at first use; access does not connect."""
+        """The pool of sessions (server connections) of this alias's node.
+
+        The pool is created at first use. Reading this attribute does not connect.
+        """
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
         if self._pool is None:
@@ -101,7 +104,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         # statements, but they have run already, when the pool opened the session.
         BaseDatabaseWrapper.init_connection_state(self)
         if self.queries_logged and "SHARD" not in self.settings_dict:
-            # For an ordinary alias, add these statements to the query log, as Django's backend does.
+            # For an ordinary alias, log a new session's SET statements, as Django's backend does.
             statements = self.node_pool.initial_statements(self.mysql_server_data)
             if statements:
                 self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
@@ -232,7 +235,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return types
 
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
-        """Run a query and return its rows. It is not logged, because tests count logged queries."""
+        """Run a query and return its rows. Do not log it, because tests count logged queries."""
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor, self.wrap_database_errors:
                 cursor.cursor.execute(sql, params)
@@ -284,9 +287,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         try:
             copy.ensure_connection()
             assert copy.connection is not None
-            # Hold the session, so that close() ends it rather than returns it to the pool. Otherwise
-            # the next copy, whose schema has the same name, might get this session, and would create
-            # tables with the character set of the present schema.
+            # Hold the session of the temporary schema, so that close() ends it rather than returns
+            # it to the pool. Otherwise the next copy, whose schema has the same name, might get
+            # this session, and would create tables with the character set of the present schema.
             copy.connection.hold()
             copy.build_schema(definitions)
             yield copy

@@ -7,9 +7,9 @@ from typing import Any
 
 from sharded_orm.backends.text_keys import ColumnType
 
-# Schema and table are compared with constants, so the server opens only the tables that are asked for.
-# It compares names of schemas and tables as its file system does, and returns them as spelled in the
-# query.
+# Schema and table are compared with constants, so the server opens only the tables that are asked
+# for. The server compares names of schemas and tables as its file system does, and returns the
+# names as they are spelled in the query.
 _COLUMNS = (
     "SELECT table_schema, table_name, column_name, data_type, collation_name,"
     " character_maximum_length, column_type, is_nullable FROM information_schema.columns"
@@ -31,7 +31,7 @@ def statement(
 
 
 def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]]:
-    """Return the types as schema -> table -> column -> type, with all names in lower case.
+    """Return the types of columns as schema -> table -> column -> type; all names in lower case.
 
     :param rows: the rows that the query of :func:`statement` returned.
     """

@@ -56,7 +56,7 @@ class VirtualConnection(DriverFace):
     :param schema: name of the schema. With None, the connection has no schema, and keeps one session
         for itself from the start.
     :param alias: the Django alias, for logs.
-    :param cursor_factory: maps a cursor class of the driver to a factory of our cursors.
+    :param cursor_factory: maps a cursor class of the driver to a function that makes our cursors.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class VirtualConnection(DriverFace):
         self.session: NodeSession | None = None
         #: The session that ran the last statement of this connection; None before the first.
         self.last_session: NodeSession | None = None
-        #: The session of the last insert of this connection that generated an id.
+        #: The session on which this connection last inserted a row with an id; None before that.
         self.insert_session: NodeSession | None = None
         self.mode = SessionMode.FREE
         #: Whether Django has switched autocommit on.
@@ -95,7 +95,7 @@ class VirtualConnection(DriverFace):
         #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
-        #: Weak references to cursors with unread results, each on a session leased only for it.
+        #: Weak references to cursors with unread results. Each cursor has a session of its own.
         self.open_cursors: list[weakref.ref[OpenCursor]] = []
         if schema is None:
             self.session = pool.lease_new()
@@ -123,7 +123,7 @@ class VirtualConnection(DriverFace):
         return self.autocommitted
 
     def autocommit(self, on: bool) -> None:
-        """Switch autocommit. An open transaction is committed when autocommit is switched on."""
+        """Switch autocommit on or off. Switching it on commits an open transaction."""
         on = bool(on)
         mode = self.mode
         if mode is SessionMode.PINNED:
@@ -148,7 +148,7 @@ class VirtualConnection(DriverFace):
             self._end(b"COMMIT")
 
     def rollback(self) -> None:
-        """Roll back the transaction. Send nothing if the session was lost: the server rolled back then."""
+        """Roll back. If the session was lost, send nothing: the server has rolled back already."""
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()
@@ -208,7 +208,7 @@ class VirtualConnection(DriverFace):
     # --- What LeasedCursor needs for a statement --------------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call ``before_commit``: the next statement, such as ``ALTER TABLE``, may commit implicitly."""
+        """Call ``before_commit``, because the next statement may commit, like ``ALTER TABLE``."""
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()
@@ -220,7 +220,7 @@ class VirtualConnection(DriverFace):
         none is held.
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
-            otherwise True. If False in a transaction, the prefix sets ``autocommit=0``.
+            otherwise True. In a transaction, False makes the prefix set ``autocommit=0``.
         """
         mode = self.mode
         if mode >= SessionMode.PINNED:
@@ -255,7 +255,7 @@ class VirtualConnection(DriverFace):
             return
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
         transaction.unsure = True
-        # The server may or may not have begun the transaction. Do not go on with such a session.
+        # After a BEGIN that was not confirmed, the session's state is unknown: give the session up.
         unclear = not transaction.is_open and (BEGIN in prefix or AUTOCOMMIT_OFF in prefix)
         if session.is_in_order(exc) and not unclear:
             self.settle()
@@ -275,8 +275,7 @@ class VirtualConnection(DriverFace):
     # --- How long a session is kept ---------------------------------------------------
 
     def pin(self, reason: str) -> NodeSession:
-        """Keep one session until close(), as a connection of Django's own backend does. Return the
-        session.
+        """Keep one session until close(), as Django's own backend does. Return the session.
 
         :param reason: what leaves state in the session, for logs.
         """
@@ -315,7 +314,7 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def one_session(self) -> Iterator[None]:
-        """Return a context manager: all statements in its block run on one session, even in autocommit."""
+        """Make all statements in a ``with`` block run on one session, even in autocommit."""
         before = self.in_batch
         self._ensure_session()
         self.in_batch = True
@@ -329,19 +328,19 @@ class VirtualConnection(DriverFace):
     def hold(self) -> None:
         """Keep one session until release(), so that the caller can leave state in the session.
 
-        Repeated calls change nothing. The state ends with close(), or when the session is lost.
+        Repeated calls change nothing. The state is gone after close(), or if the session is lost.
         """
         self._ensure_session()
         self.is_held = True
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(), after the caller has removed its state. A pinned session is still kept."""
+        """Undo hold(). The session must have no state any more. A pinned session is still kept."""
         self.is_held = False
         self.settle()
 
     def hold_after_commit(self) -> None:
-        """Keep the session after its transaction, until one of the next two methods is called."""
+        """Keep the session after commit, until release_after_commit() or discard_after_commit()."""
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
@@ -353,7 +352,7 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept: the server then no longer uses its id.
+        """Close the session that hold_after_commit() kept. Its id is then gone from the server.
 
         The session stays open if it has other state of this connection, which closing would lose.
         """
@@ -441,7 +440,7 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """Give the held session to a ``with`` block. If the block loses the session, note this."""
+        """Give the held session to a ``with`` block. Discard the session if the block loses it."""
         session = self._require_session()
         try:
             yield session
@@ -451,7 +450,7 @@ class VirtualConnection(DriverFace):
             raise
 
     def _end(self, how: bytes) -> None:
-        """End the transaction. Send ``how`` (COMMIT or ROLLBACK) if the server has begun it."""
+        """End the transaction. If the server has begun one, send ``how``: COMMIT or ROLLBACK."""
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
         session = self.session
@@ -476,8 +475,8 @@ class VirtualConnection(DriverFace):
         is_pinned = self.mode is SessionMode.PINNED
         had_state = self._has_state or is_pinned
         if self.is_held or is_pinned:
-            # A rollback does not restore the state of a pinned or held session. So the mode is LOST
-            # until close().
+            # A rollback cannot restore the lost state of a pinned or held session. So rollback()
+            # must fail from now on, and the mode stays LOST until close().
             self.transaction.is_open = self.checks_off = False
         if had_state:
             self.mode = SessionMode.LOST

@@ -1,4 +1,4 @@
-"""Django's creation of test databases, with methods that create and drop a schema."""
+"""Django's class that creates test databases, with methods that create and drop any schema."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     def _nodb_cursor(self) -> Any:
-        """Return a context manager that gives a cursor in no schema, on a separate session."""
+        """Return a context manager that gives a cursor without a schema, on its own session."""
         return self.connection._nodb_cursor()
 
     def create_schema(self, name: str, *, if_not_exists: bool = False) -> None:
-        """Run ``CREATE DATABASE``, with the character set and collation of the ``TEST`` settings."""
+        """Create a schema with the character set and collation of the ``TEST`` settings."""
         condition = "IF NOT EXISTS " if if_not_exists else ""
         with self._nodb_cursor() as cursor:
             cursor.execute(

@@ -1,4 +1,4 @@
-"""Cursors that lease a session of the node's pool for each statement, until its results are read.
+"""Cursors that lease a session for each statement, and return it when all results are read.
 
 One such cursor replaces two objects: the driver's cursor, and Django's wrapper around the driver's
 cursor. That saves a layer of Python calls for every statement.
@@ -82,8 +82,8 @@ class LeaseMixin(BaseCursor):
     _rows: Any = None
     # The session that is running a statement of this cursor, or has unread results for this cursor.
     _session: NodeSession | None = None
-    # This cursor's weak reference in connection.open_cursors, if the session was leased only for this
-    # cursor; otherwise None.
+    # The weak reference to this cursor in connection.open_cursors. None if this cursor has no
+    # unread results, or has them on a session that the connection holds.
     _registration: weakref.ref[Any] | None = None
     # The kind of the statements while executemany() runs; None at other times.
     _kind: StatementKind | None = None
@@ -135,8 +135,9 @@ class LeaseMixin(BaseCursor):
                 raise
             schema = connection.schema
             is_current = session.schema == schema or (kind is _AFFINE and traces.is_show(query))
-            # The session's schema counts as unknown until everything has succeeded. An exception may
-            # come at any point: another thread can raise one in this thread.
+            # Until the statement has succeeded, the current schema of the session counts as
+            # unknown. An exception may come at any point: another thread can raise one in this
+            # thread.
             session.schema = None
             try:
                 if is_current:
@@ -181,13 +182,13 @@ class LeaseMixin(BaseCursor):
     def _run_held(
         self, connection: VirtualConnection, kind: StatementKind, query: Any, args: Any
     ) -> Any:
-        """Run a statement on the session that the connection holds. If it holds none, lease one first."""
+        """Run a statement on the session that the connection holds. If there is none, lease one."""
         mode = connection.mode
         pin_reason = ""
         if mode >= _LOST:
             if kind is _CHECKS_ON and connection.checks_off and not connection.transaction.is_open:
-                # The session whose foreign key checks were off is gone. In any other session the checks
-                # are on, so there is nothing to send.
+                # The statement switches foreign key checks on. The session in which they were off
+                # is gone, and in any other session they are on. So there is nothing to send.
                 connection.record_checks(off=False)
                 return self._empty_result(query)
             connection.begin_statement()  # Raises, because the session is lost.
@@ -269,9 +270,9 @@ class LeaseMixin(BaseCursor):
             self._session = None
 
     def _empty_result(self, query: Any) -> int:
-        """Set the cursor's attributes as after a statement without rows, and return 0.
+        """Set the cursor's attributes as after a statement without rows. Return the row count 0.
 
-        Used for a statement that need not be sent to the server now.
+        Called instead of sending a statement, if the statement need not be sent now.
         """
         self.description = None
         self._rows = ()
@@ -289,12 +290,12 @@ class LeaseMixin(BaseCursor):
         connection.open_cursors.append(self._registration)
 
     def _return_session(self, session: NodeSession, *, broken: bool = False) -> None:
-        """Give back the session after all results have been read.
+        """Give back the session, after this cursor's results were read or given up.
 
         If the session was leased only for this cursor, it goes back to the pool. Otherwise the
         connection still holds the session.
 
-        :param broken: whether to close the session rather than return it to the pool.
+        :param broken: True if results are left unread: the session is then closed, not pooled.
         """
         self._session = None
         session.busy = False
@@ -349,8 +350,8 @@ class LeaseMixin(BaseCursor):
         if session is None:
             return None
         if session.next_result() == -1:
-            # There are no more results, so give back the session. The cursor already has the last
-            # result's rows.
+            # There are no more results, so give back the session. The cursor has fetched the rows
+            # of the last result already.
             self._return_session(session)
             return None
         try:
@@ -360,11 +361,11 @@ class LeaseMixin(BaseCursor):
         return 1
 
     def __del__(self) -> None:
-        # This cursor was dropped with unread results, which nobody can read any more.
+        # The program has dropped this cursor, so nobody can read its remaining results any more.
         if self._registration is not None:
             self.abandon()
         elif self._session is not None:
-            # The connection will use this session again, so read and drop all remaining results.
+            # The connection still holds the session, so read and discard all remaining results.
             with contextlib.suppress(MySQLError):
                 self._discard()
 
@@ -475,8 +476,9 @@ class LeasedCursor(LeaseMixin, Cursor):
 
 @cache
 def leased(cursorclass: type) -> Callable[[VirtualConnection], LeasedCursor]:
-    """Return a subclass of ``cursorclass``, a cursor class of the driver, whose cursors lease their
-    session.
+    """Return a cursor class that leases its sessions from a pool: a subclass of ``cursorclass``.
+
+    :param cursorclass: a cursor class of the driver.
     """
     if cursorclass is Cursor:
         return LeasedCursor

@@ -33,16 +33,14 @@ class DriverFace:
     __slots__ = ()
 
     def any_session(self) -> AbstractContextManager[NodeSession]:
-        """Return a context manager that gives a session: the held one, or one leased only for the
-        block.
+        """Give a session to a ``with`` block: the held one, or one leased only for the block.
 
         The block must not change the state of the session.
         """
         raise NotImplementedError
 
     def pin(self, reason: str) -> NodeSession:
-        """Keep one session until close(), as a connection of Django's own backend does. Return the
-        session.
+        """Keep one session until close(), as Django's own backend does. Return the session.
 
         :param reason: what leaves state in the session, for logs.
         """
@@ -72,7 +70,7 @@ class DriverFace:
             return self._stateless(name) if callable(value) else value
         if name.startswith("__") or not hasattr(Connection, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # This attribute may change the state of the session, so a session is pinned.
+        # The attribute may change the session's state, so pin the session: keep it until close().
         return getattr(self.pin(f"connection.{name}").raw, name)
 
     def _stateless(self, name: str) -> Callable[..., Any]:

@@ -24,11 +24,11 @@ W = TypeVar("W", bound=SessionIdentity)
 
 _VARIABLES = b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
 _MYSQL = b"@@server_uuid"
-# Identity of a MariaDB server. server_uid alone is not enough, because it is made of the network
-# address and the port: two containers may have the same server_uid.
+# SQL for the identity of a MariaDB server. server_uid alone is not enough, because it is made of
+# the network address and the port: two containers may have the same server_uid.
 _MARIADB = b"CONCAT_WS('/', %s@@hostname, @@port, @@server_id)"
-# Whether the account itself has PROCESS, and so sees the sessions of all accounts. PROCESS from a role
-# does not count here.
+# SQL for: does the account have the privilege PROCESS, with which it sees the sessions of all
+# accounts? If the account has PROCESS only through a role, the answer is no.
 _PROCESS = (
     b"EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'PROCESS'"
     b" AND grantee = CONCAT('''', SUBSTRING_INDEX(CURRENT_USER(), '@', 1), '''@''',"
@@ -39,8 +39,8 @@ _PROCESS = (
 def session_id(session: NodeSession, pool: NodePool) -> SessionID:
     """Return the identity of ``session``. The first call queries the server, even inside a transaction.
 
-    The identity is empty if a proxy maps its sessions to those of the server: the ids that the proxy
-    shows mean nothing to the server.
+    The identity is empty if a proxy stands before the server: the session ids that clients then see
+    are the proxy's, and mean nothing to the server.
 
     :raises MySQLdb.Error: the server does not answer.
     """
@@ -59,14 +59,15 @@ def session_id(session: NodeSession, pool: NodePool) -> SessionID:
 def judges(pool: NodePool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can tell if the session ``writer`` still exists.
 
-    True if the session is on the server of ``pool``, and either has the pool's account or that account
-    sees the sessions of all accounts. Also True if the server does not answer now.
+    True if the session is on the server of ``pool``, and the pool's account can see it: because the
+    session has the same account, or because that account sees the sessions of all accounts. Also
+    True if the server does not answer now. False if ``writer`` is empty.
     """
     if not writer.server or not writer.connection:
         return False
     answer = pool.last_answer
     if answer is None or answer[0] != writer.server:
-        # Ask again: another server may be behind the node's address by now.
+        # Ask for the server's identity again: another server may have the node's address by now.
         try:
             _, answer = _query_sessions(pool, ())
         except (MySQLError, PoolTimeout):
@@ -76,16 +77,18 @@ def judges(pool: NodePool, writer: SessionIdentity) -> bool:
 
 
 def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
-    """Return those of ``writers`` whose sessions no longer exist.
+    """Return those of the sessions ``writers`` that no longer exist on the server of ``pool``.
 
-    The set is empty if the server does not answer. A killed session still exists on MariaDB until it
-    has rolled back or finished its COMMIT.
+    Sessions that :func:`judges` cannot judge are left out. If the server does not answer, the set
+    is empty. On MariaDB, a killed session still exists until it has rolled back or finished its
+    COMMIT.
     """
     try:
         existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
-    # Check the server's identity again: if the address has moved, the answer came from another server.
+    # Another server may have answered, if the node's address has moved. So judges() compares the
+    # server that has answered with the server of each session.
     return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 
@@ -107,9 +110,9 @@ def _query_sessions(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple
 
 
 def _expression(session: NodeSession, pool: NodePool) -> bytes:
-    """Return an SQL expression for the server's identity, which differs by kind of server.
+    """Return an SQL expression for the server's identity. MySQL and MariaDB need different ones.
 
-    The first call for a pool asks the server for its variables.
+    The first call for a pool asks the server which variables it has.
     """
     if pool.identity_sql is None:
         session.query(_VARIABLES)
@@ -122,9 +125,10 @@ def _expression(session: NodeSession, pool: NodePool) -> bytes:
 
 
 def _short(value: object) -> str:
-    """Return a short hash of ``value``.
+    """Return a short hash of ``value``, which is the identity of a server or an account.
 
-    Each write marker in the cache contains it, so it must be short and must not reveal names.
+    Each write marker in the cache contains such hashes. So they must be short, and must not reveal
+    the names of servers and accounts.
     """
     return hashlib.blake2b(_text(value).encode(), digest_size=8).hexdigest()
 

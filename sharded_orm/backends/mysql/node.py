@@ -116,11 +116,12 @@ def node_pool(
     settings: Mapping[str, Any],
     sender: type | None,
 ) -> NodePool:
-    """Return this process's pool for these parameters. Aliases with equal parameters share a pool.
+    """Return this process's pool for these arguments. Aliases with equal arguments share a pool.
 
     :param params: arguments of ``MySQLdb.connect``, without a schema.
     :param isolation_level: isolation level of each session; None for the server's default.
-    :param settings: an alias's entry in ``DATABASES``, for ``POOL`` and ``CONN_MAX_AGE``.
+    :param settings: an alias's entry in ``DATABASES``. ``POOL`` and ``CONN_MAX_AGE`` are read from
+        this entry.
     :param sender: the backend's ``DatabaseWrapper`` class.
     """
     bounds: Mapping[str, Any] = settings.get("POOL") or {}

@@ -65,7 +65,7 @@ class _NodeCursorMixin(BaseCursor):
 
     def close(self) -> None:
         session, self._session = self._session, None
-        # Only detach the cursor. Cursor.close() would use the session, which is given back below.
+        # Detach the cursor. Do not call Cursor.close(), which would read all remaining results.
         self.connection = None
         if session is None:
             return

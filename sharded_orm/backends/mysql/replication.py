@@ -22,12 +22,12 @@ WRITES_THROUGH: Final = frozenset({"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN"}
 #: Privileges that the operator's account needs on the old primary, to fence it (make it refuse writes).
 #: An account with ALL PRIVILEGES has them.
 TO_FENCE: Final = ("READ_ONLY ADMIN", "BINLOG MONITOR")
-#: Privileges that the operator's account needs on the new primary. An account with ALL PRIVILEGES has
-#: them.
+#: Privileges that the operator's account needs on a server that becomes the new primary. An account
+#: with ALL PRIVILEGES has them.
 TO_PROMOTE: Final = ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR")
 
 _CONNECT_TIMEOUT = 5  # seconds
-# Seconds. This is longer than any single statement of this module takes.
+# Seconds to wait for an answer of the server. No statement of this module takes longer.
 _READ_TIMEOUT = 60
 _FILTERS = (
     "Replicate_Do_DB", "Replicate_Ignore_DB", "Replicate_Do_Table", "Replicate_Ignore_Table",
@@ -48,13 +48,15 @@ _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
 @dataclass(frozen=True)
 class ReplicationStatus:
-    """The state of a server at one moment.
+    """The state of a server's replication at one moment.
 
-    A position is a list of MariaDB's GTIDs, one per replication domain: ``0-1-15,1-2-7``.
+    ``logged`` and ``current`` are positions. A position is a list of MariaDB's GTIDs, one per
+    replication domain: ``0-1-15,1-2-7``.
     """
 
     version: str
-    #: Identity of the server. No other server has the same one; it does not depend on the address used.
+    #: Identity of the server: different for each server, and the same by whatever address the
+    #: server is reached.
     identity: str
     server_id: int
     domain: int
@@ -89,8 +91,8 @@ class ReplicationLink:
     received: str
     #: Position of the last event from the source that this server has executed.
     executed: str
-    #: Seconds by which the server is behind its source; None if it does not receive or execute
-    #: events.
+    #: Seconds by which the server is behind its source; None if the server does not receive or
+    #: execute events now.
     seconds_behind: int | None
     delay: int
     #: Settings that exclude events from replication, as name -> value. Settings without a value are left
@@ -336,7 +338,10 @@ def positions(text: str) -> dict[int, tuple[int, int]]:
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return the GTIDs of ``wanted`` that are not yet in the position ``have``; "" if all are."""
+    """Return those GTIDs of the position ``wanted`` that the position ``have`` has not reached.
+
+    The result is a text like ``wanted``; "" if ``have`` has reached all of them.
+    """
     reached = positions(have)
     return ",".join(
         f"{domain}-{server}-{number}"

@@ -63,13 +63,13 @@ class NodeSession:
         #: Whether the first result of the last statement has been read from the socket. Further results
         #: may be unread. Set to False before a statement is sent.
         self.stored = True
-        #: Whether a cursor of the connection that holds this session has unread results.
+        #: Whether a cursor of the connection that holds this session has unread results here.
         self.busy = False
         self.close_at: float | None = None
         self.suspect = False
         self.retired = False
         self.user = 0
-        #: Identity of the session on its server; None until the server was asked.
+        #: Identity of the session on its server; None until the server was asked for it.
         self.identity: SessionID | None = None
         #: The virtual connection that used this session last.
         self.last_user: object = None
@@ -108,8 +108,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # A prefix statement has no rows to fetch. If next_result() raises an error, it comes
-                # from the statement after this one.
+                # A prefix statement has no rows to fetch. If next_result() raises an error, the
+                # error was caused by the statement after this one.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
@@ -190,7 +190,7 @@ class NodeSession:
         return isinstance(exc, Exception) and self.stored and not self.more_results()
 
     def drain(self) -> None:
-        """Read all remaining results and drop them."""
+        """Read and discard those results of the last statement that are still unread."""
         while self.next_result() == 0:
             self.raw.discard_result()
         self.stored = True

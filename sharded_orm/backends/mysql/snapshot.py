@@ -42,8 +42,8 @@ _CREATE = re.compile(r"CREATE (?:OR REPLACE )?")
 
 _TABLES = "SHOW FULL TABLES"
 _LIST = (
-    # The session has variables for these settings, too. But their values may be those of a dropped
-    # schema of the same name.
+    # Read the schema's character set and collation from information_schema. The session's variables
+    # may still have the values of a dropped schema of the same name.
     "SELECT default_character_set_name, default_collation_name FROM information_schema.schemata"
     " WHERE schema_name = DATABASE()",
     _TABLES,
@@ -54,11 +54,12 @@ _LIST = (
     " SELECT routine_type, routine_name FROM information_schema.routines"
     " WHERE routine_schema = DATABASE()",
 )
-# Index of the column that has the statement in the result of SHOW CREATE <kind>. For other kinds: 1.
+# In the result of SHOW CREATE <kind>, the index of the column with the CREATE statement. For kinds
+# that are not listed here, the index is 1.
 _STATEMENT_COLUMN = {"TRIGGER": 2, "FUNCTION": 2, "PROCEDURE": 2}
-# Kinds that SHOW TABLES does not list: triggers and routines.
+# Kinds of objects that SHOW TABLES does not list: triggers, functions and procedures.
 _NOT_LISTED = frozenset(kind.lower() for kind in _STATEMENT_COLUMN)
-# The order in which to create the kinds: tables refer to functions, and views refer to both.
+# The order in which to create objects, by kind: tables may refer to functions, and views to both.
 _ORDER = ("function", "procedure", "sequence", "table", "view", "trigger")
 
 
@@ -80,8 +81,8 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
                 definition = _DEFINER.sub(r"\1", definition, count=1)
             own_names = kind in _STATEMENT_COLUMN
             if own_names:
-                # Remove IF NOT EXISTS, which MariaDB keeps in the definitions of these kinds of
-                # objects.
+                # Remove IF NOT EXISTS, which MariaDB keeps in the definitions of triggers,
+                # functions and procedures.
                 head, keyword, tail = definition.partition(kind)
                 definition = head + keyword + _CONDITION.sub("", tail, count=1)
             definitions[f"{kind.lower()} {name}" if own_names else name] = definition
@@ -91,10 +92,10 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """Return a copy of ``known`` in which the definitions of ``tables`` are up to date. One packet.
+    """Return a copy of the snapshot ``known`` with current definitions of ``tables``. One packet.
 
-    A new table or view that is not in ``tables`` is added with "" as its definition. Dropped ones are
-    left out. Everything else is copied from ``known``.
+    A new table or view that is not in ``tables`` is added with "" as its definition. Dropped tables
+    and views are left out. Everything else is copied from ``known``.
     """
     listed, *results = session.rows_in(
         schema, _TABLES, *(_show_create("TABLE", name) for name in tables)
@@ -123,10 +124,10 @@ def _without_counter(name: str, definition: str, counters: dict[str, int]) -> st
 
 
 def build(session: NodeSession, schema: str, snapshot: SchemaSnapshot) -> None:
-    """Create those tables, … of ``snapshot`` that ``schema`` does not have, and replace all its
-    views.
+    """Create in ``schema`` the tables, views, triggers, … that ``snapshot`` defines.
 
-    Three packets.
+    Existing views of the same names are replaced; other existing objects stay as they are. Costs
+    three packets.
     """
     statements = [_repeatable(definition) for definition in _in_order(snapshot)]
     if not statements:
@@ -195,20 +196,21 @@ def _run(pool: NodePool, *statements: str) -> None:
 def digests(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, str | None]:
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
-    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does not
-    exist. One query reads 500 schemas. If one of them lacks the table or does not exist, the query
-    fails. Then two queries list what the node has, and all schemas that have the table are read again.
+    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
+    not exist. One query reads 500 schemas. If one of them lacks the table or does not exist, the
+    query fails. Then two queries list the schemas of the node and those that have the table, and
+    all schemas that have the table are read again.
     """
     try:
-        # Try without a check first: most often all schemas exist, and the check would list all schemas
-        # of the node.
+        # Do not check first which schemas exist: most often all do, and the check would list all
+        # schemas of the node.
         return dict(_digests(cursor, schemas))
     except MySQLError as exc:
         if exc.args[0] not in _NOT_THERE:
             raise
     present = names(cursor)
-    # The table's name is compared with a constant, so the server need not open any table for this
-    # query.
+    # This query compares the table's name with a constant, so the server need not open any table to
+    # answer it.
     cursor.execute(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = %s", [_RECORDS]
     )
@@ -227,8 +229,9 @@ def names(cursor: NodeCursor) -> set[str]:
 
 
 def _digests(cursor: NodeCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    # SQL for the digest that snapshot.applied_digest() computes. A digest of GROUP_CONCAT would be
-    # simpler, but the length of its result is limited.
+    # SQL for the digest that applied_digest() of sharded_orm.backends.snapshot computes in Python.
+    # A digest of GROUP_CONCAT() would be simpler, but the server limits the length of
+    # GROUP_CONCAT().
     row = "MD5(CONCAT(CONVERT(app USING utf8mb4), '/', CONVERT(name USING utf8mb4)))"
     digest = f"BIT_XOR(CAST(CONV(LEFT({row}, 16), 16, 10) AS UNSIGNED))"
     marker = f"app = '{MARKER_APP}' AND name LIKE '{MARKER_PREFIX}%%'"
@@ -265,8 +268,8 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # This happens if a column has the name of a view. Keep the order, and let the server raise
-        # an error if a view cannot be created.
+        # Views seem to depend on each other if a column has the name of a view. Keep the order of
+        # the snapshot, and let the server raise an error if a view cannot be created.
         return list(views.values())
 
 

@@ -4,7 +4,8 @@ All shards of a node share its sessions. So a statement that leaves state in its
 so, pins the session: only one alias uses it until that alias's connection is closed. The functions see
 the text before parameters are filled in: a parameter becomes a literal, and cannot change the kind.
 
-The text does not show the effects of stored functions, triggers and the server's settings.
+The text does not show the effects of stored functions, triggers and the server's settings, so these
+effects are not considered.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from functools import lru_cache
 
 
 class StatementKind(IntEnum):
-    """The kinds of statements. The order matters: kinds up to WRITE leave no state in the session."""
+    """The kinds of statements. Callers compare kinds by ``<``, so the order matters.
+
+    Kinds up to WRITE leave no state in the session.
+    """
 
     READ = 0
     """A plain read. It may be repeated if its session turns out to be dead."""
@@ -107,15 +111,20 @@ def savepoint_name(sql: str) -> str:
 
 
 def reads_insert_id(sql: str | bytes | bytearray) -> bool:
-    """Whether ``sql``, a statement of the kind AFFINE, reads the id of an earlier insert."""
+    """Whether ``sql`` reads the id of an earlier insert.
+
+    :param sql: a statement of the kind AFFINE: one that reads what an earlier statement has left.
+    """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     return _INSERT_ID.search(text.upper()) is not None
 
 
 def reason(sql: str | bytes | bytearray) -> str:
-    """Return why ``sql``, a statement of the kind STATE, pins its session: a word or two for logs.
+    """Return a word or two, for logs, that say why the statement ``sql`` pins its session.
 
-    The returned text contains no literals or values of the statement.
+    To pin a session is to keep it for one alias. The returned text contains no values of ``sql``.
+
+    :param sql: a statement of the kind STATE.
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)

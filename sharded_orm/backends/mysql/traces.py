@@ -1,8 +1,8 @@
-"""Find the session for a statement that reads what an earlier statement left in its session.
+"""Find the session for statements that read what an earlier statement has left in a session.
 
-Such a statement (``LAST_INSERT_ID()``, ``ROW_COUNT()``, ``SHOW WARNINGS``) must run on the session
-where the same alias ran the earlier statement. If another alias has used that session since, the
-statement is refused. So it never reads what another alias left.
+Such statements are ``LAST_INSERT_ID()``, ``ROW_COUNT()`` and ``SHOW WARNINGS``. Each must run on
+the session on which the same alias ran the earlier statement. If another alias has used that
+session since, the statement is refused, because it would read what the other alias has left.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from sharded_orm.exceptions import SessionStateRefused
 
 
 def is_show(query: Any) -> bool:
-    """Whether ``query`` is a statement such as ``SHOW WARNINGS``, which shows a list.
+    """Whether ``query`` is like ``SHOW WARNINGS``: it shows warnings of the statement before it.
 
-    Any other statement clears that list, so not even ``USE`` may be sent before ``query``.
+    Any other statement clears these warnings. So not even ``USE`` may be sent before ``query``.
     """
     text = query if isinstance(query, str) else bytes(query).decode("latin-1")
     return text.lstrip()[:4].upper() == "SHOW"
 
 
 def lease(connection: VirtualConnection, query: Any) -> NodeSession:
-    """Lease the session on which the earlier statement of ``connection`` ran.
+    """Lease the session that has what ``query`` reads.
 
-    The earlier statement is the last insert if ``query`` reads the id of an insert; otherwise it is the
-    last statement. If there was no such statement, any session is leased, and forgets the id of its
-    last insert.
+    If ``query`` reads the id of an insert, that is the session on which ``connection`` ran its last
+    insert; otherwise, the session on which it ran its last statement. If ``connection`` has run no
+    such statement, lease any session, and make it forget the id of its last insert.
 
-    :raises SessionStateRefused: another alias has used the session since.
+    :raises SessionStateRefused: another alias has used the session since, or the session is dead.
     """
     pool = connection.pool
     reads_id = reads_insert_id(query)
@@ -45,7 +45,7 @@ def lease(connection: VirtualConnection, query: Any) -> NodeSession:
             raise
         session.inserter = None
         return session
-    # Check again after the session is leased: another thread may have used the session in the meantime.
+    # Check before and after the lease: another thread may use the session in between.
     if _was_used_by(connection, earlier, reads_id) and pool.take(earlier):
         if _was_used_by(connection, earlier, reads_id):
             return earlier
@@ -57,7 +57,8 @@ def must_forget(connection: VirtualConnection, session: NodeSession, query: Any)
     """Whether ``session`` has to forget the id of another alias's insert before ``query`` runs.
 
     :param session: the session that ``connection`` holds.
-    :raises SessionStateRefused: the last insert of ``connection`` ran on another session.
+    :raises SessionStateRefused: ``session`` does not have the id of the last insert of
+        ``connection``, which ran on another session or was followed by another alias's insert.
     """
     if not reads_insert_id(query) or session.inserter is connection:
         return False

@@ -33,16 +33,18 @@ class ServerTransaction:
     def prefix(self, *, plain: bool) -> list[bytes]:
         """Return the statements to send before the next one: BEGIN and savepoints, if needed.
 
+        If ``plain`` is False, or if the transaction may have ended unnoticed, ``SET autocommit=0``
+        is returned in place of BEGIN, once per transaction.
+
         :param plain: False if the next statement commits implicitly or leaves state in the session;
-            otherwise True. If False, the first returned statement sets ``autocommit=0``, but only
-            if that was not done yet.
+            otherwise True.
         """
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
         return self.pending[:] if self.is_open else [BEGIN, *self.pending]
 
     def record(self, executed: Sequence[bytes]) -> None:
-        """Note that the server has executed these statements.
+        """Note that the server has executed the statements ``executed``.
 
         :param executed: the first statements of what :meth:`prefix` returned, or all of them.
         """
@@ -62,15 +64,15 @@ class ServerTransaction:
         return [statement, AUTOCOMMIT_ON] if self.strict else [statement]
 
     def forget(self) -> None:
-        """Reset the state, because the transaction has ended on the server too."""
+        """Reset all attributes. To be called when the transaction has ended on the server."""
         self.is_open = self.strict = self.unsure = False
         self.pending.clear()
 
     def defer(self, kind: StatementKind, sql: str) -> bool:
-        """Defer one of Django's savepoint statements. Return False if it must be sent now instead.
+        """Defer one of Django's savepoint statements: send it with a later statement, or never.
 
-        If a savepoint is released before another statement is sent, the savepoint's statements are
-        not sent at all.
+        A savepoint's statements are never sent if the savepoint is released before any other
+        statement is sent. Return True if ``sql`` is deferred, and False if it must be sent now.
         """
         statement = sql.encode()
         if kind is StatementKind.SAVEPOINT:
@@ -78,13 +80,13 @@ class ServerTransaction:
             return True
         created = b"SAVEPOINT " + savepoint_name(sql).encode()
         if created in self.pending:
-            # The savepoint was not sent yet. Drop its statement and those after it, which are nested in
-            # it. ROLLBACK TO keeps the savepoint's own statement.
+            # The savepoint was not sent yet. Drop its SAVEPOINT statement and those after it, which
+            # are nested in it. For ROLLBACK TO, keep the savepoint's own SAVEPOINT statement.
             keep = kind is StatementKind.ROLLBACK_TO
             del self.pending[self.pending.index(created) + keep :]
             return True
         if kind is StatementKind.RELEASE and self.is_open and not self.unsure:
-            # This RELEASE cannot fail, so it may be sent later.
+            # The server has this savepoint, so RELEASE cannot fail, and may be sent later.
             self.pending.append(statement)
             return True
         return False

@@ -23,7 +23,8 @@ def parse_bounds(name: str, texts: Sequence[str]) -> list[Any]:
     """Convert bounds from a command line to the type of the group's existing bounds.
 
     :param name: the name of the group.
-    :raises GrowthRefused: a text cannot be converted, or the type is neither int nor str.
+    :raises GrowthRefused: a text cannot be converted, or the existing bounds are neither integers
+        nor texts.
     """
     bounds = runtime.group(name).strategy_options.get("BOUNDS") or [""]
     kind = type(bounds[-1])
@@ -69,9 +70,9 @@ def add_bounds(entry: dict[str, Any], new: NewRange, kind: KeyRouting) -> None:
 def keys_above(new: NewRange) -> list[str]:
     """Return sentences about keys that are in use and would belong to the new shards.
 
-    Only the shard just before the new shards can have such keys, so all shard keys on that shard
+    Only the last of the older shards can have rows with such keys, so all shard keys on that shard
     are read. This process must already use the topology with the new range. The list is empty if
-    there are no such keys, or if the group has no ``BOUNDS``.
+    there are no such keys, if the group has no ``BOUNDS``, or if there are no older shards.
 
     :raises GrowthRefused: the shard could not be read.
     """

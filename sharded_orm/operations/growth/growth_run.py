@@ -24,7 +24,7 @@ from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Seconds to wait, before the new range is opened, until all processes use a topology with it.
+#: Before the new range is opened, seconds to wait until all processes use a topology with it.
 PATIENCE = 30.0
 
 Tell = Callable[[str], None]
@@ -65,8 +65,9 @@ class GrowthReport:
 class GrowthRun:
     """Executes the growth of one group by one range.
 
-    :param run: the growth's journal run, which this process holds.
-    :param new: the range.
+    :param run: the record of this growth in the journal. This process holds it, so no other process
+        can continue the growth.
+    :param new: the range of shards to add.
     :param kind: how the group finds the shard of a key.
     """
 
@@ -88,12 +89,12 @@ class GrowthRun:
         self.report = GrowthReport(new, open=None if kind is KeyRouting.RANGES else False)
 
     def run_to_end(self, arguments: Mapping[str, Any], open_it: bool) -> GrowthReport:
-        """Execute all phases that are left. Return the report.
+        """Execute all phases of the growth that are not done yet. Return the report.
 
-        :param arguments: the arguments of the command, which the journal stores so that a later
-            attempt can be compared with this one.
-        :param open_it: whether to open the range at the end.
-        :raises GrowthRefused: the group cannot grow like this.
+        :param arguments: the command's arguments. The journal stores them, so that a later attempt
+            can be refused if it has other arguments.
+        :param open_it: whether to open the range for new keys at the end.
+        :raises GrowthRefused: the group cannot grow by this range.
         :raises TopologyReadOnly: commands cannot change the topology. The message tells the
             operator what to do instead.
         """
@@ -117,9 +118,9 @@ class GrowthRun:
         return report
 
     def _with_range(self, document: Document) -> Document:
-        """Return ``document`` with the new range, which takes no new keys yet.
+        """Return ``document`` with the new range added, or unchanged if it has the range already.
 
-        Return ``document`` itself if it has the range already.
+        The range takes no new keys yet, unless the group divides keys by ranges.
 
         :raises GrowthRefused: the range does not follow the group's last shard, or its bounds do
             not fit.
@@ -187,7 +188,7 @@ class GrowthRun:
     # ##### Bounds #####
 
     def _refuse_keys_above(self, document: Document) -> None:
-        """Check that no key in use would belong to the new shards, which do not have its rows.
+        """Check that no key of an existing row would belong to the new shards, which lack the row.
 
         :raises GrowthRefused: there is such a key.
         """
@@ -202,9 +203,10 @@ class GrowthRun:
             )
 
     def _report_keys_above(self) -> None:
-        """Wait until all processes use the new bounds, then look again for keys above them.
+        """Wait until all processes use the new bounds, then look once more for keys above them.
 
-        Such keys may have been written since the first check. They are added to the report's problems.
+        Rows with such keys may have been written to the older shard since the first check. They are
+        added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [
@@ -230,8 +232,8 @@ class GrowthRun:
     def _wait_until_used(self) -> bool:
         """Wait until every connected process uses a topology with the new range.
 
-        Return True if all of them use one in time. Otherwise add a problem to the report and return
-        False.
+        Return True if all processes do so within :data:`PATIENCE`. Otherwise add a problem to the
+        report and return False.
         """
         reach = topology.wait_until_used(topology.current().version, PATIENCE)
         if reach is None or not reach.behind:

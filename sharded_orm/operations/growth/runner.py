@@ -34,9 +34,9 @@ def grow(
 ) -> GrowthReport:
     """Add ``count`` shards to group ``name``: create, migrate, publish and open them as one range.
 
-    After any interruption, a call with the same arguments continues the growth. Until then, a call
-    with other arguments is refused. The calling process should do nothing else during the call,
-    because this process uses a topology with the new shards before they exist.
+    After any interruption, a call with the same arguments continues the growth. Until the growth is
+    complete or given up, a call with other arguments is refused. The calling process should do
+    nothing else during the call, because it uses a topology with the new shards before they exist.
 
     :param primary: the node of the new shards.
     :param replica: the node of their copies; None for no copies.
@@ -117,10 +117,10 @@ def give_up(name: str) -> NewRange | None:
 
 
 def _growable(name: str) -> KeyRouting:
-    """Return how the group finds the shard of a key.
+    """Return how the group ``name`` finds the shard of a key, and check that the group can grow.
 
-    :raises GrowthRefused: the group computes the shard of a key from the number of shards, which can
-        therefore never change.
+    :raises GrowthRefused: the group computes the shard of a key from its number of shards. So this
+        number can never change.
     """
     group = runtime.group(name)
     kind = key_routing_of(group)

@@ -32,7 +32,7 @@ class InexactColumn:
 
 
 def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
-    """Merge the problems of single shards into one entry (with shards) per column and problem."""
+    """Merge findings about single shards into one item for each column and problem."""
     columns: dict[tuple[str, str, str], InexactColumn] = {}
     for column_on_shard in inexact:
         column_key = (

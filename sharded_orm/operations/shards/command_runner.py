@@ -111,7 +111,7 @@ def run(command: ShardCommand, shards: Sequence[Shard], *, parallel: int = 1) ->
         for shard in shards:
             yield _run_one(command, shard.alias)
         return
-    # Start new processes: a forked one would have copies of this process's connections and locks.
+    # Spawn the workers: forked workers would have copies of this process's connections and locks.
     pool = ProcessPoolExecutor(
         min(parallel, len(shards)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
@@ -173,10 +173,12 @@ def _capture_output(output: io.StringIO) -> Iterator[None]:
 
 @contextmanager
 def _expose_alias(arguments: Sequence[str], alias: str) -> Iterator[None]:
-    """Make Django accept the shard ``alias`` as the value of ``--database`` in ``arguments``.
+    """Make Django accept the shard ``alias`` as value of ``--database``, during a ``with`` block.
 
     Django accepts only aliases that it finds when it iterates over ``DATABASES``; shards are usually
     left out there.
+
+    :param arguments: the arguments of the command.
     """
     databases = settings.DATABASES
     if not isinstance(databases, ShardedDatabases) or dict.__contains__(databases, alias):

@@ -14,10 +14,10 @@ from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.status import ShardStatus, shards_by_node, status
 from sharded_orm.topology.model import Shard, ShardGroup
 
-#: Number of siblings, which are shards of the same group, with which a shard's schema is compared.
+#: A shard's schema is compared with the schemas of this many siblings (shards of the same group).
 SIBLINGS = 4
-#: Number of shards whose sizes one statement reads. The number is small, because the sizes of a
-#: statement that is not finished at the time limit are lost.
+#: Number of shards whose sizes one statement reads. The number is small, because a statement that
+#: is not finished at the time limit returns no sizes at all.
 _BATCH = 100
 
 
@@ -31,8 +31,8 @@ class ShardDetail:
     :param sessions: how many database sessions are open on the node; None if it has not answered in
         time, or on SQLite, which has no server.
     :param drift: how the schema differs from that of most siblings, which are shards of the same group
-        with the same applied migrations; None if it does not differ.
-    :param compared: number of siblings that were compared.
+        with the same applied migrations; None if it does not differ or was not compared.
+    :param compared: number of siblings with which the schema was compared.
     """
 
     shard: Shard
@@ -45,7 +45,7 @@ class ShardDetail:
 
 
 def shard_detail(shard: Shard, *, within: float) -> ShardDetail:
-    """Read the state of ``shard``, and compare its schema with a few siblings. Changes nothing.
+    """Read the state of ``shard``, and compare its schema with a few other shards. Changes nothing.
 
     Costs as much as ``status`` for at most five shards, plus two queries on the shard's node and two
     round trips for each schema.
@@ -105,10 +105,10 @@ class _NodeData:
 
 
 def _siblings(shard: Shard) -> Iterator[Shard]:
-    """Yield some shards of the same group, spread evenly over the shard numbers.
+    """Yield a few other shards of the group of ``shard``, spread evenly over the shard numbers.
 
-    Shards with distant numbers are usually on different nodes, and changes by hand usually affect a
-    single node.
+    They are compared with ``shard`` to find changes that were made by hand. Such changes usually
+    affect a single node, and shards with distant numbers are usually on other nodes.
     """
     group: ShardGroup = runtime.group(shard.group)
     step = group.count / (SIBLINGS + 1)

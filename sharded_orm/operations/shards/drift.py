@@ -43,19 +43,20 @@ class _SchemaVariant:
 
 @dataclass
 class Schemas:
-    """The schemas of shards. Each distinct schema is stored once.
+    """The schemas (table definitions) of shards, to be compared. Equal schemas are stored once.
 
-    Not thread-safe: give each thread an instance, and merge them with :meth:`add`.
+    Not thread-safe: give each thread its own instance, and merge the instances with :meth:`add`.
     """
 
-    #: The schema variants, keyed by (group, digest of the applied migrations), then by the fingerprint of
-    #: the schema.
+    #: The distinct schemas, each with its shards, in dicts that are nested: the outer keys are
+    #: (group, digest of the applied migrations), and the inner keys are the fingerprints of the
+    #: schemas.
     variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
     #: Why the schema of a shard could not be read, keyed by the shard's alias.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, shards: Iterable[ShardStatus], alive: Alive) -> None:
-        """Read the schema of each of ``shards``. On MySQL, each costs two round trips.
+        """Read the schemas of ``shards`` into this object. On MySQL, each costs two round trips.
 
         :param alive: called after each shard, to report that the node answers.
         """
@@ -75,7 +76,7 @@ class Schemas:
             alive()
 
     def add(self, other: Schemas) -> None:
-        """Merge the schemas and errors in ``other``, which were read from another node."""
+        """Add to this object the schemas and errors in ``other``, which come from another node."""
         for key, variants in other.variants.items():
             for variant in variants.values():
                 for shard in variant.shards:
@@ -90,8 +91,8 @@ class Schemas:
         """Return the shards whose schema differs from the most common one, sorted by alias."""
         drifts = []
         for variants in self.variants.values():
-            # If variants have equally many shards, take the variant whose first shard has the
-            # lowest number.
+            # The majority is the schema that most shards have. If several schemas have equally many
+            # shards, the majority is the schema whose first shard has the lowest number.
             majority, *others = sorted(
                 variants.values(),
                 key=lambda variant: (-len(variant.shards), variant.shards[0].number),

@@ -29,7 +29,7 @@ class HealthReport:
     """The results of :func:`check`.
 
     :param inexact: columns whose collation treats two different shard keys as equal.
-    :param drifts: shards whose schema differs from that of the other shards.
+    :param drifts: shards whose schema differs from that of most shards with the same migrations.
     :param misplaced: rows that are not on the shard of their key.
     :param rows: number of rows that were checked for being misplaced.
     :param errors: why a check did not finish, keyed by the name of the shard, node or group.

@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard
 
 #: Number of shards that one statement reads, if the database can read several at once.
 BATCH = 256
-#: Number of rows in a batch, whose shard keys are looked up together.
+#: Size of a batch: the number of shard keys, read from rows, whose shards are looked up together.
 KEYS = 5000
 #: Largest number of keys that are reported as examples, for each table of each shard.
 EXAMPLES = 3
@@ -34,7 +34,7 @@ class StrayKey:
     """A shard key that has rows on a wrong shard.
 
     :param home: the alias of the right shard; None if the key has no shard.
-    :param why: why the group's strategy places the key on that shard, or on no shard.
+    :param why: the strategy's explanation why the key belongs on ``home``, or has no shard.
     """
 
     key: Any
@@ -46,12 +46,12 @@ class StrayKey:
 class Misplaced:
     """The misplaced rows in one table of one shard.
 
-    :param shard: the shard that has the rows, although they belong to other shards.
+    :param shard: the shard that has the rows, although they belong to other shards or to none.
     :param model: the model's label.
     :param key_name: the name of the shard key's field.
     :param keys: number of distinct shard keys of the misplaced rows.
     :param rows: number of misplaced rows; if a sample was read, only those in the sample.
-    :param examples: some of the keys.
+    :param examples: some of these shard keys, each with the shard on which it belongs.
     """
 
     shard: Shard
@@ -66,7 +66,7 @@ class Misplaced:
 class RowScan:
     """A scan for misplaced rows, and its results.
 
-    Not thread-safe: give each thread an instance, and merge them with :meth:`add`.
+    Not thread-safe: give each thread its own instance, and merge the instances with :meth:`add`.
 
     :param sample: number of rows to read from each table of each shard, in the order of the primary
         key. If the primary key is an integer, the sample begins at a random row; otherwise at the
@@ -77,7 +77,8 @@ class RowScan:
     sample: int | None
     looked_at: int = 0
     misplaced: list[Misplaced] = field(default_factory=list)
-    #: Why rows could not be read (keyed by the shard's alias) or located (keyed by the group's name).
+    #: Why rows could not be read, keyed by the shard's alias; and why the shards of keys could not
+    #: be looked up, keyed by the group's name.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
@@ -87,7 +88,8 @@ class RowScan:
 
         Cost for each model: a sample takes one statement per 256 shards. A scan of all rows takes
         one statement per shard, as does any scan on SQLite. If the group's keys are in the
-        directory, there is one more query per 500 keys. Memory: the keys of one batch.
+        directory (the table of the shard of each key), there is one more query per 500 keys.
+        Memory: the keys of one batch.
 
         :param wrapper: a connection object to the node, not bound to a shard.
         :param alive: called after each batch, to report that the node answers.
@@ -109,7 +111,7 @@ class RowScan:
             alive()
 
     def add(self, other: RowScan) -> None:
-        """Add the results in ``other``, which come from another node."""
+        """Add to this object the results in ``other``, which come from another node."""
         self.looked_at += other.looked_at
         self.misplaced += other.misplaced
         self.errors.update(other.errors)
@@ -137,7 +139,7 @@ class RowScan:
                 self._note_failure(shards[0], exc)
                 return []
         # A single shard, for example one without the table, makes the statement fail for all shards.
-        # Read the two halves separately.
+        # Read the two halves of the shards by separate statements.
         middle = len(shards) // 2
         return [
             *self._read_union(table, wrapper, shards[:middle]),
@@ -159,8 +161,8 @@ class RowScan:
         try:
             homes = _homes(options.group, {key for _, key, _ in rows})
         except Error as exc:
-            # The directory's server has failed, not the node with the rows. So report the error for the
-            # group.
+            # This error comes from the server of the directory (the table of the shard of each
+            # key), not from the node with the rows. So report it under the group's name.
             self.errors[options.group] = f"its keys cannot be looked up ({error_line(exc)})"
             return
         strays: dict[tuple[str, Any], tuple[Shard, int]] = {}
@@ -230,7 +232,7 @@ class _Table:
             return f"SELECT {self._key}, 1 FROM {table} {limit}", []
         (pk,) = self._pks
         start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
-        # Read from the random key on. If too few rows are left, continue at the table's beginning.
+        # Read rows from a random primary key on. If too few follow, go on at the table's beginning.
         parts = (
             f"SELECT * FROM (SELECT {self._key}, {turn} turn FROM {table}"
             f" WHERE {pk} {compared} {start} {limit}) part{turn}"
@@ -239,12 +241,15 @@ class _Table:
         return (
             f"SELECT {self._key}, 1 FROM ({' UNION ALL '.join(parts)}) parts"
             f" ORDER BY turn LIMIT {self._sample:d}",
-            # At most 0.99, so that rounding does not lead beyond the last key.
+            # A random fraction, at most 0.99: rounding must not lead beyond the last primary key.
             [random.random() * 0.99] * 2,
         )
 
     def read_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
-        """Read the keys on ``shards`` by one statement. Return tuples (shard, key, number of rows)."""
+        """Read the shard keys of the rows on ``shards`` by one statement.
+
+        Return tuples (shard, shard key, number of rows).
+        """
         parts: list[str] = []
         params: list[Any] = []
         for index, shard in enumerate(shards):
@@ -260,7 +265,10 @@ class _Table:
         return [(shards[row[0]], key, row[2]) for row, key in zip(rows, keys, strict=True)]
 
     def read_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
-        """Stream the keys on ``shard`` from the server. Yield tuples (shard, key, number of rows)."""
+        """Stream the shard keys of the rows on ``shard`` from the server.
+
+        Yield tuples (shard, shard key, number of rows).
+        """
         if wrapper.features.can_union_shards:
             sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
             with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
@@ -284,7 +292,7 @@ class _Table:
             yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
 
     def _to_keys(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Convert database values to the form in which the strategy gets keys when a row is saved."""
+        """Convert database values to shard keys as the strategy gets them from ``save()``."""
         rows: Iterable[Any] = ([value] for value in values)
         if self._converters:
             rows = self._compiler.apply_converters(rows, self._converters)
@@ -297,7 +305,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Return the shard numbers, keyed by shard key. The number is None for a key that has no shard."""
+    """Return the shard number of each key, as a dict; None for a key that has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

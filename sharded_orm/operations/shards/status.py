@@ -22,7 +22,7 @@ from sharded_orm.topology.model import Shard, ShardGroup, server_of
 
 #: Seconds to wait for a node's first answer.
 PATIENCE = 5.0
-#: Seconds to wait for each later answer: reading the sizes of thousands of tables takes a while.
+#: Seconds to wait for each later answer of a node. Reading thousands of table sizes takes a while.
 SILENCE = 60.0
 #: Number of shards whose sizes one statement reads.
 BATCH = 500
@@ -53,11 +53,11 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class GroupOnNode:
-    """The states of a group's selected shards whose primary is on one node."""
+    """The states of one group's shards on one node: the selected shards whose primary is there."""
 
     group: str
     shards: tuple[ShardStatus, ...]
-    #: Schemas on the node that are named like shards of the group, but do not belong there.
+    #: Names of schemas that look like shards of the group, but do not belong on this node.
     unexpected: tuple[str, ...] = ()
 
     def of_state(self, state: str) -> list[Shard]:
@@ -93,7 +93,7 @@ class NodeStatus:
     :param error: why the node does not answer; None if the node has answered. After an error,
         ``groups`` is empty.
     :param expected: number of selected shards whose primary is on the node, keyed by group.
-    :param groups: the shards that the node has answered for.
+    :param groups: the states of the node's shards, one item for each group.
     """
 
     name: str
@@ -189,7 +189,7 @@ def by_group(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
 
 
 def error_line(error: Exception) -> str:
-    """Return a database error in one line: ``2002: Can't connect to server on 'db2' (111)``."""
+    """Return the text of ``error`` in one line: ``2002: Can't connect to server on 'db2'``."""
     text = ": ".join(map(str, error.args)) if error.args else type(error).__name__
     return " ".join(text.split())
 
@@ -236,9 +236,9 @@ def _read_node(
 def _digests(
     wrapper: ShardConnectionMixin, shards: Sequence[Shard]
 ) -> dict[str, str | DatabaseError | None]:
-    """Return the digest of the applied migrations of each shard, keyed by alias.
+    """Return a digest of each shard's applied migrations, keyed by the shard's alias.
 
-    For a shard without a schema, the value is None. For a shard that cannot be read, it is the error.
+    If the shard has no schema, the value is None. If it cannot be read, the value is the error.
     """
     if not shards:
         return {}
@@ -249,8 +249,8 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # A single shard that is damaged, or that the account may not read, makes the query fail for all.
-    # Read the two halves separately.
+    # A single shard that is damaged, or that the account may not read, makes the query fail for all
+    # shards. Read the two halves of the shards by separate queries.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 
@@ -311,7 +311,10 @@ class _Unexpected:
         self._servers = {name: server_of(node, name) for name, node in self._topology.nodes.items()}
 
     def on(self, node: str, present: Iterable[str]) -> dict[str, list[str]]:
-        """Return the schemas in ``present`` that do not belong on ``node``, keyed by group."""
+        """Return the schema names that look like shards but do not belong on ``node``, by group.
+
+        :param present: the names of all schemas on ``node``.
+        """
         schemas: dict[str, list[str]] = {}
         for schema in sorted(present):
             owners = [
@@ -319,7 +322,7 @@ class _Unexpected:
                 for name, group in self._topology.groups.items()
                 if (number := self._numbers[name](schema)) is not None
             ]
-            # Several groups may have a shard with this schema name. Report the schema only if none of
+            # Shards of several groups may have this schema name. Report the schema only if none of
             # these shards belongs on the node.
             if owners and not any(self._belongs(node, *owner) for owner in owners):
                 schemas.setdefault(owners[0][0].name, []).append(schema)

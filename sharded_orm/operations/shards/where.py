@@ -46,18 +46,19 @@ class KeyLocation:
 
 
 def where(label: str, name: str, text: str) -> KeyLocation:
-    """Return on which shard the rows with ``name`` = ``text`` are, by the topology of this process.
+    """Find the shard of the rows whose field ``name`` has the value ``text``, and explain it.
 
-    Queries no shard. If the group's keys are in the directory, the key is looked up by one query; a
-    new key is not placed on a shard.
+    Uses the topology of this process, and queries no shard. If the group's keys are in the
+    directory (the table of the shard of each key), the key is looked up by one query. A new key is
+    not placed on a shard.
 
-    :param label: a model such as ``photos.Photo``, or ``Photo`` if just one model, or just one
-        sharded model, has that name.
+    :param label: a model such as ``photos.Photo``. ``Photo`` is enough if only one model, or only
+        one sharded model, has that name.
     :param name: the shard key's name or ``attname`` (``user`` or ``user_id``), ``pk`` if the shard key
         is the primary key, or another field whose values contain the shard number.
     :param text: the key as typed.
-    :raises UnknownModel: there is no such model, or it is not sharded.
-    :raises ShardKeyRequired: ``name`` does not determine the shard.
+    :raises UnknownModel: there is no such model, there are several, or it is not sharded.
+    :raises ShardKeyRequired: the field ``name`` does not determine the shard.
     :raises InvalidShardKey: no row can have ``text`` as its key, or the strategy refuses the key.
     """
     options = sharded_model(label)
@@ -95,10 +96,12 @@ def where(label: str, name: str, text: str) -> KeyLocation:
 
 @dataclass(frozen=True)
 class PlacementEntry:
-    """The entry for a key in the directory's table. A process may still have an older entry in memory.
+    """A key's entry in the directory, which is the table that records the shard of each key.
+
+    A process may still use an older copy of the entry, which it has in memory.
 
     :param shard: the number of the key's shard.
-    :param placed_at: when the key was placed there.
+    :param placed_at: when the key was placed on that shard.
     """
 
     shard: int
@@ -106,10 +109,10 @@ class PlacementEntry:
 
 
 def directory_entry(location: KeyLocation) -> PlacementEntry | None:
-    """Read the directory's entry for a key that :func:`where` has located; None if there is no entry.
+    """Read the directory's entry for a key that :func:`where` has returned. One query.
 
-    The directory is the table that records the shard of each key. Costs one query. If the group's
-    strategy uses no directory, returns None without a query.
+    The directory is the table that records the shard of each key. Return None if it has no entry
+    for the key. If the group's strategy uses no directory, return None without a query.
     """
     strategy = runtime.strategy(location.group)
     if not isinstance(strategy, DirectoryStrategy):
@@ -122,8 +125,8 @@ def directory_entry(location: KeyLocation) -> PlacementEntry | None:
 def sharded_model(label: str) -> ShardOptions:
     """Return the shard options of model ``label``.
 
-    :param label: a model such as ``photos.Photo``, or ``Photo`` if just one model, or just one
-        sharded model, has that name.
+    :param label: a model such as ``photos.Photo``. ``Photo`` is enough if only one model, or only
+        one sharded model, has that name.
     :raises UnknownModel: there is no such model, there are several, or it is not sharded.
     """
     sharded = [model for model in apps.get_models() if shard_options(model) is not None]
@@ -133,7 +136,8 @@ def sharded_model(label: str) -> ShardOptions:
     else:
         models = [model for model in apps.get_models() if model._meta.model_name == lowered]
     if len(models) > 1:
-        # Prefer the sharded models: a project may have its own Permission, as django.contrib.auth has.
+        # Prefer sharded models among models of the same name: a project may have a sharded
+        # Permission besides that of django.contrib.auth.
         models = [model for model in models if model in sharded] or models
     if len(models) > 1:
         labels = sorted(model._meta.label for model in models)
