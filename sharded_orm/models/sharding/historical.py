@@ -75,8 +75,8 @@ def _current_name(app_label: str, module: str | None, model_name: str) -> str | 
 
 @cache
 def _new_names(app_label: str, module: str | None) -> dict[str, str]:
-    # The parameter ``module`` is not read. It is there for @cache, which so keeps one result per
-    # migrations module: tests may set another migrations module for the app.
+    # The parameter ``module`` is not read. It makes @cache keep a separate result for each
+    # migrations module, because tests may set another migrations module for the app.
     loader = MigrationLoader(None, ignore_no_migrations=True)
     return {
         operation.old_name_lower: operation.new_name_lower
