@@ -21,8 +21,8 @@ from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement, to remove it there. Counters
-# differ between shards, so definitions of equal tables could not be compared with them.
+# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. It is removed there, because the
+# counter differs from shard to shard, and definitions of tables are compared.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 

@@ -38,9 +38,10 @@ from sharded_orm.models.sharding.options import describe, group_of, options_of
 class _PerShard:
     """A mixin that prefetches separately for each shard.
 
-    A related row belongs to an instance only if both are on the same shard and the value of the
-    relation is equal: rows of two shards may have the same id. The instances can be on several
-    shards after an outer prefetch for global rows, or in a call of ``prefetch_related_objects()``.
+    A related row belongs to an instance only if both are on the same shard and have the same value
+    of the relation, because rows of two shards may have the same id. The instances can be on
+    several shards after an outer prefetch for global rows, or in a call of
+    ``prefetch_related_objects()``.
     """
 
     get_queryset: Callable[..., Any]
@@ -55,8 +56,8 @@ class _PerShard:
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
-        # Copy the caller's querysets, because they are used again for other instances. Django adds
-        # an instance to the hints of a queryset, and the hints route the queryset.
+        # Copy the caller's querysets. Django adds an instance to the hints of a queryset, and the
+        # hints route the queryset. The caller's querysets must not keep such a hint.
         querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
         if not self._stays_on_shard():
             return self._refuse_several_rows(fetch(instances, querysets))

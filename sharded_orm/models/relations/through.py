@@ -64,8 +64,8 @@ def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
 def _refuse_other_shard(self: Any, alias: str) -> None:
     """Raise if a row of an automatic many-to-many table cannot be saved on ``alias``.
 
-    It cannot if ``alias`` is not a shard of its group, or if a row that it refers to is known to be
-    on another shard.
+    That is so if ``alias`` is not a shard of the table's group, or if the row refers to a row that
+    is known to be on another shard.
     """
     options = shard_options(type(self))
     assert options is not None

@@ -72,7 +72,8 @@ class Colocation:
         :raises UnknownExpression: the library cannot tell which rows an expression reads.
 
         The check of a query on one table with plain values costs next to nothing. No check sends
-        the query itself. Only ``bound_of`` may query the directory (the table with keys' shards).
+        the query itself. Only ``bound_of`` may send a query, to the directory: the table that
+        records the shard of each key.
         """
         for part in query.combined_queries:
             if part.model is not None:
@@ -308,8 +309,8 @@ def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
             return frozenset(keys)
         field = field.target_field
         if not field.primary_key:
-            # Add no token for a foreign key to a field that is not a primary key. Such a field is
-            # unique only within each shard, so several shards may have the same value.
+            # The foreign key refers to a field that is not a primary key, so add no token. Such a
+            # target field is unique only within each shard: several shards may have the same value.
             return frozenset(keys)
 
 

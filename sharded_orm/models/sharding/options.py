@@ -109,7 +109,7 @@ class ShardOptions:
     def key_has_pre_save(self) -> bool:
         """Whether the shard key's field has a ``pre_save()`` from outside Django and this package.
 
-        Such a ``pre_save()`` may store another value than the instance has, such as its text in
+        Such a ``pre_save()`` may store another value than the instance has, such as the value in
         lower case.
         """
         prepare = getattr(type(self.key), "pre_save", None)

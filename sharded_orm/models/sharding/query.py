@@ -133,8 +133,9 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
 
 
 def _names_shard(options: ShardOptions, name: str) -> bool:
-    """Whether ``name`` is a lookup by equality on a field of the model, and the field's values name
-    the shard.
+    """Whether a lookup compares by equality a field of the model whose values name the shard.
+
+    :param name: the name of the lookup, as in ``filter()``, such as ``album`` or ``album__in``.
     """
     path, _, lookup = name.partition(LOOKUP_SEP)
     if lookup not in ("", "exact", "in"):

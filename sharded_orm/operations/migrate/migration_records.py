@@ -103,6 +103,6 @@ def marker_name(run: int, number: int) -> str:
     """Return the name of a marker, which is a row that proves a commit.
 
     :param run: the id of the journal run.
-    :param number: the number of the marker; each marker of a run on a shard has another number.
+    :param number: the number of the marker; different for each marker of a run on one shard.
     """
     return f"{MARKER_PREFIX}{run} step {number}"

@@ -133,10 +133,11 @@ class PerShardOperation:
 
     @contextmanager
     def _observe_statements(self) -> Iterator[None]:
-        """A context manager that watches for DDL statements, where these commit implicitly.
+        """A context manager that watches for DDL statements in its block.
 
-        Before the first DDL statement runs, the journal gets a note: a rollback does not undo the
-        whole operation. On a database that can roll back DDL, nothing is watched.
+        On some databases, such as MySQL, a DDL statement commits implicitly. Before the first one
+        runs there, the journal gets a note: a rollback does not undo the whole operation. On a
+        database that can roll back DDL, nothing is watched.
         """
         if self._editor.connection.features.can_rollback_ddl:
             yield

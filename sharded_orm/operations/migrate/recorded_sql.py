@@ -146,7 +146,7 @@ class RecordedScript:
         return range(index, end)
 
     def _is_visible(self, statement: RecordedStatement, index: int) -> bool:
-        """Whether one can go on after an interruption of ``statement``.
+        """Whether a later process can continue if ``statement`` was interrupted.
 
         That is so if the database shows whether the statement took effect, or if running the
         statement a second time does no harm.

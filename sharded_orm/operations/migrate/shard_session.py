@@ -169,9 +169,9 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
-        After an interruption, a later attempt must send ``post_migrate`` again. The shard's last
-        checkpoint usually leads there. If it does not, write one of the kind END before the block.
-        If the block raises an error, write one of the kind END too.
+        After an interruption, a later attempt must send ``post_migrate`` again, and the shard's
+        checkpoint in the journal must lead it there. If the last checkpoint does not, write one of
+        the kind END before the block. Also write one of the kind END if the block raises an error.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:
