@@ -198,7 +198,7 @@ def is_known(kind: type) -> bool:
 
 
 def is_plain_value(value: Any) -> bool:
-    """Whether ``value`` is a plain value, or a list of plain values, which contain no expression."""
+    """Whether ``value`` is a plain value or a list of plain values, which contain no expression."""
     # Compare the distinct types of the values, not each value: a list of keys may be long, but has
     # few types.
     kind = type(value)
