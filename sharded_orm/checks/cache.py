@@ -5,7 +5,7 @@ No check in this module connects to a database or a cache server.
 
 ==================  ==========================================================
 ``sharded_orm.E026``  a cached model is in a database whose ENGINE is not the library's
-``sharded_orm.W027``  a model has ``cache = True``, but the setting has no ``CACHE``
+``sharded_orm.W027``  a model has ``cache = True``, but ``SHARDED_ORM`` has no ``CACHE``
 ``sharded_orm.E028``  ``CACHE`` names an alias that is not in ``CACHES``
 ``sharded_orm.E029``  ``CACHE`` names an alias whose BACKEND the library cannot use
 ``sharded_orm.W030``  the cache is in the memory of each process: other processes miss changes
@@ -134,7 +134,7 @@ def check_cache_aliases(**kwargs: Any) -> list[checks.CheckMessage]:
 
 
 def _own_meta(model: Any) -> Any:
-    """Return the ``ShardMeta`` that ``model`` or an abstract base class of it declares.
+    """Return the ``ShardMeta`` that ``model`` itself or one of its abstract base classes declares.
 
     Return None if there is no such ``ShardMeta``. A ``ShardMeta`` that ``model`` inherits from a
     concrete parent does not count, because the check of the parent covers it.

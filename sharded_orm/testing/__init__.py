@@ -11,8 +11,8 @@ The directory is the table that records the shard of each key. If its database i
 the alias of that database must be listed, too.
 
 Cached models are cached in tests as well, under keys that no other run or process uses. In a
-``TestCase``, nothing is stored, because the whole test is one transaction. After each
-``TransactionTestCase``, all entries are forgotten.
+``TestCase``, nothing is stored in the cache, because the whole test is one transaction. After each
+test of a ``TransactionTestCase``, all cache entries are forgotten.
 
 One schema, the template, is migrated once per run. Each test shard is a clone of the template, created
 at the shard's first use.

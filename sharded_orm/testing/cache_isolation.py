@@ -30,9 +30,9 @@ def isolate_worker(alias: str) -> None:
 
 
 def release(alias: str) -> None:
-    """Note that the test database of ``alias`` was dropped.
+    """Record that the test database of ``alias`` was dropped.
 
-    After the last test database was dropped, use the configured cache keys again.
+    When no test database is left, switch back to the configured prefix of cache keys.
     """
     if alias in _isolated:
         _isolated.remove(alias)
@@ -41,7 +41,8 @@ def release(alias: str) -> None:
 
 
 def renew() -> None:
-    """Forget all cached entries by switching to a new prefix. Called when rows were replaced without
-    the ORM.
+    """Forget all cache entries by switching to a new prefix of cache keys.
+
+    Called when rows were replaced without the ORM, so that their cache entries may be outdated.
     """
     runtime.swap_cache_prefix(f"test_{secrets.token_hex(8)}")

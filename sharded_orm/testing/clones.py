@@ -24,7 +24,10 @@ class Cloner(ABC):
 
     @abstractmethod
     def load_template(self, template: Shard) -> None:
-        """Read the tables and rows of the template. Called after the template was migrated."""
+        """Read the tables and rows of the template, for later clones.
+
+        Called after the template was migrated.
+        """
 
     @abstractmethod
     def clone(self, shard: Shard, *, keep: bool) -> None:
@@ -36,16 +39,20 @@ class Cloner(ABC):
 
     @abstractmethod
     def restore(self, shard: Shard) -> None:
-        """Replace the rows of ``shard``, a clone, by the rows of the template."""
+        """Replace the rows of ``shard``, which is a clone, by the rows of the template."""
 
     def reset_sequences(self, shards: Iterable[Shard]) -> None:
-        """Reset the counters (AUTO_INCREMENT) of all tables. Does nothing if :meth:`restore` already
-        does so.
+        """Reset the counters (AUTO_INCREMENT) of all tables of ``shards``.
+
+        This base class does nothing. That is enough if :meth:`restore` also resets the counters.
         """
         return
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a context manager. In its block, this object's methods may share connections."""
+        """Return a context manager, in whose block the methods of the cloner share connections.
+
+        A cloner may also use separate connections for each call, as this base class does.
+        """
         return nullcontext()
 
     @abstractmethod

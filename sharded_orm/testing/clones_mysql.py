@@ -21,7 +21,8 @@ from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# Matches the counter in a table's definition, to remove it: each shard has a different counter.
+# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. It is removed there, because the
+# counter differs from shard to shard, and definitions of tables are compared.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 
@@ -29,7 +30,7 @@ _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 class _Template:
     """The tables and rows of the template schema, from which test shards are cloned."""
 
-    #: The end of CREATE DATABASE: character set and collation.
+    #: The last clause of the CREATE DATABASE statement, with the character set and the collation.
     suffix: str = ""
     #: Name of each table or view -> the statement that creates it.
     definitions: dict[str, str] = field(default_factory=dict)
@@ -45,7 +46,8 @@ class MySQLCloner(Cloner):
 
     def __init__(self) -> None:
         self._template = _Template()
-        # Open cursors, by name of the node. They are closed when the batch ends.
+        # Open cursors, keyed by the name of the node. They are closed at the end of the outermost
+        # ``with`` block of batch().
         self._cursors: dict[str, Any] = {}
         self._in_batch = False
 
@@ -96,9 +98,9 @@ class MySQLCloner(Cloner):
             self._begin_counters(cursor, shard)
 
     def _begin_counters(self, cursor: Any, shard: Shard) -> None:
-        """Set the counters of those tables that have packed ids to the first id of ``shard``.
+        """Make the AUTO_INCREMENT counters of tables with packed ids begin at the shard's first id.
 
-        A packed id contains the number of its shard.
+        A packed id contains the number of its shard, so the first id differs from shard to shard.
         """
         firsts = first_ids(shard)
         cursor.db.ops.raise_counters(
@@ -171,8 +173,8 @@ class MySQLCloner(Cloner):
         """Return a context manager that gives a cursor on the shard's node, with foreign key checks
         off.
 
-        The cursor has a separate session. It has no current schema, unless an earlier user in the same
-        batch has selected one.
+        The cursor has a separate session, which is kept until the end of the batch. The session has
+        no current schema, unless an earlier ``with`` block of the same batch has selected one.
         """
         with self.batch():
             if shard.node not in self._cursors:

@@ -19,7 +19,8 @@ from sharded_orm.topology.model import Shard
 class SQLiteCloner(Cloner):
     """Creates test shards by copying the template's file.
 
-    The contents of an existing file are overwritten, under SQLite's locks.
+    If the file of a test shard exists already, SQLite's backup function overwrites its contents. It
+    respects the locks of other connections.
     """
 
     def __init__(self) -> None:
@@ -78,9 +79,9 @@ class SQLiteCloner(Cloner):
 
 
 def _begin_counters(connection: sqlite3.Connection, shard: Shard) -> None:
-    """Set the counters of those tables that have packed ids to the first id of ``shard``.
+    """Make the id counters of tables with packed ids begin at the first id of ``shard``.
 
-    A packed id contains the number of its shard.
+    A packed id contains the number of its shard, so the first id differs from shard to shard.
     """
     all_firsts = first_ids(shard)
     if not all_firsts:

@@ -52,8 +52,8 @@ class GroupTestDatabases:
         self.configured = configured
         self.names = TestNames(configured.name)
         self.keep = False
-        # Aliases of shards that tests may have written to since the last restore. The shards'
-        # connection objects refer to this set, so it must not be replaced by another one.
+        # Aliases of shards that tests may have written to since the last restore. The connection
+        # objects of the shards refer to this set object, so never assign another set here.
         self.touched: set[str] = set()
         self._cloner = cloner
         self._loaded = False
@@ -64,7 +64,7 @@ class GroupTestDatabases:
 
     @classmethod
     def of(cls, connection: Any) -> GroupTestDatabases:
-        """Return the test databases of a group. The first call for a group creates the object.
+        """Return the ``GroupTestDatabases`` of a group. The first call for a group creates it.
 
         :param connection: the connection object of the group's alias.
         """
@@ -77,7 +77,10 @@ class GroupTestDatabases:
     # ##### Set-up and tear-down, in the thread of the test runner #####
 
     def create(self, connection: Any, *, verbosity: int, keep: bool) -> str:
-        """Create the template and switch to test schemas. Return the name of the template's schema.
+        """Create the template, and make the group use test schemas in this process.
+
+        The template is the schema that is migrated, and of which test shards are clones. Return the
+        name of this schema.
 
         :param connection: the connection object of the group's alias.
         :param keep: whether to use an existing template and existing test shards (``--keepdb``).
@@ -123,8 +126,8 @@ class GroupTestDatabases:
         :param worker: number of the worker, which becomes part of the shards' names.
         """
         cache_isolation.isolate_worker(self.configured.name)
-        # A spawned worker has a copy of its parent's settings, and the parent has stored the names
-        # there.
+        # The parent process has stored the names of the test schemas in its settings. A spawned
+        # worker process has a copy of these settings.
         setting = connection.settings_dict[_SETTING]
         self.names, self.keep = TestNames(**setting["names"]).for_worker(worker), setting["keep"]
         self._switch(connection)
@@ -160,12 +163,13 @@ class GroupTestDatabases:
             self.touched.clear()
         runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
         test_databases[self.configured.name] = self
-        # This receiver runs after the app's own receiver, which drops the old configuration. So
-        # this receiver reads the new configuration.
+        # sharded_orm.apps connected another receiver of setting_changed earlier, and receivers run
+        # in the order of connection. That one drops the old configuration, so _settings_changed()
+        # reads the new one.
         setting_changed.connect(self._settings_changed)
-        # Lift the limit of idle connection objects here: this thread's connection object of the group
-        # was created before the test run, and is used for the whole run. Objects created from now on
-        # have no limit.
+        # Let the group's connection object keep any number of connection objects of shards. This
+        # thread's object was created before the test run, with a limit, and is used for the whole
+        # run. An object that is created from now on has no limit.
         connection.shards.limit = None
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
@@ -219,11 +223,12 @@ class GroupTestDatabases:
             self._loaded = True
 
     def restore_touched(self) -> None:
-        """Replace the rows of each shard in :attr:`touched` by the rows of the template.
+        """Replace the rows of each touched shard by the rows of the template.
 
-        Django's flush calls this after each ``TransactionTestCase``. So the rows that migrations wrote
-        are restored, even without ``serialized_rollback``. If a shard has an open transaction, its rows
-        are only deleted, and the shard stays in :attr:`touched`.
+        Touched shards are those that tests may have written to; see :attr:`touched`. Django's flush
+        calls this method after each test of a ``TransactionTestCase``. So the rows that migrations
+        wrote are there again, even without ``serialized_rollback``. If a shard has an open
+        transaction, its rows are only deleted, and the shard still counts as touched.
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
@@ -242,7 +247,10 @@ class GroupTestDatabases:
                     _flush(wrapper)
 
     def reset_sequences(self) -> None:
-        """Reset the counters of all tables. Called for the attribute ``reset_sequences`` of a test case."""
+        """Reset the id counters of all tables of the test shards.
+
+        Called for a test case with ``reset_sequences = True``.
+        """
         group = runtime.group(self.configured.name)
         with self._lock, self._cloner.batch():
             numbers = (int(alias.rpartition("_")[2]) for alias in sorted(self._ready))
@@ -277,8 +285,8 @@ def _temporary_folder() -> str:
     owner = os.getpid()
 
     def remove() -> None:
-        # Remove the folder of an interrupted run. Do not remove it in a forked worker: it is the
-        # parent's folder.
+        # This also removes the folder if the test run was interrupted. A forked worker process must
+        # not remove the folder, which belongs to its parent process.
         if os.getpid() == owner:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The names of a shard group's schemas while tests run, and topologies that have these names."""
+"""The names of a shard group's schemas while tests run, and topologies that use these names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestNames:
         return f"{folder}{name}{worker}"
 
     def renamed(self, configured: ShardGroup) -> ShardGroup:
-        """Return a copy of the group with test schemas and without replicas.
+        """Return a copy of a group with test schemas and without replicas.
 
         Test schemas are not replicated, so their replicas would have no rows.
 
@@ -108,9 +108,10 @@ class TestTopology(Topology):
 
 
 def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames) -> TestTopology:
-    """Return a copy of ``topology`` in which one more group, ``configured``, has its test schemas.
+    """Return a copy of ``topology`` in which one more group has its test schemas.
 
-    :param configured: the group as in the settings of the project.
+    :param configured: this group, as in the settings of the project.
+    :param names: the names of its test schemas.
     """
     return _rebuilt(
         topology,
@@ -120,11 +121,11 @@ def with_test_group(topology: Topology, configured: ShardGroup, names: TestNames
 
 
 def without_test_group(topology: Topology, configured: ShardGroup) -> TestTopology | None:
-    """Return a copy of ``topology`` in which the group ``configured`` has its configured schemas again.
+    """Return a copy of ``topology`` in which one group has real schemas again, not test schemas.
 
-    Return None if no other group has test schemas.
+    Return None if no other group has test schemas; then the topology of the settings can be used.
 
-    :param configured: the group as in the settings of the project.
+    :param configured: this group, as in the settings of the project.
     """
     templates = _templates(topology)
     templates.pop(configured.name + TEMPLATE_SUFFIX, None)

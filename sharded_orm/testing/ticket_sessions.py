@@ -17,7 +17,8 @@ from sharded_orm.ids.tickets.session import TicketSession
 class TestSessionPool(TicketSessionPool):
     """The pool of sessions of one ticket server's test database.
 
-    A test case may use the sessions only if the server's alias is in its ``databases``.
+    A test case may use these sessions only if the server's alias is in the ``databases`` of the
+    test case.
     """
 
     __test__ = False

@@ -16,20 +16,22 @@ from sharded_orm.operations.tickets.creation import is_test_database
 class CreateSequence(Operation):
     """A migration operation that creates a sequence on a ticket server (F4).
 
-    ``migrate --database tickets_1`` creates the sequence on that server. On databases that are no
-    ticket server, the operation does nothing. Like ``manage.py tickets create``, it begins the sequence
-    above every existing id and above every id that the other servers have handed out; therefore the
-    other servers must answer. An existing sequence stays as it is.
+    ``migrate --database tickets_1`` creates the sequence on the ticket server ``tickets_1``. On any
+    database that is not a ticket server, the operation does nothing. The first id is above every
+    existing id, and above every id that another server has handed out. So all servers must answer,
+    as for ``manage.py tickets create``. An existing sequence stays as it is.
 
     Backwards, the operation does nothing: ids that were handed out are never taken back.
 
     :param name: the sequence's name.
     :param start: the smallest possible first id; by default the first id is above all existing ones.
-    :param form: the kind of SQL by which the sequence counts: ``update``, ``replace`` or ``sequence``.
-        By default the form on the other servers, else the first that the database supports.
+    :param form: the kind of SQL statement that makes the next id: ``update``, ``replace`` or
+        ``sequence``. By default, the form that the sequence has on the other servers. If they do
+        not have the sequence, the first form that the database supports.
     """
 
-    # makemigrations writes this path into migrations; it stays valid if this module moves.
+    # makemigrations writes this import path into migrations. It is the path of the package, so the
+    # migrations stay valid if the class moves to another module of the package.
     __module__ = "sharded_orm.migrations.operations"
 
     reversible = True
@@ -57,8 +59,8 @@ class CreateSequence(Operation):
                 continue
             _refuse_locked_file(connection)
             if is_test_database(server.alias):
-                # Do not use create(): a test run may not have created the other databases yet. Test
-                # databases have no rows to look at.
+                # Do not call create(), which looks for existing ids in other databases. The test
+                # run may not have created these yet, and test databases have no ids.
                 begin(server, [self.name], after=(self.start or 1) - 1, form=self.form)
             else:
                 create([self.name], start=self.start, form=self.form, only=server.alias)

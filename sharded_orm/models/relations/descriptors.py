@@ -38,9 +38,10 @@ from sharded_orm.models.sharding.options import describe, group_of, options_of
 class _PerShard:
     """A mixin that prefetches separately for each shard.
 
-    A related row belongs to an instance only if both the shard and the value match: rows of two
-    shards may have the same id. Instances of several shards come from an outer prefetch for global
-    rows, or from a call of ``prefetch_related_objects()``.
+    A related row belongs to an instance only if both are on the same shard and have the same value
+    of the relation, because rows of two shards may have the same id. The instances can be on
+    several shards after an outer prefetch for global rows, or in a call of
+    ``prefetch_related_objects()``.
     """
 
     get_queryset: Callable[..., Any]
@@ -55,8 +56,8 @@ class _PerShard:
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
         fetch = super().get_prefetch_querysets  # type: ignore[misc]  # not in the stubs
-        # Copy the querysets: Django adds an instance to a queryset's hints, and the queryset is
-        # routed by its hints.
+        # Copy the caller's querysets. Django adds an instance to the hints of a queryset, and the
+        # hints route the queryset. The caller's querysets must not keep such a hint.
         querysets = [queryset._chain() for queryset in querysets] if querysets else querysets
         if not self._stays_on_shard():
             return self._refuse_several_rows(fetch(instances, querysets))
@@ -94,9 +95,10 @@ class _PerShard:
 
 
 class _ByConditions(_PerShard):
-    """A mixin for relations to a single row, if that row may be of another group than the instance.
+    """A mixin for relations to a single row, which may be of another group than the instance.
 
-    The conditions of the query name the shard of the row; the instance does not.
+    If the groups differ, the instance does not tell the shard of the related row. Then the
+    conditions of the query name this shard.
     """
 
     def get_queryset(self, **hints: Any) -> Any:
@@ -121,17 +123,17 @@ class _Forward(_ByConditions):
         super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_other_key(self, instance: Any, value: Any) -> None:
-        # Check here that the shard key does not change. save() would refuse that too, but
-        # person.albums.add(album) does not call save(): it updates the column by a query.
+        # Refuse a change of the shard key here. save() would refuse it too, but
+        # person.albums.add(album) does not call save(): add() sends an UPDATE of the column.
         options = options_of(instance)
         if options is None or options.key is not self.field:
             return
-        # Typed as Any, because the type checker takes a shard key for a plain field, and here it is
-        # a relation.
+        # ``field`` is typed as Any, because the type checker takes a shard key for a plain field.
+        # Here the shard key is a relation.
         field: Any = self.field
         name = field.attname
         key = getattr(value, field.target_field.attname, None)
-        # getattr() is needed, because it loads the key if the key is deferred.
+        # Use getattr() and not ``instance.__dict__``, because getattr() loads a deferred key.
         if key != getattr(instance, name):
             raise ShardKeyChanged(
                 f"{describe(instance)} has the shard key {name}={instance.__dict__[name]!r} and"
@@ -193,8 +195,8 @@ class _RelatedManager(_PerShard):
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the
-        # queryset. Pass a copy, because the queryset may be the caller's: prefetch_one_level()
-        # passes that of a Prefetch object.
+        # queryset. So pass a copy to it: the queryset may belong to a Prefetch object of the
+        # project, which prefetch_one_level() passes on without a copy.
         return super()._apply_rel_filters(queryset._chain())  # type: ignore[misc]  # of Django's manager
 
     def _sides(self) -> tuple[Any, Any]:
@@ -203,11 +205,11 @@ class _RelatedManager(_PerShard):
 
 
 def _related_manager(manager: type[Any], rel: Any, *, reverse: bool) -> type[Any]:
-    """Return a subclass of ``manager``, the class of the related manager that Django has made for
-    ``rel``.
+    """Return a subclass of Django's related manager that works on shards.
 
-    :param reverse: True if the manager's rows have the field of ``rel`` (``album.photos``); False
-        if that field refers to them.
+    :param manager: the class of the related manager that Django has made for ``rel``.
+    :param reverse: True for a manager on the model that the field refers to (``album.photos``);
+        False for a manager on the model that declares the field (``photo.tags``).
     """
     same_group = group_of(rel.model) == group_of(rel.related_model)
     bases: tuple[type[Any], ...]
@@ -232,8 +234,8 @@ _FORWARD: dict[type, type] = {
 def install_descriptors(model: type[Model]) -> None:
     """Install this module's descriptors on both sides of the relations of a sharded model.
 
-    The other side gets its descriptor even if it is a global or plain Django model. Django's own
-    descriptor would ask the router, which does not know the relation that is followed.
+    The model on the other side gets a descriptor even if it is a global or plain Django model.
+    Django's own descriptor would ask the router, which does not know the relation that is followed.
     """
     fields: tuple[Any, ...] = (*model._meta.local_fields, *model._meta.local_many_to_many)
     for field in fields:
@@ -244,8 +246,8 @@ def install_descriptors(model: type[Model]) -> None:
             setattr(model, field.name, _FORWARD[type(descriptor)](field))
         elif type(descriptor) is ManyToManyDescriptor:
             setattr(model, field.name, ShardedManyToManyDescriptor(field.remote_field))
-        # Django installs the other side once both models exist. lazy_related_operation() calls
-        # _install_reverse() after that.
+        # Django installs the descriptor of the other side once both models are loaded.
+        # lazy_related_operation() calls _install_reverse() after that.
         lazy_related_operation(_install_reverse, model, field.remote_field.model, field=field)
 
 

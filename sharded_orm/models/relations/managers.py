@@ -33,7 +33,7 @@ class RelatedRows:
 
     instance: Any
     model: Any
-    #: The foreign key, or the many-to-many field.
+    #: The foreign key. Managers of a many-to-many field do not have this attribute.
     field: Any
     _db: str | None
     #: The class of Django's related manager, which comes after the mixin in the MRO.
@@ -49,7 +49,8 @@ class RelatedRows:
 def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
     """Raise :exc:`CrossShardRelation` if one of ``rows`` is on another shard than ``instance``.
 
-    Otherwise a different row, which has the same id on the shard of ``instance``, could be changed.
+    Without this check, a different row could be changed: one that has the same id, but is on the
+    shard of ``instance``.
     """
     for row in rows:
         if isinstance(row, Model):
@@ -103,18 +104,17 @@ class ManyBeside(RelatedRows):
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides ManyRelatedManager._apply_rel_filters(), which compares the instance's primary
         # key only. Add a condition on the instance's shard too, so that later filters cannot lead
-        # to another shard, where another row may have this primary key. Call add_q() directly,
-        # because filter() would refuse a sliced queryset, and would end the deferral of Django's
-        # next filter.
+        # to another shard, where another row may have this primary key. add_q() changes the
+        # queryset in place, which is safe: _RelatedManager passes a copy of the caller's queryset.
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
             queryset.query.add_q(Q(OnShard(alias)))
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
-        # Overrides ManyRelatedManager.add(), which inserts by INSERT IGNORE. If the new row of the
-        # many-to-many table referred to a row of another shard, MariaDB would drop the new row
-        # without an error. So check the targets first.
+        # Overrides ManyRelatedManager.add(), which inserts rows of the many-to-many table by INSERT
+        # IGNORE. If such a row referred to a row of another shard, MariaDB would leave it out
+        # without an error. So first check the rows that are to be related.
         self._check_targets(objs)
         super().add(*objs, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
 
@@ -140,7 +140,8 @@ class ManyBeside(RelatedRows):
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _check_targets(self, objs: Any) -> None:
-        # Raise errors about ``objs`` now: inside the transaction, an error would make it unusable.
+        # Raise errors about ``objs`` before Django opens a transaction. An error inside the
+        # transaction would make the transaction unusable.
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
         self._refuse_absent(objs)
 
@@ -218,8 +219,8 @@ class FromOutside(RelatedRows):
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set(), which works on one alias only. If the foreign key may be
-        # NULL, set() would also have to remove the old rows, which may be on any shard; so it is
-        # refused.
+        # NULL, set() would also have to remove the old rows, which may be on any shard. So set() is
+        # refused for such a foreign key.
         if self.field.null:
             raise self._unbounded("set()")
         self.add(*tuple(objs), bulk=bulk)
@@ -236,7 +237,7 @@ class FromOutside(RelatedRows):
 
     def get_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.get_or_create(), which asks the router for an alias. Here the
-        # values name the shard.
+        # values to look up, such as the shard key, name the shard.
         self._check_fk_val()
         return self._plain_manager_method("get_or_create")(**self._related(kwargs))
 
@@ -244,7 +245,7 @@ class FromOutside(RelatedRows):
 
     def update_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.update_or_create(), which asks the router for an alias. Here the
-        # values name the shard.
+        # values to look up, such as the shard key, name the shard.
         self._check_fk_val()
         return self._plain_manager_method("update_or_create")(**self._related(kwargs))
 
@@ -261,9 +262,10 @@ class FromOutside(RelatedRows):
         return {**values, self.field.name: self.instance}
 
     def _plain_manager_method(self, name: str) -> Any:
-        """Return the method ``name`` of the model's own manager.
+        """Return the method with this name of the model's own manager, such as ``create()``.
 
-        ``super()`` would find the method of Django's related manager, which comes first in the MRO.
+        Plain ``super()`` would find the method of Django's related manager, which comes before the
+        model's own manager in the MRO.
         """
         return getattr(super(self._django, self), name)
 
@@ -274,7 +276,7 @@ class FromOutside(RelatedRows):
     def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
         """Return the primary keys of ``objs``, keyed by the alias of their shard.
 
-        :raises ValueError: one of ``objs`` is not stored.
+        :raises ValueError: one of ``objs`` is not stored on a shard.
         """
         by_alias: dict[str, list[Any]] = {}
         for obj in objs:
@@ -339,15 +341,15 @@ class NullableFromOutside(FromOutside):
 
     def clear(self, *, bulk: bool = True) -> None:
         # Overrides RelatedManager.clear(), which works on one alias only. Here the rows may be on
-        # any shard.
+        # any shard, so clear() is refused.
         self._check_fk_val()
         raise self._unbounded("clear()")
 
     clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _alias_of(self, row: Any) -> str:
-        # Accept any row that has a primary key, even if it was not read from a database. Django
-        # does so too.
+        # Accept a row that was not read from a database, if its values tell its shard. Django also
+        # accepts any instance that has a primary key.
         alias = colocated_alias(self._options, row)
         if alias is None:
             raise ShardKeyRequired(

@@ -1,8 +1,9 @@
 """Shards automatic many-to-many tables: each row is on the same shard as the two rows that it
 relates.
 
-Django derives the models of these tables from :class:`~django.db.models.Model`. So this module adds
-those methods of :class:`~sharded_orm.models.ShardedModel` that these models need.
+Django derives the models of these tables from its own :class:`~django.db.models.Model`. So this
+module gives them the methods that they would inherit from
+:class:`~sharded_orm.models.ShardedModel`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def install_through(model: type[Model]) -> None:
         through = field.remote_field.through
         if isinstance(through, str) or through is None or not through._meta.auto_created:
             continue
-        # Remove Django's manager, which would take precedence over the library's.
+        # Remove Django's manager from the table's model. Otherwise it would take precedence over
+        # ShardedManager.
         through._meta.local_managers.clear()
         through.add_to_class("objects", ShardedManager())
         through.save_base = _save_base
@@ -46,22 +48,24 @@ def _save_base(
     using: str | None = None,
     update_fields: Any = None,
 ) -> None:
-    # Overrides Model.save_base(). The alias ``using`` was chosen by the router or the caller, so
-    # check it.
+    # Overrides Model.save_base(). The router or the caller has chosen the alias ``using``. So check
+    # that it is the shard of the rows that are related.
     _refuse_other_shard(self, str(using))
     Model.save_base(self, raw, force_insert, force_update, using, update_fields)
 
 
 def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
-    # Overrides Model._perform_unique_checks(): values must be unique on this row's shard.
+    # Overrides Model._perform_unique_checks(). Values must be unique on this row's shard only, so
+    # Django's queries are sent to that shard.
     with scoped(router.db_for_write(type(self), instance=self)):
         return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined]  # not in the stubs
 
 
 def _refuse_other_shard(self: Any, alias: str) -> None:
-    """Raise if ``self`` links to a row that is known to be on another shard than ``alias``.
+    """Raise if a row of an automatic many-to-many table cannot be saved on ``alias``.
 
-    ``self`` is a row of an automatic many-to-many table.
+    That is so if ``alias`` is not a shard of the table's group, or if the row refers to a row that
+    is known to be on another shard.
     """
     options = shard_options(type(self))
     assert options is not None

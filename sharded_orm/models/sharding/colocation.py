@@ -1,8 +1,8 @@
 """Refuses statements that read rows of another database than the one that executes them.
 
 Joins, ``select_related`` and subqueries are executed by the database of one shard. So every table
-in a statement must belong to the group of the query's model, and every row that a subquery or join
-reads must be on the same shard. This is checked before the statement is sent.
+in a statement must belong to the group of the query's model. Every row that a subquery or join
+needs must be on the shard that executes the statement. This is checked before a statement is sent.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sharded_orm.routing.where_clause import Bound, is_from_django
 
 
 class Colocation:
-    """A checker: verifies that the database which executes a statement has all rows that the
-    statement reads.
+    """Checks whether the database that executes a statement has all rows that the statement reads.
 
     :param options: the group and shard key of the statement's model; None for a global model.
     :param alias: the alias of a database for which the statement can be compiled.
-    :param shards: the numbers of the shards that execute the statement; None for all of the group.
-    :param bound_of: a function that returns the shards named by a subquery's own conditions, or
+    :param shards: the numbers of the shards that execute the statement; None for all shards of the
+        group.
+    :param bound_of: a function that returns the shards that a subquery's own conditions name, or
         None if these conditions name no shard.
     """
 
@@ -71,8 +71,9 @@ class Colocation:
             written.
         :raises UnknownExpression: the library cannot tell which rows an expression reads.
 
-        The check of a query on one table with plain values costs next to nothing. It sends nothing;
-        only ``bound_of`` may query the directory, which stores the shards of keys.
+        The check of a query on one table with plain values costs next to nothing. No check sends
+        the query itself. Only ``bound_of`` may send a query, to the directory: the table that
+        records the shard of each key.
         """
         for part in query.combined_queries:
             if part.model is not None:
@@ -106,8 +107,9 @@ class Colocation:
                 self._check_join(query, join)
 
     def _check_join(self, query: Query, join: Any) -> None:
-        """Raise if the rows of ``join`` may be on another shard. A foreign key never leads to
-        another shard.
+        """Raise if a row that ``join`` needs may be on another shard.
+
+        A join along a foreign key is allowed, because a foreign key never leads to another shard.
         """
         field = getattr(join.join_field, "field", join.join_field)
         if self._group is None or isinstance(field, ForeignKey):
@@ -139,11 +141,10 @@ class Colocation:
         )
 
     def _check_select_related(self, query: Query) -> Query:
-        """Check the relations that ``select_related()`` follows, and return the query to check
-        further.
+        """Check the relations that ``select_related()`` follows. Return the query to check further.
 
-        That is ``query`` itself. If ``select_related()`` follows a :class:`FilteredRelation`, it is
-        a copy that already has the joins of the filtered relation.
+        In most cases, ``query`` itself is returned. If ``select_related()`` follows a
+        :class:`FilteredRelation`, a copy of ``query`` with the joins of that relation is returned.
         """
         meta: Any = query.get_meta()
         relations: Any = query.select_related
@@ -223,7 +224,7 @@ class Colocation:
         """Whether a condition such as ``ref=OuterRef("pk")`` keeps rows of ``inner`` on the outer
         row's shard.
 
-        ``inner`` may have groups and a slice too, because the condition applies before them.
+        ``inner`` may have GROUP BY and a slice too, because the condition applies before them.
         """
         for lookup in required_conditions(inner.where):
             if isinstance(lookup, Exact) and is_from_django(lookup):
@@ -240,11 +241,11 @@ class Colocation:
         return False
 
     def _is_compared(self, nested: Nested, outer: Sequence[Query]) -> bool:
-        """Whether a comparison such as ``pk__in=….values("ref")`` keeps the subquery on the outer
-        row's shard.
+        """Whether ``pk__in=….values("ref")`` gives the right result if each shard runs it alone.
 
-        The comparison sees only rows that the subquery returns on that shard. False for a subquery
-        with a slice or an aggregate, because its result on one shard differs from that on all.
+        On each shard, the comparison sees only the rows that the subquery returns there. That is
+        enough if equal values of both sides are always on one shard. False for a subquery with a
+        slice or an aggregate, because its result on one shard differs from that on all shards.
         """
         inner, compared = nested.query, columns(nested.compared)
         selected = tuple(column for part in inner.select for column in columns(part))
@@ -264,17 +265,19 @@ class Colocation:
             or not self._are_colocated(selected, compared)
         ):
             return False
-        # A NULL among the compared values turns "false" into "unknown". Such a NULL may be on
-        # another shard, where this comparison does not see it. So if "false" and "unknown" have
-        # different effects here, neither side may contain NULL.
+        # If one side contains NULL, SQL's ``IN`` yields "unknown" instead of "false". The NULL may
+        # be in a row of another shard, and then ``IN`` yields "false" on this shard. Where "false"
+        # and "unknown" have different effects, such as under NOT, neither side may contain NULL.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)
         )
 
     def _are_colocated(self, columns: Sequence[Col], others: Sequence[Col]) -> bool:
-        """Whether two rows are always on one shard if the first has in ``columns`` the values that
-        the second has in ``others``.
+        """Whether two rows with equal values are always on one shard.
+
+        :param columns: the columns with the values of the first row.
+        :param others: the columns with the values of the second row, in the same order.
         """
         assert self._options is not None
         group = self._options.group
@@ -285,10 +288,12 @@ class Colocation:
 
 
 def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
-    """Return tokens that say when equal values of two fields are always on one shard of ``group``.
+    """Return the tokens of ``field``, which tell with which other fields it can be compared.
 
-    That is so if the two fields have a common token: both fields contain the shard key, or both
-    refer to the same row. A field without tokens may have equal values on several shards.
+    If two fields have a common token, rows with equal values in these fields are always on one
+    shard of ``group``. One kind of token is for fields that contain the shard key. The other kind
+    is for fields that are, or refer to, the same primary key. Equal values of a field without
+    tokens may be on several shards.
     """
     keys: set[tuple[Any, ...]] = set()
     options = shard_options(field.model)
@@ -304,13 +309,13 @@ def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
             return frozenset(keys)
         field = field.target_field
         if not field.primary_key:
-            # The foreign key refers to a field that is not a primary key. Such a field is unique
-            # only within each shard.
+            # The foreign key refers to a field that is not a primary key, so add no token. Such a
+            # target field is unique only within each shard: several shards may have the same value.
             return frozenset(keys)
 
 
 def _value_kind(field: Any) -> Any:
-    """Return a class that stands for the kind of values of ``field``.
+    """Return a class that stands for the kind of values of ``field``, such as text.
 
     Equal values of the same kind are the same shard key. The number 1 and the text "1" are of
     different kinds, and may be different shard keys.

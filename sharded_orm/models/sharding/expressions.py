@@ -47,16 +47,17 @@ HOLDS_EXPRESSIONS = frozenset(
         "group_by", "inner_query", "related_updates", "select", "values", "where",
     }
 )  # fmt: skip
-#: Attributes of ``Query`` that hold names. Django resolves these names to expressions when it
-#: compiles the query; :mod:`sharded_orm.models.sharding.ordering` resolves them earlier.
+#: Attributes of ``Query`` that hold names of fields and annotations. Django resolves these names to
+#: expressions when it compiles the query; :mod:`sharded_orm.models.sharding.ordering` does so
+#: earlier.
 HOLDS_NAMES = frozenset({"distinct_fields", "order_by"})
-#: All other attributes of ``Query``: flags, numbers, names, rows, or copies of expressions that are
-#: also in another attribute.
+#: Attributes of ``Query`` in which no subquery has to be looked for. They hold flags, integers,
+#: names of tables and columns, model instances, or copies of expressions of a searched attribute.
 HOLDS_NONE = frozenset(
     {
         "_annotation_select_cache", "_constructor_args", "_db", "_extra_select_cache",
-        # A filtered relation is compiled only as part of a join, and the join holds a copy of its
-        # condition.
+        # A filtered relation is compiled only as part of a join. The join, which is searched, holds
+        # a copy of the relation's condition.
         "_filtered_relations",
         "_lookup_joins", "alias_cols", "alias_prefix", "alias_refcount", "annotation_select_mask",
         "base_table", "combinator", "combinator_all", "compiler", "default_cols",
@@ -70,8 +71,8 @@ HOLDS_NONE = frozenset(
     }
 )  # fmt: skip
 
-# Attributes that are not searched for subqueries. Among them is combined_queries, the parts of a
-# union: the caller checks each part as a query.
+# Attributes of ``Query`` that are not searched for subqueries. ``combined_queries`` has the parts
+# of a union; it is left out, because Colocation.check() checks each part like a separate query.
 _SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries"}
 # Types whose values cannot contain an expression.
 _PLAIN = frozenset(
@@ -80,8 +81,8 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _LISTS = frozenset({frozenset, list, set, tuple})
-# Attributes that hold the constructor arguments of an expression. They are not searched, because a
-# resolved expression holds its resolved arguments in other attributes.
+# Attributes of expressions that hold the constructor's arguments as they were before Django
+# resolved them. They are not searched, because the resolved arguments are in other attributes.
 _CONSTRUCTION = frozenset({"_constructor_args", "identity"})
 _SELECTS = re.compile(r"\b(select|table)\b", re.IGNORECASE)
 _registered: set[type] = set()
@@ -91,8 +92,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def reads_own_row(cls: _Class) -> _Class:
-    """Class decorator: declare that the SQL of an expression class reads only its source
-    expressions.
+    """Class decorator: declare that an expression's SQL reads nothing but its source expressions.
 
     ::
 
@@ -104,8 +104,8 @@ def reads_own_row(cls: _Class) -> _Class:
 
     Decorate lookups, transforms, functions and other expressions of a project if they override a
     method that writes SQL. Without the decorator, a query on shards that uses such a class raises
-    :exc:`UnknownExpression`, because the class could read rows of another shard. A subclass that
-    overrides such a method again needs the decorator again.
+    :exc:`UnknownExpression`, because the class could read rows of another shard. A subclass needs
+    the decorator too if it overrides such a method itself.
     """
     _registered.add(cls)
     _known_kinds.clear()
@@ -119,8 +119,8 @@ class Nested:
     :param query: the subquery; its references to the outer query are resolved to columns.
     :param compared: the left side of ``column IN (query)`` if the subquery is the right side;
         otherwise None.
-    :param certain: whether SQL's "unknown" has the same effect as "false" at this place, as it has
-        in a condition that is not negated.
+    :param certain: True if SQL's "unknown" (a comparison with NULL) has the same effect as "false"
+        at this place, as in a condition without NOT. False if the effects may differ.
     :param not_null: columns that cannot be NULL here, because another condition, joined by AND,
         excludes NULL.
     """
@@ -132,9 +132,9 @@ class Nested:
 
 
 def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[Nested]:
-    """Yield the subqueries of ``query`` and of the expressions ``more``, but not those inside a
-    subquery.
+    """Yield the subqueries of ``query``, but not the subqueries inside a subquery.
 
+    :param more: other expressions whose subqueries are yielded too.
     :param trusted: whether to accept SQL that the library does not know. True for the global
         database, which has all rows of its tables.
     :raises UnknownExpression: ``trusted`` is False, and the library cannot tell which rows an
@@ -178,7 +178,7 @@ def required_conditions(where: WhereNode) -> Iterator[Any]:
 
 
 def columns(expression: Any) -> tuple[Col, ...]:
-    """Return the columns of which ``expression`` consists: one column, or a tuple of columns.
+    """Return the columns of an expression that is a single column or a tuple of columns.
 
     Return ``()`` for any other expression.
     """
@@ -190,7 +190,7 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Whether the attributes of an instance of ``kind`` show everything that its SQL reads."""
+    """Whether the attributes of an expression of class ``kind`` show all that its SQL reads."""
     known = _known_kinds.get(kind)
     if known is None:
         known = _known_kinds[kind] = _shows_its_sql(kind)
@@ -198,7 +198,7 @@ def is_known(kind: type) -> bool:
 
 
 def is_plain_value(value: Any) -> bool:
-    """Whether the type of ``value``, or of each item in a list, cannot contain an expression."""
+    """Whether ``value`` is a plain value or a list of plain values, which contain no expression."""
     # Compare the distinct types of the values, not each value: a list of keys may be long, but has
     # few types.
     kind = type(value)
@@ -232,8 +232,8 @@ def _in_where(
         not_null = (*not_null, *(column for guard in guards for column in columns(guard.lhs)))
     child: Any
     for child in node.children:
-        # The usual condition compares a column with a plain value or a list of plain values. It has
-        # no subquery.
+        # Skip the usual condition, which compares a column with a plain value or a list of plain
+        # values. It has no subquery.
         if (
             type(getattr(child, "lhs", None)) is Col
             and is_plain_value(child.rhs)

@@ -39,7 +39,10 @@ def group_of_historical_model(app_label: str, model_name: str) -> str | None:
 
 
 def groups_of_app(app_label: str) -> set[str | None]:
-    """Return the groups in which the app has tables. The set contains None if it has global tables."""
+    """Return the names of the groups in which the app has tables.
+
+    The set contains None if the app also has tables in the global database.
+    """
     groups: set[str | None] = {
         group.name
         for group in runtime.topology().groups.values()
@@ -58,7 +61,7 @@ def groups_of_app(app_label: str) -> set[str | None]:
 def _current_name(app_label: str, module: str | None, model_name: str) -> str | None:
     """Return the present name of a renamed model.
 
-    Return None if the model was not renamed, or was deleted after that.
+    Return None if the model was not renamed, or was deleted after the renaming.
     """
     names = _new_names(app_label, module)
     name, seen = model_name.lower(), set[str]()
@@ -72,8 +75,8 @@ def _current_name(app_label: str, module: str | None, model_name: str) -> str | 
 
 @cache
 def _new_names(app_label: str, module: str | None) -> dict[str, str]:
-    # ``module`` is a parameter only because it must be part of the cache key: tests may set another
-    # migrations module.
+    # The parameter ``module`` is not read. It makes @cache keep a separate result for each
+    # migrations module, because tests may set another migrations module for the app.
     loader = MigrationLoader(None, ignore_no_migrations=True)
     return {
         operation.old_name_lower: operation.new_name_lower

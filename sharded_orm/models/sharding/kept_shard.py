@@ -68,7 +68,7 @@ def keep_shard(instance: Any) -> Iterator[None]:
 def find_shard(
     instance: Any, group: str, value: Any, find: Callable[[str, Any], Shard | None]
 ) -> Shard | None:
-    """Return the shard of ``value`` in ``group``.
+    """Return the shard of a key or id in ``group``; None if ``find`` returns None.
 
     While ``instance`` is being saved (see :func:`keep_shard`), the shard is looked up only once.
 

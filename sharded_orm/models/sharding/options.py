@@ -37,9 +37,10 @@ class ShardOptions:
 
     @cached_property
     def columns(self) -> dict[str, tuple[int, int] | None]:
-        """The columns whose values name the shard of a row.
+        """The columns whose values name the shard of a row, in the format of ``ShardKey.columns``.
 
-        A dict in the format of ``ShardKey.columns``.
+        A column of ids has the bits of the shard number as (shift, bits). A column with shard keys
+        has None.
         """
         bits_by_column: dict[str, tuple[int, int] | None] = {}
         # In multi-table inheritance, the tables of parent and child may have columns of the same
@@ -82,7 +83,7 @@ class ShardOptions:
         return False
 
     def names_shard(self, field: Any) -> bool:
-        """Whether values of ``field``, which is in this model's own table, name the row's shard."""
+        """Whether the values of ``field``, a field of this model, name the shard of a row."""
         if field.column not in self.columns:
             return False
         bits = self.columns[field.column]
@@ -101,14 +102,14 @@ class ShardOptions:
 
     @cached_property
     def key_is_generated(self) -> bool:
-        """Whether the key is an id that is generated when the row is inserted, or just before."""
+        """Whether the shard key is an id that is generated during the insert, or just before it."""
         return hasattr(self.key, "embedded_shard")
 
     @cached_property
     def key_has_pre_save(self) -> bool:
-        """Whether the key's field has a ``pre_save()`` that the project defines.
+        """Whether the shard key's field has a ``pre_save()`` from outside Django and this package.
 
-        Such a ``pre_save()`` may store another value than the instance has, such as the text in
+        Such a ``pre_save()`` may store another value than the instance has, such as the value in
         lower case.
         """
         prepare = getattr(type(self.key), "pre_save", None)
@@ -117,8 +118,9 @@ class ShardOptions:
         )
 
     def awaits_key(self, instance: Model) -> bool:
-        """Whether ``instance`` is new and its key is still to be generated. Any open shard may then
-        store the row.
+        """Whether ``instance`` is new and its shard key is still to be generated.
+
+        If so, its shard does not depend on the key, because the key is generated for the shard.
         """
         if not self.key_is_generated or not instance._state.adding:
             return False
@@ -208,10 +210,11 @@ class ShardOptions:
             )
 
     def locate(self, instance: Model) -> Shard | None:
-        """Return the shard of ``instance``; None if its key has no shard yet. Chooses no shard.
+        """Return the shard of ``instance``; None if it has no shard yet. Chooses no shard.
 
-        If the key is not generated yet, or the model has no key, this is the shard of the row given
-        as ``near=``, or of another row of the group to which ``instance`` refers.
+        In most cases, the shard key tells the shard. If the key is not generated yet, or the model
+        has no key, the shard is that of the row given as ``near=``. Without ``near=``, it is the
+        shard of a row of the same group that ``instance`` refers to.
         """
         if self.key is None or self.awaits_key(instance):
             return self._shard_of_relations(instance)
@@ -222,14 +225,15 @@ class ShardOptions:
 
         If its shard key has no shard yet, the group's strategy chooses one and records it.
 
-        If the key is still to be generated, this is the shard of the row given as ``near=``, or of
-        another row of the group to which ``instance`` refers. If there is no such row, one of the
-        open shards is drawn at random; ``instance`` keeps that shard until it is stored.
+        If the key is still to be generated, return the shard of the row given as ``near=``. Without
+        ``near=``, return the shard of a row of the same group that ``instance`` refers to. If there
+        is no such row, draw one of the open shards at random. ``instance`` keeps the drawn shard
+        until it is stored.
 
         :raises NoOpenShard: no shard is open for new keys.
         :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
-        :raises InvalidShardKey: no row can have the shard key, or the id in a foreign key of
-            ``instance``.
+        :raises InvalidShardKey: the shard key, or an id in a foreign key of ``instance``, is a
+            value that no row can have.
         """
         shard = None
         if self.key is None or self.awaits_key(instance):
@@ -261,10 +265,10 @@ class ShardOptions:
             if hasattr(value, "resolve_expression"):
                 continue  # The database computes the value, so it names no shard yet.
             if value is not None and self.names_shard(field):
-                # ``value`` is the key of a referenced row, which is not being written. In a group
-                # whose keys must be placed, runtime.place() would place this key, so only look it
-                # up. In other groups, call place() before a write, because place() refuses an id
-                # that no row can have.
+                # ``value`` is the key of a row that ``instance`` refers to. In a group whose keys
+                # must be placed, runtime.place() would choose a shard for this key, although its
+                # row is not being written; so only look the key up. In other groups, call place()
+                # before a write, because place() refuses an id that no row can have.
                 must_exist = for_write and not runtime.strategy(self.group).places
                 look_up = runtime.place if must_exist else runtime.locate
                 return find_shard(instance, self.group, field.get_prep_value(value), look_up)
@@ -332,7 +336,10 @@ def where_key(model: type[Any]) -> ShardKey | None:
 
 
 def target_field(field: Any) -> Any:
-    """Return the field at the end of a chain of foreign keys; ``field`` itself if it is not one."""
+    """Return the field at the end of a chain of foreign keys.
+
+    Return ``field`` itself if it is not a foreign key.
+    """
     while field.is_relation:
         field = field.target_field
     return field
@@ -344,7 +351,8 @@ def describe(instance: Model) -> str:
     Does not call ``__str__()``, which may send a query.
     """
     # Read __dict__ and not the attribute: while Model.__init__() runs, the primary key may not be
-    # set, and Django would try to load it. A lazy object holds its instance in _wrapped.
+    # set, and Django would try to load it. If ``instance`` is a lazy object such as request.user,
+    # the model instance is in its attribute _wrapped.
     model: Any = instance.__class__
     row: Any = getattr(instance, "_wrapped", instance)
     values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
@@ -362,8 +370,8 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
         return str(alias)
-    # Read __dict__ and not the attribute. While Model.__init__() runs, the relation may be set
-    # before the key; Django would take the missing key for a deferred field and load it.
+    # Read __dict__ and not the attribute. While Model.__init__() runs, a relation may be set before
+    # the shard key. For a missing key, the attribute would send a query, as for a deferred field.
     if other.key is not None and instance.__dict__.get(other.key.attname) is None:
         return None
     shard = other.locate(instance)

@@ -17,8 +17,10 @@ from django.db.models.sql import Query
 
 
 def is_plain(query: Query) -> bool:
-    """Whether ``query`` is unordered, or ordered only by its own table's columns and by its
-    annotations.
+    """Whether the order of ``query`` needs no further join.
+
+    That is so if ``query`` is unordered, or ordered only by columns of its model and by annotations
+    of ``query``.
     """
     if query.distinct_fields or query.extra_order_by:
         return False
@@ -43,16 +45,17 @@ def is_plain(query: Query) -> bool:
 
 @lru_cache(maxsize=1024)
 def own_names(model: Any) -> dict[str, str]:
-    """Return the columns of the model's own table, keyed by the names that ``order_by()`` accepts.
+    """Return the columns of the model, keyed by the names that ``order_by()`` accepts for them.
 
-    A name is left out if ``order_by(name)`` would not order by exactly one column of the table.
+    Columns of parents in multi-table inheritance are included. Each key is a name for which
+    ``order_by(name)`` orders by exactly that one column.
     """
     meta = model._meta
     columns = {}
     for field in meta.concrete_fields:
         if field.is_relation:
-            # The name of a relation is left out, because it orders by the related model's
-            # Meta.ordering, if there is one.
+            # Leave out the name of a relation: order_by() with that name orders by Meta.ordering of
+            # the related model, if there is one.
             if field.attname != field.name:
                 columns[field.attname] = field.column
         else:
@@ -63,10 +66,9 @@ def own_names(model: Any) -> dict[str, str]:
 
 
 def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
-    """Return a copy of ``query`` that has the joins which its order needs, and the expressions of
-    that order.
+    """Return a copy of ``query`` with all joins that its order needs, and a list of expressions.
 
-    Sends nothing.
+    The list has the resolved expressions of ORDER BY. No query is sent.
 
     :param alias: the alias of a database for which the query can be compiled.
     :raises FieldError: a name in the order does not exist. The error is Django's.
@@ -75,8 +77,8 @@ def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
     compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
     expressions: Iterable[Any]
     if copy.combinator:
-        # In the order of a union, a name stands for a column of the result and needs no join. An
-        # expression is added to each part of the union, so return it.
+        # A name in the order of a union stands for a column of the result, so it needs no join. An
+        # expression there is added to each part of the union, so return it for the check.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
     # Resolve the names as SQLCompiler.get_order_by() and get_distinct() do.
     expressions = [

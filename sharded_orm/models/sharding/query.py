@@ -57,9 +57,9 @@ class ShardedQuery(Query):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # A shortcut for the condition on the shard key, which nearly every query has. If a column
-        # of the query's own table is compared with a plain value, Django's method would have
-        # nothing to resolve, join or trim, and would build this same condition.
+        # A shortcut, because nearly every query has a condition on the shard key. If a column of
+        # the model's own table is compared with a plain value, Django's build_filter() has nothing
+        # to resolve, join or trim. It would build the same condition as this block, but slower.
         if type(filter_expr) is tuple and not branch_negated and not self.annotations:
             name, value = filter_expr
             if type(value) in _PLAIN and (field := _own_columns(self.model).get(name)):
@@ -80,8 +80,9 @@ _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
 
 @lru_cache(maxsize=1024)
 def _own_columns(model: Any) -> dict[str, Any]:
-    """Return the fields of the model's own table that are not relations, keyed by name and by
-    ``pk``.
+    """Return the fields of the model's own table that are not relations, keyed by field name.
+
+    The primary key is also there under the name ``pk``.
     """
     if model is None:
         return {}
@@ -101,8 +102,8 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # A negated condition names no shard for the query. But it must exclude only rows of the
-        # instance's shard, because a row of another shard may have the same id.
+        # Add the instance's shard to a negated condition too, although it does not route the query:
+        # exclude(album=album) must not exclude a row of another shard that has the same album id.
         changed.connector, changed.negated = condition.connector, condition.negated
         changed.children = [_with_shard_conditions(options, child) for child in condition.children]
         return changed
@@ -115,8 +116,8 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
     if isinstance(value, Model) and lookup in ("gt", "gte", "lt", "lte"):
         return condition  # Rows before or after the instance may be on any shard.
     if _names_shard(options, name):
-        # Add nothing: the compared value itself names the shard, even if it has changed since the
-        # instance was read.
+        # Add no condition on the instance's shard: the compared value names the shard already. If
+        # the value was changed after the instance was read, the shard of the new value is right.
         return condition
     by_alias: dict[str | None, list[Any]] = {}
     for instance in instances:
@@ -132,8 +133,9 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
 
 
 def _names_shard(options: ShardOptions, name: str) -> bool:
-    """Whether ``name`` is a lookup for equality on a column of the model's own table whose value
-    names the shard.
+    """Whether a lookup compares by equality a field of the model whose values name the shard.
+
+    :param name: the name of the lookup, as in ``filter()``, such as ``album`` or ``album__in``.
     """
     path, _, lookup = name.partition(LOOKUP_SEP)
     if lookup not in ("", "exact", "in"):

@@ -30,9 +30,9 @@ def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str
 
 
 def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[str, Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if ``aggregates`` read rows that may be elsewhere.
+    """Raise :exc:`CrossShardRelation` if ``aggregates`` read rows that may be on another database.
 
-    Each database to which ``query`` is sent must have all of these rows.
+    Each database to which ``query`` is sent must have all rows that the aggregates read there.
     """
     copy = query.chain()
     expressions = []
@@ -49,7 +49,9 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
 
 
 def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if ``values`` read rows that an updated database may lack.
+    """Raise :exc:`CrossShardRelation` if new values may read rows of another database.
+
+    Each database that the update is sent to must have all rows that the values read.
 
     :param query: the query for the rows to update.
     :param values: the new values, some of which may be expressions.
@@ -69,8 +71,9 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
 def check_update(
     colocation: Colocation, rows: Sequence[Any], names: Iterable[str] | None = None
 ) -> None:
-    """Raise :exc:`CrossShardRelation` if new values of ``rows`` read rows that their database may
-    lack.
+    """Raise :exc:`CrossShardRelation` if new values of ``rows`` read rows of another database.
+
+    A new value may be an expression, which the database of the saved row must be able to compute.
 
     :param names: the names of the fields to be saved; None for all fields.
     """
@@ -80,8 +83,9 @@ def check_update(
 
 
 def check_insert(colocation: Colocation, rows: Sequence[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if values of the new ``rows`` read rows that their database
-    may lack.
+    """Raise :exc:`CrossShardRelation` if values of the new ``rows`` read rows of another database.
+
+    A value may be an expression, which the database of the new row must be able to compute.
     """
     expressions = _expressions(rows)
     if not expressions:
@@ -128,8 +132,9 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
 
 
 def _is_default(field: Any, value: Any) -> bool:
-    """Whether ``value`` is the field's ``db_default``, which never reads rows: no database allows
-    that.
+    """Whether ``value`` is the field's ``db_default``.
+
+    A ``db_default`` reads no rows, because no database allows a default that does.
     """
     expression = getattr(value, "expression", None)
     return type(value) is DatabaseDefault and expression is field._db_default_expression

@@ -23,9 +23,9 @@ _SERVER_ERRORS = (Error, ShardedOrmError, OSError)
 class AppliedState:
     """How far the examined shards are migrated.
 
-    A *digest* identifies a set of applied migrations. It is "" for a shard without the table
-    ``django_migrations``. The memory that the object needs grows with the number of shards that are
-    not current.
+    A *digest* is a short text that identifies a set of applied migrations. It is "" for a shard
+    without the table ``django_migrations``. Shards that are up to date are only counted, and take
+    no memory.
     """
 
     #: Number of shards that have no migration to run or to record.
@@ -36,9 +36,11 @@ class AppliedState:
     missing: list[Shard] = field(default_factory=list)
     #: Alias of each shard whose state could not be read -> the error.
     unreachable: dict[str, Exception] = field(default_factory=dict)
-    #: Digest -> the migrations to run, as (app, migration name, whether backwards).
+    #: Digest of the applied migrations -> the migrations to run, each as (app, migration name,
+    #: whether backwards).
     plans: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    #: Digest -> number of shards with it. Missing shards are counted under the digest "".
+    #: Digest of the applied migrations -> number of shards with this digest. Shards whose database
+    #: does not exist are counted under the digest "".
     count: dict[str, int] = field(default_factory=dict)
 
 
@@ -80,7 +82,8 @@ def _digests(shards: Sequence[Shard], state: AppliedState) -> Iterator[tuple[Sha
         digests = connection.applied_digests(shards)
     except _SERVER_ERRORS as exc:
         if len(shards) > 1 and _answers(connection):
-            # The server works, but one broken shard makes the query fail for all. Find that shard.
+            # The server works, but one broken shard makes the query fail for all shards. Find that
+            # shard by querying each half of the shards.
             half = len(shards) // 2
             yield from _digests(shards[:half], state)
             yield from _digests(shards[half:], state)
@@ -109,7 +112,8 @@ def _plan(planner: Planner, shard: Shard, digest: str, state: AppliedState) -> M
     except InvalidMigrationTarget as exc:
         if not isinstance(exc.__cause__, InconsistentMigrationHistory):
             raise
-        # The migration history of this shard is inconsistent. Go on with the other shards.
+        # The migration history of this shard is inconsistent. Other shards may be in order, so
+        # count only this one as unreachable.
         state.unreachable[shard.alias] = exc
         return None
     finally:

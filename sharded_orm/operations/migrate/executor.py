@@ -95,9 +95,9 @@ class ScriptExecutor:
         return script.units
 
     def _run_mixed_unit(self, number: int, operation: int) -> None:
-        """Run migration ``number`` of the plan, beginning with its operation ``operation``.
+        """Run a migration that has operations without recorded SQL, such as ``RunPython``.
 
-        The migration has operations without recorded SQL, such as ``RunPython``.
+        :param operation: the index of the first operation to run; earlier ones are done already.
         """
         unit = self._plan.units[number]
         if self._schema is not None:
@@ -139,13 +139,13 @@ class ScriptExecutor:
         unit: Unit | None = None,
         before: SchemaSnapshot | None = None,
     ) -> None:
-        """Check that the shard has the schema that ``script`` (recorded SQL) promises for its end.
+        """Check that the shard has the schema to which ``script`` (recorded SQL) must lead.
 
-        Do nothing inside a migration that runs in one transaction.
+        Do nothing while the transaction of a migration is open.
 
         :param unit: the migration that is continued or recorded after the check; None if there is none.
         :param before: the schema when ``script`` began; None if it was not read.
-        :raises SchemaDiffers: the schema is not as promised.
+        :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
         """
         if self._editor is not None and self._editor.atomic_migration:
             return
@@ -165,7 +165,7 @@ class ScriptExecutor:
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """Return the number of operations of the migration that are done when ``script`` ends."""
+        """Return how many operations of ``unit`` are done when ``script`` (recorded SQL) ends."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:
@@ -204,7 +204,8 @@ class ScriptExecutor:
         each *stretch*: consecutive statements for which the schema shows, after an interruption,
         how many of them took effect.
 
-        :param key: the key of ``script``; ``run`` is the id of the journal run that stores it.
+        :param key: the key of ``script`` in the journal.
+        :param run: the id of the journal run that stores ``script``.
         :param numbered: the statements with their indexes in ``script``.
         :param before: the schema when ``script`` began; None if it was not read.
         """
@@ -216,8 +217,8 @@ class ScriptExecutor:
                 continue
             session.check()
             if statement.records and index == len(script.statements) - 1:
-                # This statement records the last migration as applied. Compare the schema before it
-                # runs.
+                # This statement records the script's last migration. Before it runs, compare the
+                # shard's schema with the promised one.
                 self._compare(script, key, run, self._unit_of(statement), before)
             if index not in stretch:
                 stretch = script.stretch(index)
@@ -357,7 +358,7 @@ class ScriptExecutor:
     def _continue_script(
         self, script: RecordedScript, checkpoint: Checkpoint, start: int
     ) -> tuple[int, int]:
-        """Run the statements of ``script`` from ``start`` on.
+        """Run the statements of ``script`` from index ``start`` on.
 
         Stop before the first migration that is not next in the plan, or that was edited since
         ``script`` was recorded. Return where to continue: the index of a migration in the plan, and
@@ -392,11 +393,12 @@ class ScriptExecutor:
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
         """Return the plan's first migration, which an earlier process began but did not finish.
 
-        Return None if no part of the interrupted migration took effect, and this plan cannot finish
-        it: the plan begins with another migration, or somebody has edited the operations.
+        The plan cannot finish the interrupted migration if it begins with another migration, or if
+        somebody has edited the operations. Return None in this case, if no part of the interrupted
+        migration took effect.
 
-        :raises OperationError: the interrupted migration must be finished first, but this plan
-            cannot finish it.
+        :raises OperationError: the plan cannot finish the interrupted migration, and a part of this
+            migration took effect.
         """
         assert checkpoint.migration is not None
         is_first = self._begins_with(checkpoint)
@@ -449,11 +451,13 @@ class _UnitEditor:
 def build(session: ShardSession, script: RecordedScript, run: int, key: str) -> SchemaSnapshot:
     """Create all tables of an empty shard in their final form. Return the shard's schema.
 
-    The tables are created as they would be after all statements of ``script``, and the migrations
-    of ``script`` are recorded. After an interruption, the function can be called again.
+    The tables are created as they would be after all statements of ``script``. Then the migrations
+    of ``script`` are recorded as applied. After an interruption, call the function again: tables
+    that exist already are kept.
 
-    :param key: the key of ``script``; ``run`` is the id of the journal run that stores it.
-    :raises SchemaDiffers: the schema is not as ``script`` promises.
+    :param run: the id of the journal run that stores ``script``.
+    :param key: the key of ``script`` in the journal.
+    :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
     """
     checkpoint = Checkpoint(What.BUILD, run, script=key)
     session.begin(checkpoint, "Make all tables")
@@ -469,7 +473,7 @@ def compare(
     checkpoint: Checkpoint,
     before: SchemaSnapshot | None = None,
 ) -> SchemaSnapshot:
-    """Check that the shard has the schema that ``script`` promises for its end. Return the schema.
+    """Check that the shard has the schema to which ``script`` must lead. Return the shard's schema.
 
     :param script: recorded SQL that was run on the shard.
     :param checkpoint: the step to write into the journal if the schema differs. The next attempt
@@ -477,7 +481,7 @@ def compare(
     :param before: the schema when ``script`` began; None if it was not read. If ``before`` is given
         and ``script`` only alters tables, the altered tables and the list of tables are read first.
         If these are as promised, nothing else is read.
-    :raises SchemaDiffers: the schema is not as promised.
+    :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
     """
     tables = script.altered_tables(before) if before is not None else None
     if before is not None and tables is not None:

@@ -2,7 +2,7 @@
 
 A *marker* is a row that is written in the transaction of an operation. After a kill, the marker
 shows that the transaction was committed. Django ignores markers, like any other row about a
-migration that does not exist. The markers of a migration are deleted when it is recorded.
+migration that does not exist. All markers are deleted when a migration is recorded.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Records:
     def record(self, keys: Iterable[Key], *, backwards: bool) -> None:
         """Record that migrations are applied; if ``backwards``, that they are not applied any more.
 
-        In the same transaction, delete all markers: once the migrations are recorded, no proof is
-        needed that their single operations were committed.
+        In the same transaction, delete all markers. Markers prove that single operations of a
+        migration were committed. Once the whole migration is recorded, no such proof is needed.
         """
         if not backwards and not self._has_markers:
             self._insert(list(keys))  # A single statement needs no explicit transaction.
@@ -100,5 +100,9 @@ class Records:
 
 
 def marker_name(run: int, number: int) -> str:
-    """Return the name of marker ``number`` (a row that proves a commit) of journal run ``run``."""
+    """Return the name of a marker, which is a row that proves a commit.
+
+    :param run: the id of the journal run.
+    :param number: the number of the marker; different for each marker of a run on one shard.
+    """
     return f"{MARKER_PREFIX}{run} step {number}"

@@ -111,8 +111,8 @@ def migrate(
     are more failures than ``request.waves`` allows. After any interruption, another call continues
     where this one stopped.
 
-    :param stopping: a flag that ends the migration early once it is set. ``left`` in the report
-        then says how many shards are not migrated yet.
+    :param stopping: a flag that ends the migration early once it is set. The report's attribute
+        ``left`` then says how many shards were not begun or not finished.
     :raises OperationHeld: another process migrates the group.
     :raises LeaseLost: another process has taken over the journal's run.
     :raises JournalMissing: the global database is not migrated.
@@ -136,7 +136,7 @@ def migrate(
         if run.resumed:
             run.note(**arguments)
         # Examine the shards again, now that no other process can migrate the group. Since the first
-        # time, another operator may have migrated some shards or left some unfinished.
+        # examination, another process may have migrated some shards or left some unfinished.
         pending = PendingShards(migrator, selected, request)
         report = pending.report
         report.run = run.id
@@ -156,7 +156,7 @@ def migrate(
 
 
 def _finish_broken_off(group: str) -> None:
-    """Finish the group's last run if its process was killed after the last shard was done."""
+    """Mark the group's last run as finished, if its process was killed after the last shard."""
     last = journal.last_run(KIND, group)
     if last is None or last.state != "broken off":
         return
@@ -198,12 +198,16 @@ class PendingShards:
                 report.missing.append(shard)
             elif alias in behind or alias in missing or alias in states:
                 self.shards.append(shard)
-                # All migrations may be recorded although the last operation was interrupted. So
-                # a shard with an open step does not count as current.
+                # A shard whose migrations are all recorded as applied may still have an unfinished
+                # step in the journal: its last operation was interrupted. Such a shard does not
+                # count as current.
                 report.current -= _looks_current(alias, behind, missing)
 
     def report_failures(self, progress: Progress) -> None:
-        """Report the shards that cannot be tried because they are unreachable or unclear."""
+        """Report the shards that cannot be tried.
+
+        They are unreachable, or nothing shows whether an interrupted operation took effect there.
+        """
         for failure in self.report.failures:
             progress.failed(failure)
 
@@ -277,8 +281,8 @@ class _Worker:
             self._migrator.migrate(shard, step, stopping=self._stopping)
         finally:
             connection.close()
-            # A thread may migrate thousands of shards. Without this call, its connection to the
-            # node would keep hundreds of connection objects of shards that are finished.
+            # A thread may migrate thousands of shards. Without forget(), the thread would keep the
+            # connection objects of hundreds of shards that are finished.
             connection.group_wrapper.shards.forget(connection)
 
     def _failed(self, step: journal.JournalStep) -> bool:
@@ -295,7 +299,7 @@ def _failure(step: journal.JournalStep | OperationStep) -> Failure:
 
 
 def _outcome(report: MigrationReport) -> tuple[str, str]:
-    """Return the state and the error text with which the journal finishes the run."""
+    """Return the state and the error text that the journal stores for the finished run."""
     failed = len(report.failures) + len(report.missing)
     parts = [f"not migrated: {failed} of {report.selected} shards"] if failed else []
     if report.stopped:
@@ -309,10 +313,11 @@ def _outcome(report: MigrationReport) -> tuple[str, str]:
 def settle(alias: str, *, done: bool) -> None:
     """Record an operator's answer: whether the shard's interrupted operation took effect.
 
-    The next :func:`migrate` continues after that operation, or with it.
+    If the operation took effect, the next :func:`migrate` continues after it. Otherwise the next
+    :func:`migrate` runs the operation again.
 
     :param alias: the alias of a shard whose step is "unclear".
-    :param done: True if the operation took effect. False if it did not; then it is run again.
+    :param done: True if the operation took effect as a whole; False if no part of it did.
     :raises UnknownShard: no shard has this alias.
     :raises NothingUnclear: the shard has no unclear operation.
     :raises OperationHeld: the group is being migrated.
@@ -348,7 +353,8 @@ def _unclear(shard: Shard) -> QuerySet[OperationStep]:
 class MigrationStatus:
     """How far the shards of a group are migrated now.
 
-    ``selected``, ``current`` and ``behind`` are numbers of shards.
+    ``selected`` is the number of examined shards. ``current`` of them have no migration to run, and
+    ``behind`` of them have some.
     """
 
     group: str
@@ -357,20 +363,21 @@ class MigrationStatus:
     behind: int
     missing: Sequence[Shard]
     unreachable: dict[str, str]
-    #: State -> number of unfinished steps in the journal, for all shards of the group.
+    #: State of a step -> number of the group's unfinished steps in this state, from the journal.
     left: dict[str, int]
     #: The failed and unclear steps of all shards of the group.
     failures: list[Failure]
     #: The latest run; None if there was none.
     run: journal.RunStatus | None
-    #: State -> number of the latest run's steps.
+    #: State of a step -> number of the latest run's steps in this state.
     steps: dict[str, int]
-    #: For each set of migrations to run: (number of shards, names of the migrations).
+    #: For each set of migrations to run: (number of shards that need this set, names of its
+    #: migrations).
     plans: list[tuple[int, list[str]]]
 
     @property
     def ok(self) -> bool:
-        """Whether all selected shards are current and the group has no unfinished step."""
+        """Whether all selected shards are up to date and the group has no unfinished step."""
         return self.current == self.selected and not self.left
 
 

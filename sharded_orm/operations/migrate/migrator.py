@@ -72,7 +72,10 @@ class Migrator:
             session.connection.close()
 
     def settle(self, step: JournalStep, done: bool) -> None:
-        """Record an operator's answer: whether an unclear step took effect."""
+        """Record in the journal an operator's answer: whether an interrupted step took effect.
+
+        :param done: True if the step took effect as a whole; False if no part of it did.
+        """
         step.begin(position={**step.position, "settled": "done" if done else "undone"})
 
     def _migrate(self, session: ShardSession) -> None:
@@ -100,7 +103,9 @@ class Migrator:
     ) -> SchemaSnapshot:
         """Finish an interrupted step of the kind BUILD or COMPARE. Return the shard's schema.
 
-        Steps of these two kinds can be finished before a plan is made.
+        BUILD creates all tables of an empty shard; COMPARE compares the shard's schema with the
+        promised one. Both can be finished before a plan is made. An interrupted step of another
+        kind is left as it is.
         """
         checkpoint = session.checkpoint
         if checkpoint is None or checkpoint.what not in (What.BUILD, What.COMPARE):
@@ -117,5 +122,6 @@ class Migrator:
 def _emit(
     emit: Any, session: ShardSession, plan: MigrationPlan, *, after: bool, **more: Any
 ) -> None:
-    # Send the signal as Django's migrate command does, but always with interactive=False.
+    # Send pre_migrate or post_migrate as Django's migrate command does, but always with verbosity=0
+    # and interactive=False.
     emit(0, False, session.alias, apps=plan.models(after=after), plan=plan.for_signals(), **more)

@@ -17,8 +17,8 @@ from sharded_orm.operations.migrate.plan import Piece, Unit
 from sharded_orm.operations.migrate.recovery import RecoveryCheck
 from sharded_orm.operations.migrate.shard_session import ShardSession
 
-# Matches statements that change a session variable. MariaDB's SET STATEMENT … FOR does not match,
-# because it runs another statement.
+# Matches statements that change a session variable. MariaDB's SET STATEMENT … FOR does not match:
+# it runs the statement after FOR, and changes variables only for that statement.
 _SESSION_SETTING = re.compile(r"\s*SET\s+(?!STATEMENT\b)", re.IGNORECASE)
 
 
@@ -113,8 +113,8 @@ class PerShardOperation:
             self.label,
         )
         if self._editor.connection.features.can_rollback_ddl:
-            # Forget the schema: the statements are not observed here, so the schema may change
-            # unnoticed.
+            # Forget the schema. On a database that can roll back DDL, the operation's statements
+            # are not observed, so the operation may change the schema unnoticed.
             self.schema = None
         with session.attempt():
             with transaction.atomic(using=session.alias) if in_transaction else nullcontext():
@@ -123,9 +123,9 @@ class PerShardOperation:
                 with self._observe_statements():
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The deferred statements run after the commit. So the marker, a row that proves
-                    # the commit, does not prove that these statements ran. Note this in the journal
-                    # before the marker is committed.
+                    # The schema editor's deferred statements run after the operation's transaction.
+                    # So the marker, a row that proves the commit of this transaction, does not
+                    # prove that these statements ran. Note this in the journal before the commit.
                     self._forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)
@@ -133,10 +133,11 @@ class PerShardOperation:
 
     @contextmanager
     def _observe_statements(self) -> Iterator[None]:
-        """A context manager that watches for DDL statements if these commit implicitly.
+        """A context manager that watches for DDL statements in its block.
 
-        Before the first such statement runs, it is noted in the journal that a rollback does not
-        undo the whole operation. On other databases, nothing is watched.
+        On some databases, such as MySQL, a DDL statement commits implicitly. Before the first one
+        runs there, the journal gets a note: a rollback does not undo the whole operation. On a
+        database that can roll back DDL, nothing is watched.
         """
         if self._editor.connection.features.can_rollback_ddl:
             yield
@@ -199,8 +200,8 @@ class PerShardOperation:
 
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
-        # A session variable ends with the session and may be set again. So setting it has no effect
-        # that would have to be checked.
+        # A session variable ends with the session and is set again after an interruption. So a
+        # statement that sets one counts as a statement without effect: nothing must be checked.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 

@@ -46,8 +46,8 @@ class Piece:
 class Unit:
     """One migration in one direction, forwards or backwards.
 
-    :param alias: the alias of any shard of the group, which is passed to database routers. Routers give
-        the same answer for all shards of a group.
+    :param alias: the alias that is passed to database routers. It may be that of any shard of the
+        group, because routers give the same answer for all shards of a group.
     """
 
     migration: Migration
@@ -76,7 +76,10 @@ class Unit:
         return any(map(self.runs_per_shard, range(len(self.operations))))
 
     def runs_per_shard(self, number: int) -> bool:
-        """Whether operation ``number`` must run on each shard because its SQL cannot be recorded."""
+        """Whether an operation must run on each shard because its SQL cannot be recorded.
+
+        :param number: the index of the operation in :attr:`operations`.
+        """
         operation = self.operations[number]
         if type(operation) in (RunPython, RunSQL):
             # RunPython and RunSQL do nothing if the router refuses the app. Most such operations
@@ -86,7 +89,10 @@ class Unit:
         return type(operation).__module__ not in _SCHEMA_OPERATIONS
 
     def is_atomic(self, number: int) -> bool:
-        """Whether operation ``number`` gets a transaction of its own if its migration has none."""
+        """Whether an operation gets a transaction of its own if its migration has none.
+
+        :param number: the index of the operation in :attr:`operations`.
+        """
         operation = self.operations[number]
         if any(operation is listed for listed in self.migration.operations):
             # Use the same condition as Migration.apply().
@@ -96,9 +102,9 @@ class Unit:
         return bool(operation.atomic)
 
     def outline(self, count: int) -> str:
-        """Return a digest of the first ``count`` operations.
+        """Return a digest of the first ``count`` operations of the migration.
 
-        If the digest is a different one later, somebody has edited the migration. For an operation
+        If the digest has changed later, somebody has edited the migration. For an operation
         that runs on each shard, the digest covers only the class name and the description.
         """
         contents = "\n".join(self._contents[:count])
@@ -124,7 +130,7 @@ class Unit:
         return replaced or [self.key]
 
     def pieces(self, state: ProjectState) -> Iterator[Piece]:
-        """Yield the operations with the states that Migration.apply() or unapply() would give them.
+        """Yield the operations with their project states, as Migration.apply() or unapply() would.
 
         :param state: the project state in which the migration is not applied. The method changes this
             object.
@@ -183,12 +189,13 @@ class MigrationPlan:
     #: that are not recorded themselves, if all migrations that they replace are applied.
     done: frozenset[Key]
     units: Sequence[Unit]
-    #: Squashed migrations to record after the units, because all migrations that they replace are
-    #: applied then.
+    #: Squashed migrations to record as applied at the end of the plan, because all migrations that
+    #: they replace are applied then.
     replacements: Sequence[Key]
     # The project state before the plan.
     _base: ProjectState
-    # All migrations in the order for an empty database. Backwards units compute states from it.
+    # All migrations, in the order in which an empty database would be migrated. The project states
+    # of units that run backwards are computed from this list.
     _full: Sequence[Migration]
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _per_shard_pieces: dict[tuple[int, int], Piece] = field(default_factory=dict)
@@ -206,10 +213,13 @@ class MigrationPlan:
         return applied_digest(self.applied)
 
     def state_before(self, number: int) -> ProjectState:
-        """Return the project state in which the migration of unit ``number`` is not applied.
+        """Return the project state in which the migration of a unit is not applied.
 
         This is the state before the unit runs forwards, or after it runs backwards. The caller may
         change the returned object.
+
+        :param number: the index of the unit in the plan; the number of units for the state after a
+            plan that runs forwards.
         """
         if not self.backwards:
             state = self._base.clone()
@@ -227,9 +237,9 @@ class MigrationPlan:
         return state
 
     def per_shard_piece(self, unit: int, operation: int) -> Piece:
-        """Return an operation that runs on each shard, with its states.
+        """Return an operation that runs on each shard, with the project states before and after it.
 
-        The models of the states are rendered once for all shards, because rendering is slow.
+        The models of these states are rendered once for all shards, because rendering is slow.
 
         :param unit: the index of the unit in the plan.
         :param operation: the index of the operation in the unit.
@@ -242,8 +252,8 @@ class MigrationPlan:
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._render(state)
-                        # Leave the loop: the generator's next step would change the states of this
-                        # piece.
+                        # Leave the loop before the generator's next step, which would change the
+                        # project states of this piece.
                         shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
             assert shared_piece is not None
@@ -266,9 +276,9 @@ class MigrationPlan:
         return self._render(state).apps
 
     def models(self, *, after: bool) -> Any:
-        """Return the historical models that a signal passes on as ``apps``.
+        """Return the historical models that a signal passes to its receivers as ``apps``.
 
-        :param after: True for ``post_migrate``, False for ``pre_migrate``.
+        :param after: True for the signal ``post_migrate``, False for ``pre_migrate``.
         """
         with self._lock:
             return self._models_after if after else self._models_before
@@ -290,7 +300,7 @@ class MigrationPlan:
     def _render(state: ProjectState) -> ProjectState:
         state.clear_delayed_apps_cache()
         _ = state.apps
-        # RunPython calls clear_delayed_apps_cache() in each thread. With this flag, that call does
-        # not remove the models that were rendered for all threads.
+        # RunPython calls clear_delayed_apps_cache() in each thread. Set ``is_delayed`` to False, so
+        # that this call does not remove the models that were rendered for all threads.
         state.is_delayed = False
         return state

@@ -45,8 +45,8 @@ class Planner:
     def plan(self, connection: Any, applied: Iterable[Key]) -> MigrationPlan:
         """Return the plan for shards on which exactly the migrations ``applied`` are recorded.
 
-        :param connection: the connection of such a shard. No query is sent if ``applied`` is empty,
-            so the shard's database need not exist then.
+        :param connection: the connection of one of these shards. No query is sent if ``applied`` is
+            empty, so the shard's database need not exist then.
         :raises InvalidMigrationTarget: the target does not exist, or no path leads to it.
         """
         key = frozenset(applied)
@@ -84,14 +84,16 @@ class Planner:
             done=frozenset((app, name) for app, name in loader.applied_migrations),
             units=units,
             replacements=_replacements(loader, applied, units),
-            # This method of Django is private, but Django's migrate command calls it too.
+            # _create_project_state() is private to Django, but Django's migrate command calls it
+            # too.
             _base=executor._create_project_state(with_applied_migrations=True),  # type: ignore[attr-defined]  # not in the stubs
             _full=[migration for migration, _ in full],
         )
 
 
 def _refuse_irreversible(unit: Unit) -> None:
-    # Refuse now. Migration.unapply() would refuse only after other migrations were undone already.
+    # Refuse an irreversible migration before anything is undone. Migration.unapply() would refuse
+    # it only after other migrations of the plan were undone already.
     for operation in unit.migration.operations:
         if unit.backwards and not operation.reversible:
             raise InvalidMigrationTarget(
@@ -148,7 +150,7 @@ def _targets(loader: MigrationLoader, options: MigrateOptions) -> list[tuple[str
         ) from exc
     target = (label, migration.name)
     if target not in loader.graph.nodes and target in loader.replacements:
-        # A squashed migration is not in the graph if only some of the migrations that it replaces are
-        # applied. Take the last of the replaced migrations as the target.
+        # Django's migration graph lacks a squashed migration if only some of the migrations that it
+        # replaces are applied. Take the last of the replaced migrations as the target.
         target = loader.replacements[target].replaces[-1]
     return [target]

@@ -26,8 +26,8 @@ _ALTERS = re.compile(
     r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+|FULLTEXT\s+|SPATIAL\s+)?INDEX\b)",
     re.IGNORECASE | re.DOTALL,
 )
-# Types of query parameters that JSON lacks, keyed by the name that marks a value in the stored JSON.
-# Each entry has the type, and the function that makes a value from its text.
+# Types of query parameters that JSON lacks. A value of such a type is stored as {name: text}. Each
+# entry has the name as its key, the type, and the function that makes a value from the text.
 _TYPES: Final[dict[str, tuple[type, Any]]] = {
     "bytes": (bytes, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
@@ -146,20 +146,24 @@ class RecordedScript:
         return range(index, end)
 
     def _is_visible(self, statement: RecordedStatement, index: int) -> bool:
-        """Whether ``statement``, with index ``index``, is safe to resume after an interruption.
+        """Whether a later process can continue if ``statement`` was interrupted.
 
-        It is safe if the database shows whether the statement took effect, or if the statement may
-        be run again.
+        That is so if the database shows whether the statement took effect, or if running the
+        statement a second time does no harm.
+
+        :param index: the index of ``statement`` in the script.
         """
         if statement.effect is Effect.ROWS:
             return self.promise.is_transactional
         return statement.after != self.fingerprint_before(index) or is_repeatable(statement.sql)
 
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
-        """Return the tables of ``before`` that the script mentions.
+        """Return the names of the tables that the script may alter.
 
         Return None if any statement of the script does something else than alter existing tables,
         or if a table changes that no statement mentions.
+
+        :param before: the schema at which the script begins.
         """
         schema_statements = [
             statement.sql for statement in self.statements if statement.effect is Effect.SCHEMA
@@ -175,7 +179,7 @@ class RecordedScript:
         return tables if set(changed) <= set(tables) else None
 
     def fingerprint_before(self, index: int) -> str | None:
-        """Return the fingerprint of the schema just before statement ``index`` runs."""
+        """Return the fingerprint of the schema just before the statement with this index runs."""
         for statement in reversed(self.statements[:index]):
             if statement.after is not None:
                 return statement.after

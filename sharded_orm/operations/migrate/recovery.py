@@ -36,8 +36,8 @@ class RecoveryCheck:
     def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
         """Return how many of the checkpoint's recorded statements took effect.
 
-        Call it only if the migration is not recorded. The statement that records the migration is not
-        counted.
+        Call this only if the statement that records the migration has not taken effect. That
+        statement is not counted.
 
         :param script: the script to which the checkpoint's statements belong.
         """
@@ -66,10 +66,13 @@ class RecoveryCheck:
         )  # fmt: skip
 
     def raw(self, checkpoint: Checkpoint, label: str, sql: str, effect: Effect) -> bool:
-        """Whether a ``RunSQL`` statement took effect. No rehearsal has shown the schema after it.
+        """Whether a statement of ``RunSQL`` took effect.
+
+        ``RunSQL`` is not rehearsed (run on an empty copy first), so the schema after the statement
+        is not known.
 
         :param label: a description of the operation for people.
-        :param effect: whether the statement changes rows or the schema.
+        :param effect: what the statement changes: rows or the schema.
         """
         if checkpoint.settled:
             return checkpoint.settled == "done"
@@ -77,7 +80,8 @@ class RecoveryCheck:
             return self._by_marker(checkpoint, label, sql)
         changed = self._schema.fingerprint != checkpoint.before
         if is_repeatable(sql):
-            # The server runs a single CREATE, ALTER or DROP as a whole or not at all.
+            # The server runs a single CREATE, ALTER or DROP as a whole or not at all. So the
+            # statement took effect if the schema has changed.
             return changed
         if checkpoint.raised:
             return False

@@ -1,4 +1,4 @@
-"""Rehearsals: to record the SQL of migrations, run them on an empty copy of a shard's schema.
+"""Records the SQL of migrations by running them on an empty copy of a shard's schema (a rehearsal).
 
 The copy is on the shard's server, and Django uses it under the shard's alias. So schema editors
 introspect the same schema, and routers give the same answers, as on the shard itself. See
@@ -66,7 +66,10 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The index of the first operation after a partial segment, in the segment's only unit."""
+        """The index of the first operation after a partial segment.
+
+        All operations of a partial segment are in one unit (migration).
+        """
         unit = self.plan.units[self.unit]
         return next(
             (
@@ -132,21 +135,22 @@ class Rehearsals:
     ) -> tuple[str, RecordedScript]:
         """Return the key and the recorded SQL of ``segment``, for shards whose schema is ``snapshot``.
 
-        The SQL is recorded now (a rehearsal) if the journal does not have it yet.
+        If the journal does not have the SQL yet, it is recorded now: the operations run on an empty
+        copy of the schema (a rehearsal).
 
         :param connection: the connection of a shard with that schema. During a rehearsal, the shard's
-            alias leads to the copy in this thread.
+            alias leads to the copy, in this thread only.
         :raises RehearsalFailed: a migration fails on the copy, which has no rows.
         :raises LeaseLost: another process has taken over ``run``.
 
-        A rehearsal costs a copy of the schema. Unless the migration runs in one transaction, each
-        statement that changes the schema costs two more round trips.
+        A rehearsal costs the creation of a copy of the schema. Each statement that changes the
+        schema costs two more round trips, unless the migration runs in one transaction.
         """
         last = self._last
         if last is None or not snapshot.looks_like(last):
             self._last = last = snapshot
-        # Use the fingerprint of the last snapshot if this one equals it: most shards are alike, and
-        # comparing two snapshots is cheaper than computing a fingerprint.
+        # If ``snapshot`` looks like the snapshot of the last shard, use the fingerprint of that
+        # one. Most shards are alike, and a comparison is cheaper than computing a fingerprint.
         key = self.key(connection, segment, last.fingerprint)
         script = self.script(run, key)
         if script is None:
@@ -155,16 +159,17 @@ class Rehearsals:
                 if script is None:
                     run.check()
                     rehearsed = self._rehearse(connection, segment, snapshot)
-                    # If another process has taken over the run meanwhile, that process may have
-                    # replaced the copy, so the recorded script may be wrong. Raise LeaseLost then.
+                    # Raise LeaseLost if another process has taken over the run meanwhile. That
+                    # process may have replaced the copy of the schema during the rehearsal, so the
+                    # recorded script may be wrong.
                     run.check()
                     stored = self._scripts.put(run, key, rehearsed.to_json())
                     script = self._remember(run.id, key, RecordedScript.from_json(stored))
         return key, script
 
     def _remember(self, run: int, key: str, script: RecordedScript) -> RecordedScript:
-        # Remove the oldest scripts. Otherwise, shards with many different schemas would fill the
-        # memory.
+        # Remove the scripts that were loaded first. Otherwise, shards with many different schemas
+        # would fill the memory with scripts.
         while len(self._scripts_by_key) >= _MAX_SCRIPTS:
             self._scripts_by_key.pop(next(iter(self._scripts_by_key)), None)
         self._scripts_by_key[run, key] = script
@@ -176,7 +181,8 @@ class Rehearsals:
         with self._copy(connection, snapshot) as copy:
             recorder = Recorder(copy)
             state = segment.plan.state_before(segment.unit)
-            # Render the models now, as MigrationExecutor does: the operations then update them.
+            # Render the state's models now, as MigrationExecutor does. The operations then update
+            # the rendered models.
             _ = state.apps
             try:
                 if segment.is_partial:
@@ -226,15 +232,15 @@ class Rehearsals:
     def _run(
         self, copy: Any, recorder: Recorder, unit: Unit, state: ProjectState, start: int, end: int
     ) -> None:
-        # Make the same calls as MigrationExecutor.apply_migration() and Migration.apply(). An operation
-        # with recorded SQL never asks for a separate transaction, so its ``atomic`` is not examined
-        # here.
+        # Make the same calls as MigrationExecutor.apply_migration() and Migration.apply(). The
+        # latter also reads an operation's attribute ``atomic``, which asks for a separate
+        # transaction. No operation with recorded SQL needs one, so ``atomic`` is not read here.
         label = unit.migration.app_label
         with recorder.attach(), copy.schema_editor(atomic=unit.migration.atomic) as editor:
             fingerprints = not editor.atomic_migration
-            # The editor runs its deferred statements (indexes, constraints) when this block ends.
-            # So an operation that runs on each shard after the segment finds the indexes and
-            # constraints in place.
+            # The schema editor runs its deferred statements (indexes, constraints) at the end of
+            # this ``with`` block. So an operation that runs on each shard after the segment finds
+            # the indexes and constraints in place.
             for number, piece in enumerate(unit.pieces(state)):
                 if not start <= number < end:
                     continue
@@ -263,8 +269,8 @@ class Rehearsals:
                 raise RehearsalFailed(
                     f"A copy of {connection.alias!r} does not look like it: {'; '.join(differences)}."
                 )
-            # Django's atomic() looks a connection up by its alias. In this thread, the shard's
-            # alias must lead to the copy during the rehearsal.
+            # Django's atomic() looks a connection up by its alias. So, during the rehearsal, the
+            # shard's alias must lead to the copy of the schema in this thread.
             connections[connection.alias] = copy
             try:
                 MigrationRecorder(copy).ensure_schema()

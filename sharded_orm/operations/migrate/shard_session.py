@@ -32,7 +32,8 @@ class ShardSession:
     """The state of one shard while one thread migrates it: connection, lock, checkpoint, records.
 
     :param step: the shard's step in the journal.
-    :param stopping: returns whether to stop at the next point at which no step is half done.
+    :param stopping: a function that returns True if the migration is to stop. It is called only
+        while no step is half done.
     """
 
     def __init__(self, shard: Shard, step: JournalStep, stopping: Callable[[], bool]) -> None:
@@ -53,23 +54,24 @@ class ShardSession:
         """Make sure that the next step may begin, and that this session has locked the shard.
 
         :raises OperationStopped: ``stopping`` says to stop.
-        :raises LeaseLost: another process may have taken the journal's run over.
+        :raises LeaseLost: another process may have taken over the journal's run.
         """
         self.step.run.check()
         if self._stopping():
             raise OperationStopped(f"{self.alias} was left in order, to be gone on with.")
-        # Lock the shard at the first call, and again if an operation has closed the connection:
-        # closing it has released the lock.
+        # Lock the shard at the first call. Lock it again if an operation has closed the connection,
+        # because closing the connection has released the lock.
         if self._lock_holder is None or self._lock_holder is not self.connection.connection:
             self.lock()
 
     def lock(self) -> None:
-        """Lock the shard, so that no other session migrates it. Wait while it is locked.
+        """Lock the shard, so that no other session migrates it.
 
-        The session of a killed process lasts until the server has finished the session's statement.
+        Wait while another session holds the lock. The session of a killed process holds it until
+        the server has finished the statement of that session.
 
         :raises OperationStopped: ``stopping`` said to stop during the wait.
-        :raises LeaseLost: another process may have taken the journal's run over.
+        :raises LeaseLost: another process may have taken over the journal's run.
         """
         is_waiting = False
         while not self.connection.lock_schema(_LOCK_WAIT if is_waiting else 0):
@@ -86,10 +88,10 @@ class ShardSession:
         return self.connection.schema_snapshot()
 
     def glance(self, base: SchemaSnapshot, tables: Sequence[str]) -> SchemaSnapshot:
-        """Return ``base`` with the present definitions of ``tables``.
+        """Return a copy of the schema ``base`` with the present definitions of ``tables``.
 
-        See ``schema_glance()`` of the connection. If one of the tables does not exist, read the
-        whole schema.
+        Only these tables are read; see ``schema_glance()`` of the connection. But if one of them
+        does not exist, the whole schema is read and returned.
         """
         try:
             return self.connection.schema_glance(base, tables)
@@ -112,7 +114,7 @@ class ShardSession:
         return marker_name(self.step.run.id, self._serial)
 
     def begin(self, checkpoint: Checkpoint, label: str) -> None:
-        """Record in the journal that the step of ``checkpoint`` comes next.
+        """Write ``checkpoint`` into the journal: the step that it describes comes next.
 
         :param label: a description of the step for people.
         """
@@ -124,7 +126,7 @@ class ShardSession:
         )
 
     def amend(self, label: str = "", **changes: Any) -> None:
-        """Change the checkpoint of the step that is under way, both here and in the journal.
+        """Change the checkpoint of the step that is under way: :attr:`checkpoint` and the journal.
 
         :param label: a new description of the step for people; "" keeps the present one.
         :param changes: new values of the checkpoint's fields, by name.
@@ -138,8 +140,8 @@ class ShardSession:
         """A context manager whose block executes the step that :meth:`begin` has recorded.
 
         If the block raises an error, record in the journal that the step failed, so that the step
-        does not count as interrupted. But record nothing if the session was lost, because the
-        server may still be running the statement.
+        does not count as interrupted. But record nothing if the database session was lost, because
+        the server may still be running the statement.
 
         :param label: if the step consists of several statements, a description of this one for
             people; otherwise "".
@@ -154,8 +156,8 @@ class ShardSession:
         if self.checkpoint.what is What.PER_SHARD and not (
             self.checkpoint.marker and self.checkpoint.reverts
         ):
-            # No marker proves that the operation took effect. If the process is killed before the
-            # next checkpoint, only this note in the journal shows it.
+            # No marker proves that the operation took effect. So note it in the journal now:
+            # nothing else shows it if the process is killed before the next checkpoint.
             self.amend(settled="done")
 
     @property
@@ -165,10 +167,11 @@ class ShardSession:
 
     @contextmanager
     def completion(self) -> Iterator[None]:
-        """A context manager whose block does the work after the last migration (``post_migrate``).
+        """A context manager whose block sends ``post_migrate`` after the last migration.
 
-        Write a checkpoint of the kind END if the block raises an error, or if the shard has no
-        checkpoint that would lead a later attempt here. Otherwise write none.
+        After an interruption, a later attempt must send ``post_migrate`` again, and the shard's
+        checkpoint in the journal must lead it there. If the last checkpoint does not, write one of
+        the kind END before the block. Also write one of the kind END if the block raises an error.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

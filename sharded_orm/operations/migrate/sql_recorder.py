@@ -1,4 +1,4 @@
-"""Record the SQL statements of a migration's operations, which run on an empty copy of a shard."""
+"""Record the SQL of a migration's operations while they run on an empty copy of a shard."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RECORD_LABEL = "Record the migration"
 class Recorder:
     """Records, in order, the statements on one connection that change rows or the schema.
 
-    A recorder observes the connection and not the schema editor, because an editor may open cursors
-    itself. Statements that only read are not recorded: the empty copy gives the same answers as any
-    shard with the same schema.
+    A recorder observes the connection and not the schema editor, because an editor also runs
+    statements on cursors that it opens itself. Statements that only read are not recorded: the
+    connection is to an empty copy of a shard, which answers like any shard with the same schema.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -33,9 +33,10 @@ class Recorder:
     def set_operation(
         self, migration: Key, operation: int, label: str, *, fingerprints: bool
     ) -> None:
-        """Record the statements that follow as statements of this operation.
+        """Record all statements from now on as statements of this operation.
 
-        :param operation: the index of the operation in its migration, in running order.
+        :param operation: the index of the operation in its migration, in the order in which the
+            operations run.
         :param label: a description of the operation for people.
         :param fingerprints: whether to record the schema's fingerprint after each statement. The
             fingerprint is needed if no transaction encloses the statements: after an interruption, the
