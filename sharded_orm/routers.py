@@ -123,9 +123,9 @@ class ShardRouter:
             # router again when the instance is saved.
             return options.group
         if write:
-            # Return the alias of the whole group, because the shard may be chosen later. For
-            # example, the shard of Comment(author=person) is determined by the comment's own shard
-            # key.
+            # Return the alias of the whole group and not the shard of the related row, because the
+            # new row may belong elsewhere. For example, the shard key of Comment(author=person) may
+            # be another field, which is set later.
             return options.group
         raise shard_key_required(options, f"{describe(instance)} does not tell the shard")
 

@@ -89,7 +89,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
 
         - If the form of a GET request needs a shard, redirect to this page with a random open shard
           in the URL.
-        - Otherwise, if the user may not look at all shards, the scope is a random open shard.
+        - Otherwise, if the user is not allowed to see every shard, the scope is a random open
+        shard.
         - Otherwise, the scope is the whole shard group.
 
         :return: the redirect; None if the scope is set.

@@ -108,8 +108,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # This SQL is compiled once for many shards. Conditions that name other shards were
-            # replaced before, by conditions that match no row. So this condition is true.
+            # The SQL is for several shards, and each of them is named by this condition: for all
+            # other shards, the condition was replaced earlier by one that matches no row.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:

@@ -55,9 +55,9 @@ class Resolver(Protocol):
         """Whether ``alias`` names a shard; cheaper than :meth:`shard_alias`."""
 
 
-# The object that looks up groups and shards, set once, when the module ``apps`` is loaded. The
-# settings module has made DATABASES by then, and Django has not loaded the models, which may use
-# DATABASES.
+# The object that looks up groups and shards, set once, when the module ``apps`` is loaded. That
+# moment is right: the settings module has made DATABASES already, and the models, whose code may
+# use DATABASES, are not loaded yet.
 _resolver: Resolver | None = None
 
 

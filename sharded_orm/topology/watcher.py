@@ -166,7 +166,8 @@ class TopologyWatcher(Generic[T]):
         try:
             value = self.check(document)
             changes = self._changes_to(document)
-            # Call use() last, because it takes the document into use: no step after it may fail.
+            # Call use() last: the process uses the document from then on, so everything that may
+            # fail comes before.
             use(value)
         except Exception as exc:
             refusal = refusal_of(exc)

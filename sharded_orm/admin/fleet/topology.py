@@ -166,8 +166,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # Compare with the topology in the source, because going back replaces that topology. This
-        # process may still use another topology.
+        # Compare with the topology that the topology source has now, because a return to an earlier
+        # version replaces that one. This process may still use another topology.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)

@@ -70,7 +70,8 @@ class DriverFace:
             return self._stateless(name) if callable(value) else value
         if name.startswith("__") or not hasattr(Connection, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # The attribute may change the session's state, so pin the session: keep it until close().
+        # The caller may change the session's state with this attribute of the driver, so pin the
+        # session: keep it until close().
         return getattr(self.pin(f"connection.{name}").raw, name)
 
     def _stateless(self, name: str) -> Callable[..., Any]:

@@ -318,8 +318,8 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        # Ignore an error of abandon(), such as too many open files. The parent's connection then
-        # ends when this forked child closes its copy of the connection.
+        # Ignore an error of abandon(), such as too many open files. Without abandon(), the
+        # connection of the parent ends as soon as this forked child closes its copy.
         with suppress(Exception):
             session.abandon()
     _open.clear()

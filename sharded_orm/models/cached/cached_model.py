@@ -50,11 +50,11 @@ _NOT_OF_THE_VALUE |= {"unique_for_year", "db_tablespace", "db_comment", "db_cons
 class TokenField:
     """A key field of a cached model: a shard key, isolate key or primary key.
 
-    Names of cache entries contain values of this field. There, a *token* represents the value.
+    The name of a cache entry contains a *token* for the value of this field.
 
     :param target: for a foreign key the field that it finally refers to; otherwise ``field``.
-    :param exact: whether the database considers two values equal exactly when their tokens are
-        equal. If not, :meth:`token` returns None for every value.
+    :param exact: whether the database considers two values equal if and only if their tokens are
+    equal. If not, :meth:`token` returns None for every value.
     :param pad: whether the database ignores trailing spaces when it compares values (default: no).
     """
 

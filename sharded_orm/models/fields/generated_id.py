@@ -33,8 +33,9 @@ class EmbeddedShardMixin:
     name: str
 
     #: If a model has several fields with generated ids, their ``insert_rows()`` methods call one
-    #: another in turn. True if this field's method must be called first, because it opens a
-    #: transaction in which the other fields may fail and try again. False if the order is free.
+    #: another in turn. This attribute is True if the method of this field must be called first,
+    #: because it opens a transaction in which the other methods may try again after an error. It is
+    #: False if the order is free.
     outermost = False
 
     @property

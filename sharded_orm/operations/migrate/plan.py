@@ -26,8 +26,9 @@ from sharded_orm.backends.snapshot import applied_digest
 #: App label and name of a migration.
 Key = tuple[str, str]
 
-# Modules of Django's operations that send SQL only through the schema editor. So their SQL can be
-# recorded. A subclass in another module may do anything, so it runs on each shard.
+# Modules with operations of Django that send SQL only through the schema editor. Their SQL is
+# recorded once and sent to every shard. Subclasses in other modules may do anything, so their
+# Python code runs again for each shard.
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )

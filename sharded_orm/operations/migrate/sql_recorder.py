@@ -51,10 +51,8 @@ class Recorder:
         return f"{'.'.join(self._migration)} ({self._label})"
 
     def add_record(self, unit: Unit) -> None:
-        """Add the statement that records the unit's migration in ``django_migrations``.
-
-        If the unit (a migration in one direction) runs backwards, the statement deletes the
-        migration's row.
+        """Add the last statement of a unit (one migration, forwards or backwards). Forwards, it
+        inserts the migration's row into ``django_migrations``. Backwards, it deletes that row.
         """
         count = len(unit.operations)
         self.statements.append(

@@ -37,11 +37,12 @@ class Move:
 class PromotionPlan:
     """The plan of a promotion: which ranges of shards move to the new primary.
 
-    A server may have several node names.
+    Several nodes of the topology may be on one server.
 
     :param node: the node of the old primary, by the name that the operator gave.
     :param new: the node of the new primary, by one of its names.
-    :param moves: the ranges that move, each with the node names in the topology.
+    :param moves: the ranges that move, each with the names that the topology uses for its two
+    nodes.
     """
 
     node: str
