@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -32,6 +33,9 @@ NO_TESTS_COLLECTED = 5
 # Lanes at a time: many tests wait for processes that they have started.
 LANES_AT_A_TIME = (os.cpu_count() or 1) + 2
 SLOWEST = 10
+# Files in memory, and the bytes that must be free there for the databases of all lanes.
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30
 
 CHECKS = {
     "ruff check": ["ruff", "check", "."],
@@ -56,6 +60,7 @@ class Lane:
     def command(self, report: Path, arguments: Sequence[str]) -> list[str]:
         """The command line; the report in JUnit's format goes to ``report``."""
         command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *arguments]
+        command += ["-o", "tmp_path_retention_policy=failed"]
         if self.on_mariadb:
             chosen = ["--ds=tests.settings.mysql", "-m", "every_backend or mysql_settings"]
             own_servers = [sys.executable, "-m", "tests.services.mariadb", "--"]
@@ -133,11 +138,32 @@ def heading(text: str) -> None:
     print(f"\n=== {text}", flush=True)
 
 
-class Runner:
-    """Runs commands at the same time; shows what each printed when it has ended."""
+@contextmanager
+def folder_for_databases() -> Iterator[Path]:
+    """A folder for the temporary files of the tests: in memory, or where that has no room, on disk.
 
-    def __init__(self, outcome: Outcome) -> None:
+    Most statements of the tests create tables or commit, and a disk takes longer for that than
+    the whole rest. A killed server loses nothing that the kernel has.
+    """
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM
+    where = MEMORY if has_room else None
+    with tempfile.TemporaryDirectory(
+        prefix="tests-", dir=where, ignore_cleanup_errors=True
+    ) as folder:
+        # PostgreSQL runs as another user.
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+class Runner:
+    """Runs commands at the same time; shows what each printed when it has ended.
+
+    :param folder: for the temporary files of the commands.
+    """
+
+    def __init__(self, outcome: Outcome, folder: Path) -> None:
         self._outcome = outcome
+        self._environment = {**os.environ, "TMPDIR": str(folder)}
         self._lock = threading.Lock()
         self._children: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
@@ -167,6 +193,7 @@ class Runner:
                 # It dies with its thread, which lives as long as the child.
                 child = subprocess.Popen(
                     command,
+                    env=self._environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -207,8 +234,12 @@ def run_everything(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     lanes = [lane for lane in LANES if not lane.on_mariadb or has_mariadb()]
     outcome = Outcome()
-    runner = Runner(outcome)
-    with ThreadPoolExecutor(LANES_AT_A_TIME) as executor, ExitStack() as on_exit:
+    with (
+        folder_for_databases() as folder,
+        ThreadPoolExecutor(LANES_AT_A_TIME) as executor,
+        ExitStack() as on_exit,
+    ):
+        runner = Runner(outcome, folder)
         on_exit.callback(runner.stop)
         jobs = [executor.submit(runner.check)]
         jobs += [executor.submit(runner.test, lane, arguments) for lane in lanes]
