@@ -92,7 +92,7 @@ def cached_model_of(model: Any) -> Any:
 
 
 def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-    """Return the result of :meth:`WriteObserver.write`. An observer must have been provided."""
+    """Return the result of :meth:`WriteObserver.write`; call only after :func:`provide_observer`."""
     assert _observer is not None
     return _observer.write(cached_model, compiler, execute, counted)
 
