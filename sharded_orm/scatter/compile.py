@@ -71,7 +71,7 @@ class Template:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The numbers of the columns whose values the merge compares in Python, in ascending order."""
+        """The numbers, in ascending order, of the columns whose values the merge compares."""
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:

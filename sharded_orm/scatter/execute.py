@@ -81,8 +81,8 @@ class Executor:
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
-            # connect() makes the connection object of the shard group ready. It also raises Django's
-            # error in a test case whose ``databases`` does not list the shard group.
+            # connect() makes the connection object of the shard group ready. It also raises
+            # Django's error in a test case whose ``databases`` does not list the shard group.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
@@ -125,8 +125,8 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now, for one of two reasons. A query with a LIMIT has few rows. Without a
-            # LIMIT, reading on demand would keep the databases of too many shards open at once.
+            # Read all rows now, for one of two reasons. A query with a LIMIT has few rows. Without
+            # a LIMIT, reading on demand would keep the databases of too many shards open at once.
             return iter(list(rows))
         self._open.append(rows)
         return rows

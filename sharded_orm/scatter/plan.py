@@ -135,9 +135,9 @@ class Outer:
                 f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
                 f" COLLATION({name})"
             )
-        # The WITH clause gives names to the columns of the union. It stands inside a SELECT, because
-        # the database backend takes a statement that begins with WITH for a possible write. The
-        # backend repeats only reads after a lost connection.
+        # The WITH clause gives names to the columns of the union. It stands inside a SELECT,
+        # because the database backend takes a statement that begins with WITH for a possible write.
+        # The backend repeats only reads after a lost connection.
         sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
         if self.order:
             sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])

@@ -228,8 +228,8 @@ class CommitHookMixin(_Wrapper):
             listener.over()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open transaction,
-        # so the listener is told here that the transaction has ended.
+        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open
+        # transaction, so the listener is told here that the transaction has ended.
         try:
             super()._close()
         finally:

@@ -200,8 +200,8 @@ def _last_used(
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
         return after  # An earlier creation was interrupted: begin as on the other servers.
-    # Other servers have used the sequence, so this server was replaced or has lost the sequence. The
-    # last ids that it handed out may be in no row and above its high-water mark (which the next
+    # Other servers have used the sequence, so this server was replaced or has lost the sequence.
+    # The last ids that it handed out may be in no row and above its high-water mark (which the next
     # server keeps). So add a margin.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN

@@ -118,8 +118,8 @@ def _missing_problems(
     """
     missing = sorted(set(names) - set(answer.sequences))
     if answer.error is None and missing:
-        # If "tickets create" gets no names, it creates only the sequences of models. So if a missing
-        # sequence belongs to no model, the suggested command names all missing sequences.
+        # If "tickets create" gets no names, it creates only the sequences of models. So if a
+        # missing sequence belongs to no model, the suggested command names all missing sequences.
         arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
             f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
