@@ -55,7 +55,8 @@ class Summary:
     """A query whose annotations are the aggregates to compute, as resolved by Django.
 
     ``elide_empty`` is the flag of Django's compilers. If true, a query that certainly has no rows
-    is not sent. If false, it is sent, because only the database knows the aggregates of no rows.
+    is not sent. If false, such a query is sent too, because only the database knows what an
+    aggregate returns when there are no rows.
     """
 
     query: Query

@@ -206,8 +206,9 @@ def _count_rows(
 
 def _without_limits(query: Query) -> Query:
     query = query.clone()
-    # Remove the ORDER BY as Django's count() does. With force=False, a sliced query keeps its ORDER
-    # BY, because DISTINCT compares the columns of ORDER BY too.
+    # Remove the ORDER BY in the same cases as Django's count(). With force=False, a sliced query
+    # keeps its ORDER BY. This affects the count, because DISTINCT compares the columns of ORDER BY
+    # too.
     query.clear_ordering(force=False)
     query.clear_limits()
     return query

@@ -34,8 +34,8 @@ Row = Sequence[Any]
 # 1024 bytes of characters have at least 512 bytes of weight.
 _SURELY_SORTED = 512
 
-# Prefixes of collation names. A collation with such a prefix orders texts in the same way as their
-# sort weights, if the collation has only one level of weights.
+# Prefixes of collation names. If a collation has such a prefix and only one level of sort weights,
+# the order of the texts is the order of their sort weights.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "ucs2", "uca1400")
 _SEVERAL_LEVELS = re.compile(r"_(as_ci|as_cs|ai_cs|w2)$")
 
@@ -388,10 +388,11 @@ def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:
 
     MariaDB sorts UUIDs of the versions 1 to 5 by their node, then by their clock sequence, then by
     their time, most significant part first. It sorts UUIDs from version 6 on as they are written.
-    Servers without the fix MDEV-29959 sort all UUIDs in the first way.
+    Servers without the fix MDEV-29959 sort the UUIDs of all versions by node, clock sequence and
+    time. This function does not support such servers.
 
     :param version: the server's version.
-    :raises ScatterNotSupported: the server lacks the fix; its order is not reproduced.
+    :raises ScatterNotSupported: the server lacks the fix.
     """
     if not ((10, 11, 5) <= version < (11,) or version >= (11, 0, 3)):
         raise refuse(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The compiled SELECT for one shard: its SQL, and a description of its columns.
+    """The template of a SELECT for one shard: its SQL, and a description of its columns.
 
     The SQL has placeholders for what differs between shards. All shards of a node (a database
     server) share one template, so the template is immutable.
@@ -58,9 +58,8 @@ class Template:
     width: int
     columns: tuple[Column, ...]
     order: tuple[OrderKey, ...] = ()
-    # ``distinct``: the numbers of the columns by which DISTINCT compares rows. ``groups``: the
-    # numbers of the columns of GROUP BY. A tuple is empty if the merge need not compare by its
-    # columns.
+    # The numbers of the columns by which the merge compares rows: ``distinct`` for DISTINCT,
+    # ``groups`` for GROUP BY. A tuple is empty if the merge need not compare rows for that clause.
     distinct: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     partials: tuple[Partial, ...] = ()
@@ -72,7 +71,7 @@ class Template:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The numbers, ascending, of the columns whose values the merge compares in Python."""
+        """The numbers, in ascending order, of the columns whose values the merge compares."""
         columns = {key.column for key in self.order}
         columns.update(self.distinct, self.groups)
         for partial in self.partials:
@@ -99,7 +98,8 @@ class CompileOptions:
     # Whether the query selects one row of aggregates, for aggregate().
     summary: bool = False
     # The flag ``elide_empty`` of Django's compilers. If true, a query that certainly has no rows is
-    # not sent. If false, it is sent, because only the database knows the aggregates of no rows.
+    # not sent. If false, such a query is sent too, because only the database knows what an
+    # aggregate returns when there are no rows.
     elide_empty: bool = True
     # Whether to select the number of rows instead of the rows.
     counted: bool = False
@@ -118,8 +118,8 @@ def compile_query(
     query = query.clone()
     query.clear_limits()
     if options.by_pk:
-        # The class _PkAmong is not a subclass of Django's Node. But it has all attributes that a
-        # WhereNode needs of its children.
+        # A WhereNode accepts a _PkAmong as a child, because _PkAmong has all the attributes that a
+        # WhereNode uses. The type is ignored, because mypy expects a subclass of Django's Node.
         query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
         query.clear_ordering(force=True)
     facade = Facade(wrapper, qualify=qualify)
@@ -220,9 +220,10 @@ class _Root(SQLCompiler):
             self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
-        # A SELECT inside a UNION ALL keeps its ORDER BY only if it has a LIMIT, because the outer
-        # SELECT orders the rows of the whole union. A statement for one shard (marks_rows is False)
-        # has no outer SELECT, so it keeps its ORDER BY. If groups are merged, the merge sorts them.
+        # If SELECTs are joined by UNION ALL, an outer SELECT orders all their rows. So each SELECT
+        # keeps its own ORDER BY only if it has a LIMIT. A statement for one shard (marks_rows is
+        # False) has no outer SELECT, so it keeps its ORDER BY too. No ORDER BY is kept if the
+        # merge combines groups, because the merge then sorts them.
         keep_order = (
             self.options.limit is not None or not self.marks_rows
         ) and not self.merges_groups

@@ -56,9 +56,9 @@ class Executor:
 
     :param chunk_size: the number of rows read at a time.
     :param stream: whether to read the rows of unions on demand instead of all at once.
-    :raises ScatterError: a shard does not answer. If partial results are allowed, the error is
-        raised only if no shard has answered and the query may be wrong. The answer of one shard
-        proves that the query is right. The executor decides this before it yields the last row.
+    :raises ScatterError: a shard does not answer, and partial results are not allowed. If they are
+        allowed, the error is raised only in one case: no shard has answered, and a wrong query may
+        be the cause. The error is then raised instead of an empty result.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Executor:
         if plan.statements:
             group = plan.statements[0].branches[0].shard.group
             self._group = connections[group]
-            # In tests, connect() raises Django's error if ``databases`` of the test case does not
-            # list the shard group.
+            # connect() makes the connection object of the shard group ready. It also raises
+            # Django's error in a test case whose ``databases`` does not list the shard group.
             self._group.connect()
             if plan.union:
                 self._group.validate_no_broken_transaction()
@@ -125,8 +125,8 @@ class Executor:
     def _alias_stream(self, statement: ShardStatement) -> Iterator[Row]:
         rows = self._alias_rows(statement)
         if statement.outer.limit is not None or len(self._statements) > _MOST_OPEN:
-            # Read all rows now. Either the query has a LIMIT, so the rows are few; or reading on
-            # demand would keep the databases of too many shards open at once.
+            # Read all rows now, for one of two reasons. A query with a LIMIT has few rows. Without
+            # a LIMIT, reading on demand would keep the databases of too many shards open at once.
             return iter(list(rows))
         self._open.append(rows)
         return rows

@@ -41,8 +41,8 @@ class Facade:
     """
 
     def __init__(self, wrapper: BaseDatabaseWrapper, *, qualify: bool) -> None:
-        # Make the original connection object read and cache the server's data (MySQL), because the
-        # copy never connects.
+        # The copy that is made below never connects, so it cannot read the server's data (MySQL).
+        # Make ``wrapper`` read and cache the data now. The copy gets the cached data.
         getattr(wrapper, "mysql_server_data", None)
         self.connection = copy.copy(wrapper)
         # The copy of the connection object must neither use the driver's connection nor keep it

@@ -49,8 +49,8 @@ _SQLITE_STATE = frozenset({
 # Beginnings of SQLite's messages for a missing table or column. SQLite has no separate error codes
 # for these errors.
 _SQLITE_MISSING = ("no such table: ", "no such column: ")
-# A scatter without partial results stops after this many failed shards. It does not stop after the
-# first one, although it will fail anyway: so its message can name more of the failing shards.
+# If partial results are not allowed, one failed shard is enough to make the scatter fail. But the
+# scatter stops only after this many failed shards, so that its error can name several of them.
 _ENOUGH = 8
 
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 # cost of a statement grows faster than linearly above some 2048 branches. A statement of 256
 # branches is cheap enough to be repeated after a failure.
 BATCH = 256
-# The largest number of branches in a streamed UNION ALL. Each streamed statement occupies a
-# database session until its last row is read, so this number is higher than BATCH, to need fewer
-# sessions.
+# The largest number of branches (SELECTs for one shard) in a streamed UNION ALL. It is higher than
+# BATCH, because each streamed statement occupies a database session until its last row is read.
+# Larger statements need fewer sessions.
 STREAM_BATCH = 1024
 # The largest number of parameters of one statement. Each branch repeats the query's parameters, so
 # an __in with thousands of keys soon reaches this number.
@@ -48,7 +48,8 @@ MAX_PARAMETERS = 60_000
 class Target:
     """A shard, and the query to send to it.
 
-    The query is that of the queryset, or a copy with only those keys that are on this shard.
+    The query is that of the queryset. If that query lists keys (``__in``), the query of the target
+    may be a copy that lists only the keys of this shard.
     """
 
     shard: Shard
@@ -134,9 +135,9 @@ class Outer:
                 f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
                 f" COLLATION({name})"
             )
-        # The WITH clause gives names to the columns of the union. The statement must not begin with
-        # WITH: the database backend would take it for a possible write. After a lost connection,
-        # the backend repeats only reads.
+        # The WITH clause gives names to the columns of the union. It stands inside a SELECT,
+        # because the database backend takes a statement that begins with WITH for a possible write.
+        # The backend repeats only reads after a lost connection.
         sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
         if self.order:
             sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])

@@ -22,9 +22,10 @@ def objects(queryset: QuerySet[Any], plan: ScatterPlan, rows: Iterable[Row]) -> 
     """Yield one result of ``queryset`` (an instance, a dict or a tuple) per row, in the order of
     ``rows``.
 
-    One of Django's iterables gives all its instances the same database alias, but rows of different
-    shards alternate. So there is one iterable per shard, and each row is fed to the iterable of its
-    shard. Results that are not instances carry no alias, so one iterable converts all rows.
+    A Django iterable gives all of its instances the same database alias, but neighbouring rows may
+    come from different shards. So there is one iterable per shard, and each row is fed to the
+    iterable of its shard. If the results are not instances, they carry no alias, so one iterable
+    converts all rows.
     """
     template = plan.template
     if template is None:

@@ -165,7 +165,7 @@ def _report(request: HttpRequest, model: str, field: str, value: str) -> KeyRepo
     """Return a report on one shard key; or a sentence that says why the key cannot be found.
 
     :param model: the label of a sharded model.
-    :param field: the name of the field with the key; empty for the model's shard key.
+    :param field: the name of the field with the key; an empty string means the model's shard key.
     :param value: the key as typed.
     :raises PermissionDenied: the user may not look into the shard group of the key.
     """

@@ -144,7 +144,10 @@ class FleetAdmin(_ModelAdmin):
         return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
 
     def url(self, name: str, *args: Any) -> str:
-        """Return the URL of a page of this model admin; ``name`` is the end of the URL's name."""
+        """Return the URL of a page of this model admin.
+
+        :param name: the last part of the URL pattern's name, such as ``change``.
+        """
         return reverse(f"admin:{self.url_name(name)}", args=args, current_app=self.admin_site.name)
 
     def _protected(self, view: View) -> View:

@@ -52,7 +52,7 @@ class RunAdmin(FleetAdmin):
     def runs_view(self, request: HttpRequest) -> HttpResponse:
         """Show all runs of operations that the user may see, newest first.
 
-        Costs three queries of the journal, which is the tables that record the runs.
+        Costs three queries of the journal (the tables that record the runs).
         """
         try:
             with journal.require_journal():

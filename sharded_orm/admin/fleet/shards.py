@@ -236,8 +236,8 @@ class ShardMapAdmin(RangePages, DirectoryPages):
     ) -> list[dict[str, Any]]:
         """Return the models of the shard's group whose rows the user may see in this admin site.
 
-        Each entry has the size of the model's table on ``shard``, and a link to the model's rows on
-        ``shard``. The size is None if it is not known.
+        Each model is a dict with its name and label, a link to its rows on ``shard``, and the size
+        of its table on ``shard``. The size is None if it is not known.
         """
         by_name = {table.name: table for table in tables}
         models = [

@@ -36,7 +36,8 @@ from sharded_orm.topology.sources.base import Process, Revision
 _HISTORY = 50
 #: A version number in a URL has at most this many digits, so it fits into 64 bits.
 _DIGITS = 18
-#: Shown to users who may not look into every shard group, instead of texts that may name any group.
+#: A page shows this sentence instead of a text that may name any shard group, if the user may not
+#: look into all groups.
 _WITHHELD = "It is told to those who may look into all groups."
 
 
@@ -61,7 +62,7 @@ class TopologyAdmin(FleetAdmin):
         held = ask_service(SOURCE, topology.current)
         history: list[Revision] | str = []
         processes: list[Process] | str | None = None
-        # Ask the source for the next data only if it has answered the request before.
+        # Send the next request to the source only if the source has answered the previous one.
         if not isinstance(held, str):
             left = seconds_left(DEADLINE, began)
             history = ask_service(SOURCE, lambda: source.history(_HISTORY), within=left)
@@ -166,8 +167,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # Compare with the topology that the topology source has now, because a return to an earlier
-        # version replaces that one. This process may still use another topology.
+        # Going back replaces the topology that the source has now, so compare the earlier version
+        # with that topology. This process may still use another topology.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)

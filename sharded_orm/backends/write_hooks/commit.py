@@ -1,10 +1,9 @@
 """Hooks around COMMIT and ROLLBACK, for transactions that wrote to cached models.
 
 :class:`CommitHookMixin` is a base class of each backend's ``DatabaseWrapper``, for shards and for
-    ordinary aliases. It calls a
-    :class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` before COMMIT and after
-    the end of the transaction. However the transaction ends, the listener is told of the end
-    exactly once.
+ordinary aliases. It calls a
+:class:`~sharded_orm.backends.write_hooks.observer.TransactionListener` before COMMIT and after the
+end of the transaction. However the transaction ends, the listener is told of the end exactly once.
 """
 
 from __future__ import annotations
@@ -163,7 +162,8 @@ class CommitHookMixin(_Wrapper):
 
     def _set_autocommit(self, autocommit: bool) -> None:
         # Overrides BaseDatabaseWrapper._set_autocommit. If autocommit is switched on while a
-        # transaction is open, the database commits the transaction.
+        # transaction is open, the database commits the transaction. So the hooks of COMMIT run here
+        # too.
         if autocommit and self.transaction_writes is not None:
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
@@ -228,8 +228,8 @@ class CommitHookMixin(_Wrapper):
             listener.over()
 
     def _close(self) -> None:
-        # Overrides BaseDatabaseWrapper._close, because closing the connection rolls back an open
-        # transaction.
+        # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open
+        # transaction, so the listener is told here that the transaction has ended.
         try:
             super()._close()
         finally:

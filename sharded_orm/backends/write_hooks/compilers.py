@@ -24,15 +24,16 @@ from sharded_orm.backends.write_hooks import observer
 
 
 class ReadMixin(SQLCompiler):
-    """First base class of every compiler, because a SELECT may be part of any statement.
+    """The mixin for every compiler, because any statement may contain a SELECT.
 
     Before a statement is sent to a shard, this class checks the tables that the statement reads.
     The database must compare the text shard keys of these tables as exactly as the router does.
     """
 
     def get_from_clause(self) -> Any:
-        # Overrides SQLCompiler.get_from_clause, because all joins are known when Django calls this
-        # method, including those that select_related and order_by add.
+        # Overrides SQLCompiler.get_from_clause. When Django calls this method, it knows all joins
+        # of the query, including those that select_related and order_by add. So the list of tables
+        # is complete here.
         clause = super().get_from_clause()
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
@@ -45,10 +46,10 @@ class ReadMixin(SQLCompiler):
 
 
 class WriteMixin(ReadMixin):
-    """First base class of a compiler of INSERT, UPDATE or DELETE.
+    """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
-    It reports the write to the cache's observer and to the connection. A write to a cached model always
-    runs in a transaction: in autocommit, a transaction is opened for this write only.
+    It reports each write to the cache's observer and to the connection. A write to a cached model
+    always runs in a transaction: in autocommit, a transaction is opened for this write only.
     """
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:

@@ -92,7 +92,10 @@ def cached_model_of(model: Any) -> Any:
 
 
 def write(cached_model: Any, compiler: Any, execute: Callable[[], Any], counted: bool) -> Any:
-    """Return the result of :meth:`WriteObserver.write`. An observer must have been provided."""
+    """Return the result of :meth:`WriteObserver.write`.
+
+    Call this function only if an observer was provided.
+    """
     assert _observer is not None
     return _observer.write(cached_model, compiler, execute, counted)
 

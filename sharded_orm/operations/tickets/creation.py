@@ -200,9 +200,9 @@ def _last_used(
     after = max(existing, 0 if start is None else start - 1)
     if all(_is_unused(sequence, after) for sequence in present):
         return after  # An earlier creation was interrupted: begin as on the other servers.
-    # Other servers have the sequence, so this server was replaced or has lost it. Add a margin: the
-    # last ids that this server has handed out may be in no row, and they may be unknown to the next
-    # server, which keeps the high-water mark.
+    # Other servers have used the sequence, so this server was replaced or has lost the sequence.
+    # The last ids that it handed out may be in no row and above its high-water mark (which the next
+    # server keeps). So add a margin.
     positions = (number for s in present for number in (s.position, s.row.predecessor_mark))
     return max(after, *positions) + MARGIN
 
@@ -211,8 +211,8 @@ def _is_unused(sequence: SequencePosition, after: int) -> bool:
     """Whether ``sequence`` begins above ``after`` and has handed out no id yet."""
     slot = sequence.row.slot
     first = slot.at_or_below(after)
-    # A new sequence may make its ids by an auto-increment column. Then its position is the server's
-    # first id even before that id is handed out.
+    # If a new sequence makes its ids by an auto-increment column, its position may be the server's
+    # first id, although that id was not handed out yet.
     return first <= sequence.position <= max(first, slot.position) and (
         sequence.row.predecessor_mark == 0
     )

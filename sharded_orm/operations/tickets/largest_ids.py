@@ -54,8 +54,7 @@ def declared_sequences() -> dict[str, list[TicketField]]:
 def largest(
     fields: Sequence[TicketField], *, above: int = 0, slot: SequenceSlot | None = None
 ) -> Largest | None:
-    """Return the largest id in the tables of ``fields`` that is above ``above``; None if there is
-    none.
+    """Return the largest id in the tables of ``fields``; None if no id is above ``above``.
 
     Reads sharded tables on all shards and also in the global database: a model that is being moved
     to shards still has its old table there (F4). A table that does not exist yet counts as empty.

@@ -50,8 +50,8 @@ class ServerStatus:
     step: int
     #: Why the server does not answer; None if it answers.
     error: str | None
-    #: Why the server's settings allow that a crash makes the server forget ids that it has handed
-    #: out. None if they do not allow it, or if the server does not answer.
+    #: Why the server, with its present settings, may forget in a crash ids that it has handed out.
+    #: None if the server cannot forget them, or if it does not answer.
     durability: str | None
     sequences: tuple[SequenceStatus, ...]
 
@@ -118,8 +118,8 @@ def _missing_problems(
     """
     missing = sorted(set(names) - set(answer.sequences))
     if answer.error is None and missing:
-        # Without names, "tickets create" creates only the sequences of models. So name all missing
-        # sequences if one of them does not belong to a model.
+        # If "tickets create" gets no names, it creates only the sequences of models. So if a
+        # missing sequence belongs to no model, the suggested command names all missing sequences.
         arguments = "" if all(name in declared for name in missing) else " " + " ".join(missing)
         yield (
             f"{answer.server.alias!r} has no sequence {', '.join(map(repr, missing))}: run"
