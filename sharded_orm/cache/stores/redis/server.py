@@ -254,7 +254,7 @@ class RedisServer(RemoteServer):
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` and return their replies.
 
-        Costs one round trip, or two if the server does not know all scripts yet. The commands run
+        Costs one round trip, or two if at least one script is new to the server. The commands run
         in their order, except that scripts that were unknown run last. Commands of other clients
         may run in between.
 
