@@ -44,7 +44,8 @@ class CacheClient:
 
     :param open_servers: returns the servers of an alias without calling any of them.
     :raises ImproperlyConfigured: an alias in ``options`` is missing in ``CACHES``, or cannot be
-        used for this cache; or an alias of ALSO_MARK has another KEY_PREFIX or VERSION.
+        used for this cache. Or an alias of ALSO_MARK has a KEY_PREFIX or VERSION that differs from
+        those of the aliases OBJECTS and LISTS.
     """
 
     def __init__(self, options: CacheOptions, open_servers: Opener = open_alias) -> None:

@@ -49,10 +49,11 @@ class EntryDecoder:
         entries: Sequence[FoundEntry],
         stamp: str,
     ) -> list[Row] | None:
-        """Return the rows of the objects ``names``; None if one of the objects is unusable.
+        """Return the rows of the objects ``names``; None if at least one object is unusable.
 
-        If None is returned, ``request.fillable`` has an item for each name: None if the object is
-        valid, otherwise the entry that was found, so that the caller can replace it.
+        If None is returned, ``request.fillable`` has a value for each name. The value is None for
+        a valid object. For an unusable object, the value is the entry that was found, so that the
+        caller can replace this entry.
 
         :param entries: the entries that were read under ``names``, in the same order.
         :param stamp: the stamp (generations of the guards) that valid objects carry.
@@ -122,8 +123,8 @@ class EntryDecoder:
             if len(items) == 1 and type(items[0]) is int:
                 return Listed(revision, (), (), items[0])
         elif all(type(pk) is str for pk in items) and _TOKENS.fullmatch(",".join(items)):
-            # The primary keys become parts of entry names, and anybody may have written the list.
-            # So the keys were checked strictly.
+            # The condition is strict, because the primary keys become parts of entry names, and
+            # anybody may have written the list.
             return listed_rows(request, revision, items)
         self._count_broken(request)
         return None

@@ -48,8 +48,9 @@ from urllib.parse import quote, unquote
 MAX_LISTED = 100
 #: Size in bytes above which a guard may be compacted, that is, rewritten without closed markers.
 COMPACT_FROM = 2048
-#: The most closing lines without their opening lines that compacting keeps. It keeps the latest
-#: ones. An opening line may still arrive, and would open its marker if the closing line were gone.
+#: The closing line of a marker may arrive before its opening line. Compacting keeps such a closing
+#: line, because the opening line would open the marker otherwise. At most this many are kept: the
+#: latest ones.
 _MAX_EARLY = 16
 #: The largest size in bytes of a guard for which :func:`parse` caches the result.
 _MAX_REMEMBERED = 8192
@@ -70,7 +71,7 @@ class BrokenGuard(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The database session of a transaction that wrote.
+    """The database session of a transaction that has written rows.
 
     :param server: the identity of the database server, to be compared with the identities of other
         servers; empty (the default) if the server has no identity.
@@ -126,8 +127,8 @@ class Guard:
     :param open: the open markers, of transactions that may commit at any time.
     :param digest: a digest of all bytes of the guard, used in the revision of its lists.
     :param size: the size of the guard in bytes.
-    :param early: tokens of closed markers whose ``+`` line has not arrived, the latest 16 at most.
-        Default: none.
+    :param early: tokens of markers whose closing line has arrived, but whose opening line has not;
+        the latest 16 at most. Default: none.
     :param spare: the number of bytes that compacting would save (default: 0).
     """
 
@@ -192,7 +193,8 @@ def closing(token: str, *, void: bool) -> bytes:
     """
     if void:
         return f"!{token},{new_token()}\n".encode()
-    # Add a random salt, because even a second closing line must change the guard's digest.
+    # Add a random salt, because each closing line must change the guard's digest, even a second one
+    # for the same marker.
     return f"-{token},{new_token()}\n".encode()
 
 

@@ -38,8 +38,7 @@ def void(cache: CacheClient, targets: Iterable[VoidRows]) -> None:
         on the other servers are void.
     """
     objects: dict[CacheServer, list[str]] = {}
-    # Keyed by server, then by the name of a guard: whether all entries under that guard become
-    # void.
+    # For each server and each guard on it: whether all entries under the guard become void.
     guards: dict[CacheServer, dict[str, bool]] = {}
     targets = list(targets)
     for rows in targets:

@@ -135,15 +135,17 @@ class CachedType:
 
 @dataclass(frozen=True)
 class Scope:
-    """A scope: the rows of a table on a shard, of a shard key, or of an isolate key.
+    """A scope: a set of rows of one cached model.
 
-    Each scope has one guard: a cache entry that changes with each write to these rows.
+    The set is a whole table on a shard, a whole global table, or the rows of one shard key or one
+    isolate key. Each scope has one guard: a cache entry that changes with each write to these rows.
 
-    :param place: the alias of the shard; for a global model the name of ``type``. The place decides
-        which cache server has the entries.
-    :param key: the token of the shard key; None (the default) for the whole table, and for a global
-        model.
-    :param isolate: the token of the isolate key; None (the default) for rows of all isolate keys.
+    :param place: the alias of the shard. For a global model, it is the name of ``type``. The place
+        decides which cache server has the entries.
+    :param key: the token of the shard key. It is None (the default) if the scope is a whole table,
+        or if the model is global.
+    :param isolate: the token of the isolate key. It is None (the default) if the scope is not
+        limited to one isolate key.
     """
 
     type: CachedType
@@ -176,10 +178,11 @@ class Scope:
 
     @cached_property
     def home(self) -> int:
-        """Index in :attr:`guards` of the *home* guard, which decides whether a cached row is valid.
+        """The index of the *home* guard in :attr:`guards`.
 
-        The home guard is the guard of the shard key; for a global model, that of the table. The
-        scope of a whole table on a shard has no home guard; then the index is out of range.
+        The home guard decides whether a cached row is valid. It is the guard of the shard key; for
+        a global model, it is the guard of the table. The scope of a whole table on a shard has no
+        home guard, so its index is out of range.
         """
         return 1 if self.type.sharded else 0
 

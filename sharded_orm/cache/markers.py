@@ -63,8 +63,8 @@ class TouchedRows:
         #: Scopes of the isolate keys that the rows had before and after the writes, keyed by the
         #: token of the isolate key.
         self.isolates: dict[str, Scope] = {}
-        #: Whether the write may concern every isolate key: ``isolates`` may be incomplete, or has
-        #: more than MAX_LISTED items.
+        #: Whether the write may concern every isolate key. This is so if ``isolates`` may be
+        #: incomplete, or if it has more than MAX_LISTED items.
         self.wide = False
 
     def add(self, pks: Iterable[str] | None, isolates: Iterable[Scope], wide: bool) -> None:
@@ -205,12 +205,13 @@ class TransactionMarkers:
     def announce(self) -> None:
         """Announce the writes to the cache: open a marker in the guard of each written scope.
 
-        Called before COMMIT, and before a statement that may commit implicitly. Costs one round
-        trip per cache server and attempt. Costs no round trip if all guards got their markers less
-        than COMMIT_WITHIN seconds ago and nothing was written since.
+        Called before COMMIT, and before a statement that may commit implicitly. Makes up to
+        _ATTEMPTS attempts, until one takes at most COMMIT_WITHIN seconds. An attempt costs one
+        round trip per cache server. No attempt is needed if all guards got their markers less than
+        COMMIT_WITHIN seconds ago and nothing was written since.
 
-        :raises CacheUnavailable: a cache server does not answer and ``ON_CACHE_FAILURE`` is
-            "refuse", or each attempt took longer than COMMIT_WITHIN. Markers that were opened stay
+        :raises CacheUnavailable: a cache server does not answer, and ``ON_CACHE_FAILURE`` is
+            "refuse". Or each attempt took longer than COMMIT_WITHIN. Markers that were opened stay
             open until :meth:`over`.
         """
         within = self._cache.options.commit_within
@@ -287,7 +288,8 @@ class TransactionMarkers:
             if markers:
                 self._finish(markers)
         finally:
-            # The per-request cache may hold old rows that were read between the write and COMMIT.
+            # Empty the per-request cache, because it may hold old rows that were read between the
+            # write and COMMIT.
             self._forget()
 
     def _finish(self, markers: list[PlacedMarker]) -> None:

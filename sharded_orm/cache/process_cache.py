@@ -1,11 +1,12 @@
 """What a process remembers of the entries that it has read from the cache server.
 
-A remembered list saves a round trip. A remembered row (:class:`Decoded`) saves decoding the entry
-again. A remembered revision, a part of the list's name, saves a round trip before the list is read.
+A *guard* is the entry that says whether other entries are still valid. A *revision* is a digest of
+the guards of a list, and a part of the list's name. The guards are read from the server each time,
+and what the process remembers is used only if it agrees with them.
 
-A *guard* is the entry that says whether other entries are still valid; a *revision* is a digest of
-the guards of a list. The guards are read from the server each time, and what the process remembers
-is used only if it agrees with them.
+A remembered list saves a round trip. A remembered revision also saves one: the list can be read in
+the same packet as the guards, because its name is known already. A remembered row
+(:class:`Decoded`) saves decoding the entry again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Listed:
 class ProcessCache:
     """The latest lists, and revisions (digests of guards), that a process has read. Thread-safe.
 
-    :param limit: the most lists that are kept, and the most revisions. The oldest are dropped.
+    :param limit: the most lists that are kept. As many revisions are kept at most. Beyond the
+        limit, the oldest list or revision is dropped.
     """
 
     def __init__(self, limit: int = 4096) -> None:
@@ -99,8 +101,8 @@ class Decoded:
     def note(self, raw: bytes, stamp: str, name: str, row: Row) -> None:
         if len(raw) > self.LONGEST:
             return
-        # No lock is used. So threads may lose each other's additions to _total, but this limit need
-        # not be exact.
+        # No lock is used. So threads may lose each other's additions to _total. This does no harm,
+        # because LIMIT need not be kept exactly.
         Decoded._total += len(raw)
         if Decoded._total > self.LIMIT:
             for decoded in list(self._all):

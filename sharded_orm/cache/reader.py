@@ -70,9 +70,9 @@ class Reader:
 
         Does not raise if a cache server is down.
 
-        :param to_fill: True (the default) if the caller will pass misses to :meth:`fill`: take
-            leases, the server's permissions to store missing objects. If False, take no leases;
-            nothing can then be stored for the requests.
+        :param to_fill: whether the caller will pass misses to :meth:`fill` (default: True). If
+            True, leases are taken: the server's permissions to store missing objects. If False, no
+            leases are taken, and nothing can be stored for the requests.
         """
         exchange = read_leased if to_fill else read_unleased
         first = requests[0] if len(requests) == 1 else None

@@ -53,9 +53,9 @@ class Sessions(Protocol):
     def judges(self, writer: Writer) -> bool:
         """Whether :meth:`gone` can tell if the session of ``writer`` has ended.
 
-        True if the session is, or was, on the database server that :meth:`gone` asks, and the
-        account that asks may see the session. True also while this server does not answer; then
-        :meth:`gone` declares no writer dead.
+        Return True if the session is, or was, on the database server that :meth:`gone` asks, and
+        the account that asks may see the session. Also return True if this cannot be found out
+        because the server does not answer: :meth:`gone` then declares no writer dead.
         """
 
     def gone(self, writers: Sequence[Writer]) -> set[Writer]:
@@ -86,8 +86,8 @@ class Repairer:
     A marker in a guard says that a write is under way.
 
     :param quarantine: seconds after which an open marker is closed if the database cannot tell
-        whether the writer is alive. This is safe, because a living writer opens new markers before
-        it commits as late as that.
+        whether the writer is alive. This is safe, because a living writer begins no COMMIT with a
+        marker of that age: it opens new markers first.
     :param after: seconds for which an open marker is left alone, because the writer is probably
         alive.
     :param monotonic: returns the time of a monotonic clock in seconds.

@@ -153,9 +153,9 @@ def end_request(**kwargs: Any) -> None:
 
 
 def forget(home_guard: str | None = None) -> None:
-    """Drop entries from the first-level caches of the request and of all enclosing blocks.
+    """Drop entries from the request's first-level cache, and from those of enclosing blocks.
 
-    A block is one of :func:`cache_scope`.
+    An enclosing block is a ``with cache_scope():`` block around the running code.
 
     Called at each write, and again when the write's transaction has ended.
 

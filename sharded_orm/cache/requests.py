@@ -23,7 +23,7 @@ from sharded_orm.cache.values import Row
 #: Outcomes of a request; see :mod:`sharded_orm.cache.reader`.
 BYPASS, MISS, HIT = 0, 1, 2
 
-# The largest total size in bytes of a scope's guards for which judge() caches their state.
+# judge() caches the state of a scope's guards if all of them together have at most this many bytes.
 _LONGEST_GUARDS = 4096
 
 
@@ -98,7 +98,10 @@ class Format(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hexadecimal digest of the model's fields. Rows with another fingerprint are unusable."""
+        """A hexadecimal digest of the model's fields.
+
+        Cached rows that carry another digest are unusable.
+        """
 
     @property
     def width(self) -> int:
@@ -117,10 +120,10 @@ class Format(Protocol):
 
 
 class CacheRequest:
-    """A request for one object or one list. Used for a single read, by one thread.
+    """A request for one object or one list. Each request serves a single read, in one thread.
 
-    :param scope: the scope (set of rows) of the list; for an object the scope of its shard key or
-        global table, without an isolate key.
+    :param scope: the scope (set of rows) of the list. For an object, it is the scope of the
+        object's shard key or global table, and never that of an isolate key.
     :param format: how the rows are stored and decoded.
     :param sessions: the sessions of the database that holds the rows, to find dead writers. If
         None, the markers of dead writers are left open.
@@ -153,9 +156,10 @@ class CacheRequest:
         #: After a miss, the guards under which the objects of the result are to be stored. They
         #: may be on another server than the guards of the list. None if objects must not be stored.
         self.object_state: GuardState | None = None
-        #: After a miss, the entries of objects that are to be stored, keyed by object name. Each
-        #: entry has the lease (permission to store it), once the lease is taken. The value is None
-        #: if the object is valid already, or if another reader stores it.
+        #: After a miss, says which objects may be stored. The keys are object names. The value is
+        #: None for an object that must not be stored: it is valid already, for example, or another
+        #: reader stores it. For any other object, the value is the entry that was found, and after
+        #: lease() an entry with the lease (permission to store the object).
         self.fillable: dict[str, FoundEntry | None] = {}
 
 

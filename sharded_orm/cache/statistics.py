@@ -37,7 +37,7 @@ FIELDS: Mapping[str, str] = {
     "repairs": "markers of dead writers that were closed",
 }
 
-#: The counts of models: keyed by the model's label, then by a name of :data:`FIELDS`.
+#: Counts of cache events, keyed by the model's label, then by a name of :data:`FIELDS`.
 Counts = dict[str, dict[str, int]]
 
 _all: WeakSet[CacheStatistics] = WeakSet()
@@ -202,7 +202,8 @@ class CacheStatistics:
 def counter(type_name: str, field: str) -> str:
     """Return the name of the counter that holds one count of a model on a cache server.
 
-    No other kind of entry has ``@count-`` in this place of its name, so names never clash.
+    Only in names of counters, ``@count-`` follows the model's label. So no other entry has the name
+    of a counter.
 
     :param type_name: the prefix of all names in the cache, followed by the model's label.
     :param field: a name of :data:`FIELDS`.

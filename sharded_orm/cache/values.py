@@ -14,8 +14,8 @@ has primary keys, or one number: the result of ``count()`` or ``exists()``. The 
 - ``name`` is the name of the entry, so a copy under another name is not accepted.
 - ``fields`` is the inside of a JSON array, without any bracket: brackets in texts are escaped. So
   one call of the JSON parser can read many entries, and damage to one entry cannot spread to the
-  next. The last element of the array is a text with one letter for each field, which says how the
-  field was encoded (:data:`_CARRIED`), or ``.`` for a plain JSON value.
+  next. The last element of the array is a text with one character for each field. A letter says how
+  the field was encoded (:data:`_CARRIED`); ``.`` says that the field is a plain JSON value.
 - ``checksum`` has four bytes. It detects accidents; it is not a signature.
 """
 
@@ -271,14 +271,15 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
 def _rows(bodies: list[bytes]) -> list[list[Any] | None]:
     """Return the rows that the JSON texts ``bodies`` encode; None for each text that is damaged.
 
-    :param bodies: the part ``fields`` of each entry. The checksums of the entries are valid.
+    :param bodies: the JSON text of each entry: the part ``fields`` of the format. The checksums of
+        the entries are valid.
     """
     count = len(bodies)
     rows: list[Any]
     try:
         text = b"],\n[".join(bodies).decode("utf-8", "surrogatepass")
         # The JSON text of each entry becomes exactly one element of the outer array, provided that
-        # it contains no bracket, and that no JSON string goes on over a line end.
+        # the text contains no bracket, and that no JSON string goes on over a line end.
         if text.count("[") != count - 1 or text.count("]") != count - 1:
             raise ValueError("brackets")
         rows = _load(f"[[{text}]]")

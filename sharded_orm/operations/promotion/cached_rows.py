@@ -9,8 +9,8 @@ from sharded_orm.exceptions import CacheUnavailable, TopologyError
 from sharded_orm.operations import cache, topology
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: Seconds to wait until all processes use the new map (the topology document), before the cache is
-#: invalidated.
+#: The most seconds to wait until all processes use the new map (the topology document). After that
+#: time, the cache is invalidated in any case.
 READERS_PATIENCE: Final = 10.0
 
 

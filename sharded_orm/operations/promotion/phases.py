@@ -106,7 +106,7 @@ class ForwardPhases:
             )
 
     def _catch_up(self) -> str:
-        """Fence the old primary (make it read-only), then wait until the replica has executed all.
+        """Fence the old primary (make it read-only), then wait until the replica has caught up.
 
         Return the last position that the old primary's binary log has reached. In a forced
         promotion, which does without the old primary, fence nothing, and return the last position
@@ -160,8 +160,8 @@ class ForwardPhases:
         if since is not None:
             if old.status().read_only:
                 return since
-            # Do not warn in the phase "fencing": the earlier process may have ended in it before
-            # the old primary was read-only.
+            # Do not warn in the phase "fencing": the earlier process may have ended before it made
+            # the old primary read-only.
             if self._record.phase != "fencing":
                 self._record.warn(
                     f"{old.name!r} took writes again since it was made read only at {since}: how long"
@@ -205,7 +205,8 @@ class ForwardPhases:
     def _wait_for(self, position: str) -> str:
         """Wait until the new primary has executed everything up to ``position``, or time is up.
 
-        Return the part of ``position`` that the new primary still lacks; "" if it lacks nothing.
+        Return the part of ``position`` that the new primary still lacks. Return an empty string if
+        it lacks nothing.
         """
         deadline = time.monotonic() + self._timeout
         while lacking := missing(position, self._new.status().current):
@@ -262,11 +263,11 @@ class ForwardPhases:
     def _before_publication(self) -> None:
         """Record the phase ``switching``. To be called between reading the topology and publishing.
 
-        This write to the journal fails if another process has taken the run over. The write is
-        needed, because a lease that has not expired by this process's clock proves nothing.
+        This write to the journal fails if another process has taken the run over. A look at the
+        lease would not be enough, because this process's clock may be wrong.
 
-        The topology may have been read before such a takeover. This does no harm: the other process
-        makes any publication fail that is based on the older topology
+        The topology may have been read before such a takeover. This does no harm, because the other
+        process makes sure that a publication which is based on the older topology fails
         (:meth:`PromotionRecord.rule_out`).
 
         :raises LeaseLost: another process has taken the run over.

@@ -37,12 +37,12 @@ class Move:
 class PromotionPlan:
     """The plan of a promotion: which ranges of shards move to the new primary.
 
-    Several nodes of the topology may be on one server.
+    A server may have several node names in the topology, so different ranges may name the same two
+    servers differently.
 
-    :param node: the node of the old primary, by the name that the operator gave.
-    :param new: the node of the new primary, by one of its names.
-    :param moves: the ranges that move, each with the names that the topology uses for its two
-    nodes.
+    :param node: the node name of the old primary that the operator gave.
+    :param new: one of the node names of the new primary.
+    :param moves: the ranges that move. Each has the two node names that the topology uses for it.
     """
 
     node: str

@@ -61,9 +61,10 @@ class Loss:
 class Findings:
     """The results of the checks.
 
-    :param problems: the reasons for which the promotion is refused; empty if it may begin.
-    :param old: the state of the old primary; None if it was not asked.
-    :param new: the state of the new primary; None if it was not asked.
+    :param problems: the reasons for which the promotion is refused; empty if it is not refused.
+    :param old: the state of the old primary; None if the state was not read, or the server is not a
+        MariaDB server.
+    :param new: the state of the new primary; None in the same cases.
     :param link: the replication connection by which the new primary receives from the old primary;
         None if it was not found.
     :param loss: what a forced promotion loses; None for any other promotion.
@@ -301,7 +302,7 @@ def _check_dead(plan: PromotionPlan, findings: Findings) -> None:
 def answers(plan: PromotionPlan) -> bool:
     """Whether the old primary answers. A refusal of the application's account counts as an answer.
 
-    Takes up to five seconds.
+    The call takes up to five seconds.
     """
     try:
         ReplicationServer(plan.node, runtime.topology().nodes[plan.node]).close()
@@ -350,11 +351,12 @@ def _addresses(host: str) -> set[str]:
 
 
 def _check_other_names(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
-    """Add problems if the fence would stop other writes too, or not all writes of the application.
+    """Add problems if the fence would stop too many writes, or too few.
 
-    The *fence* is ``read_only``, which makes the whole server of the old primary read-only. So no
-    other node and no other entry of ``DATABASES`` may be on that server. And the application's
-    accounts must not have a privilege to write in spite of ``read_only``.
+    The *fence* is ``read_only``, which makes the whole server of the old primary read-only. It
+    would stop too many writes if that server were also another primary of the topology, under a
+    different address, or if it were in ``DATABASES``. It would stop too few writes if the
+    application's accounts had a privilege to write in spite of ``read_only``.
     """
     assert findings.old is not None
     for name, node in topology.nodes.items():

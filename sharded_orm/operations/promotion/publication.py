@@ -13,9 +13,9 @@ from sharded_orm.exceptions import PromotionFailed, TopologyError
 from sharded_orm.operations.promotion import recovery, switchover
 from sharded_orm.operations.promotion.plan import PromotionPlan
 
-#: If the source of the topology does not answer, it is asked again for this number of seconds.
+#: Seconds for which a source of the topology that does not answer is asked again and again.
 LOOK_UP = 15.0
-# Seconds from a failed question to the source of the topology until the next one.
+# Seconds to wait before a source of the topology that did not answer is asked again.
 _INTERVAL = 1.0
 
 
@@ -30,9 +30,10 @@ def was_switched(
 ) -> bool:
     """Ask the source of the topology whether the new map of ``plan`` is published.
 
-    If the source does not answer, ask again, for :data:`LOOK_UP` seconds at most. Do not begin a
-    question that would end after this time if it takes as long as the last one. Before the second
-    question, tell the operator what the delay means for writers.
+    If the source does not answer, ask again, for :data:`LOOK_UP` seconds at most. Each further
+    question is expected to take as long as the one before it. If the question would end too late,
+    it is not asked. Before the second question, the operator is told what the delay means for
+    writers.
 
     :param forced: whether the promotion does without the old primary; used in messages.
     :param check: called before each question; raises an error if this process may not go on.

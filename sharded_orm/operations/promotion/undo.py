@@ -17,8 +17,9 @@ class PromotionUndo:
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
         self._earlier_warnings = len(record.report.warnings)
-        #: Whether both servers have their former roles again. It is also True if a server did not
-        #: answer; then the report has a warning about that server.
+        #: Whether the undo has put both servers back into their former roles. It is also True if
+        #: this failed for a server and the undo went on. Then the report has a warning about that
+        #: server.
         self.is_restored = False
 
     def run(self, reason: str, *, lenient: bool = False) -> bool:

@@ -65,14 +65,14 @@ _COMPARE_AND_SET = RedisScript(
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) return 1 end return 0"
 )
-# If the entry _OWNER has the value ARGV[1], replaces it by ARGV[2]. Returns the value that _OWNER
-# then has. A missing value counts as empty.
+# This script replaces the value of the entry _OWNER by ARGV[2] if the value is ARGV[1]. It returns
+# the value that _OWNER then has. A missing value counts as empty.
 _REPLACE_OWNER = RedisScript(
     b"local there = redis.call('GET', KEYS[1]) or '' "
     b"if there ~= ARGV[1] then return there end "
     b"redis.call('SET', KEYS[1], ARGV[2]) return ARGV[2]"
 )
-# Appends to a guard only if it exists: the command APPEND alone would create it.
+# This script appends to a guard only if the guard exists. The command APPEND alone would create it.
 _APPEND = RedisScript(
     b"if redis.call('EXISTS', KEYS[1]) == 1 then "
     b"return redis.call('APPEND', KEYS[1], ARGV[1]) end return 0"
@@ -86,9 +86,9 @@ class RedisServer(RemoteServer):
     connection over several servers. The Redis user must be allowed to run scripts and INFO, and to
     use any entry name. The reply to INFO must contain a ``run_id``, also on a managed server.
 
-    After a failover or a start from a dump, no older entry is found. While a network partition
-    leaves two primaries, clients that still reach the old primary may read stale entries there:
-    those that were valid before the partition.
+    After a failover or a start from a dump, entries that were stored before it are not found any
+    more. While a network partition leaves two primaries, clients that still reach the old primary
+    may read stale entries there: those that were valid before the partition.
     """
 
     _end = LINE_END
@@ -231,7 +231,8 @@ class RedisServer(RemoteServer):
         value never comes back. If the value has changed, send the packet again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
-        :raises ServerDown: there was no valid reply in time, or the server rests after a failure.
+        :raises ServerDown: there was no valid reply in time, or the server is not asked for a
+            while after a failure.
         """
         owner = b""
 
@@ -253,9 +254,9 @@ class RedisServer(RemoteServer):
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send ``commands`` and return their replies.
 
-        Costs one round trip; two if the server does not know one of the scripts yet. The commands
-        run in their order, except that scripts that were unknown run last. Commands of other
-        clients may run in between.
+        Costs one round trip, or two if at least one script is new to the server. The commands run
+        in their order, except that scripts that were unknown run last. Commands of other clients
+        may run in between.
 
         :param commands: each command is a tuple of parts. A part that is a str is the name of an
             entry: the incarnation (a random word) is put before it. Bytes are sent as they are.
