@@ -58,8 +58,8 @@ class ActiveConfig:
         # The parent's configuration, in a forked child that has not called load() yet; otherwise
         # None.
         self._inherited: conf.Config | None = None
-        # Set after a failure of the topology source: the time (by time.monotonic()) from which the
-        # source may be asked again, and the message of the error.
+        # None unless the topology source has failed. After a failure: the time (by
+        # time.monotonic()) from which the source may be asked again, and the error's message.
         self._unavailable: tuple[float, str] | None = None
         # The topology source that source() has made. It is used only while _watcher is None.
         self._unwatched_source: TopologySource | None = None

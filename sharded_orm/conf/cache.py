@@ -105,7 +105,7 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
         problems.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
     elif ttl < quarantine:
         # A guard (see CacheOptions) lives for twice the TTL. No entry is stored under the guard
-        # before the guard is as old as QUARANTINE. With too short a TTL, the guard would expire
+        # before the guard is as old as QUARANTINE. With too short a TTL, the guard could expire
         # before it reaches that age.
         problems.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
     if timeout >= commit_within:

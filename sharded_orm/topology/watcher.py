@@ -108,8 +108,8 @@ class TopologyWatcher(Generic[T]):
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # If there is a last good copy, check that the source's document may replace it. If both
-            # are the same document, it was checked already.
+            # If there is a last good copy, check that the source's document may replace the copy.
+            # If both are the same document, no check is needed: the copy was checked already.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:

@@ -334,7 +334,7 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     first line of the answer. To cut the version number out of each line would take time, and few
     leases are used. :func:`_version` does it when a lease is used.
 
-    :param count: the number of answers. Some of them, one after the other, are about objects.
+    :param count: the number of answers. The answers about objects are next to each other.
     :param middle: the position of the first answer about an object.
     :param last: the position after the last answer about an object.
     """
