@@ -17,9 +17,9 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     """
 
     def _get_test_db_name(self) -> str:
-        # Ignore a TEST["NAME"] that pytest-django has set. With xdist, pytest-django uses databases
-        # in memory only for Django's own SQLite engine. For any other engine, it makes a name from
-        # a prefix and NAME. Here NAME is a path, so no file with that name can be created.
+        # Ignore a TEST["NAME"] that pytest-django has set. With xdist, pytest-django sets this name
+        # for every engine except Django's own SQLite engine: "test_", then NAME, then a suffix.
+        # Here NAME is a path, so no file with that name can be created.
         settings = self.connection.settings_dict
         prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(prefix):
