@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # Import a public name when it is used first (PEP 562), and not when the package is imported.
-    # For Django imports the package before the app registry is ready, and no model can be imported
-    # then.
+    # Django imports the package before the app registry is ready, so no model could be imported at
+    # that time.
     if name == "atomic":
         from sharded_orm.transactions import atomic
 

@@ -43,8 +43,8 @@ class ActiveConfig:
 
     Thread-safe.
 
-    :param changed: called each time a new topology has made this object replace :attr:`current`.
-        :attr:`lock` is held during the call.
+    :param changed: a function that is called after :attr:`current` was replaced because of a new
+        topology. :attr:`lock` is held during the call.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -58,13 +58,13 @@ class ActiveConfig:
         # The parent's configuration, in a forked child that has not called load() yet; otherwise
         # None.
         self._inherited: conf.Config | None = None
-        # Set after a failure of the topology source: the time (by time.monotonic()) from which the
-        # source may be asked again, and the message of the error.
+        # None unless the topology source has failed. After a failure: the time (by
+        # time.monotonic()) from which the source may be asked again, and the error's message.
         self._unavailable: tuple[float, str] | None = None
-        # The topology source that source() returns while no object watches a source for changes.
+        # The topology source that source() has made. It is used only while _watcher is None.
         self._unwatched_source: TopologySource | None = None
-        # In a forked child: the sources of the parent processes. They are kept because finalising them
-        # would write to the parents' connections.
+        # A forked child keeps the topology sources of its parent processes here, because finalising
+        # them would write to the parents' connections.
         self._sources_of_parents: list[TopologySource | None] = []
 
     def load(self) -> conf.Config:

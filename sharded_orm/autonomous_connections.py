@@ -48,7 +48,10 @@ class AutonomousConnections:
         request_finished.connect(self._close_obsolete)
 
     def get(self, alias: str) -> Autonomous:
-        """Return the connection to use now, in this thread, for an autonomous statement on ``alias``."""
+        """Return the connection for one autonomous statement of this thread on ``alias``.
+
+        A later statement may need another connection, so call this method before each statement.
+        """
         shared: Any = connections[alias]
         if not shared.in_atomic_block and shared.get_autocommit():
             return Autonomous(shared, True)
@@ -57,9 +60,9 @@ class AutonomousConnections:
         own = self._of_thread()
         connection = own.get(alias)
         if connection is not None and connection.errors_occurred:
-            # An error has occurred on the connection. Close it here if it is broken. A worker
-            # process that serves no requests only calls Django's close_old_connections(), which
-            # does not know this connection.
+            # An error has occurred on the connection. Close the connection here if it is broken,
+            # because in a process without requests nothing else closes it: Django's
+            # close_old_connections() does not know this connection.
             connection.close_if_unusable_or_obsolete()
         # Open a new connection if the alias now stands for another database, as in a test run. This
         # is not necessary for the connection of a shard, which changes to the new database by

@@ -83,7 +83,10 @@ class CircuitBreaker:
         return before is None or type(before.cause) is not type(cause)
 
     def half_open(self, key: str | None) -> None:
-        """Let the next caller try ``key`` at once. Call this on a sign that ``key`` works again."""
+        """Let the next caller try ``key`` at once, without waiting for the end of ``backoff``.
+
+        Call this method when something indicates that ``key`` works again.
+        """
         with self._lock:
             if (failure := self._failures.get(key)) is not None:
                 failure.until = self._clock()

@@ -66,8 +66,8 @@ class ShardRouter:
         instance = hints.get("instance")
         options = shard_options(model)
         if options is None:
-            # ``model`` is global. If ``instance`` is sharded, do not return None: Django would then
-            # use the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
+            # ``model`` is not sharded. If ``instance`` is sharded, do not return None: Django would
+            # then use the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
             return None
@@ -105,7 +105,8 @@ class ShardRouter:
         which the shard key refers, but Django may follow another relation. The library's own
         descriptors know the relation, and do not ask the router.
 
-        If the shard is to be chosen later, the result is the alias of the whole group.
+        The result may be the alias of the whole group. The shard is then determined when a row is
+        saved.
 
         :raises ShardKeyRequired: the rows would be read, and ``instance`` does not tell their
             shard.

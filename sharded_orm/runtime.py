@@ -43,9 +43,9 @@ def _topology_changed() -> None:
         if _topology is None and isinstance(settings.DATABASES, ShardedDatabases):
             settings.DATABASES.renew_groups()
     finally:
-        # Notify the connections even after an error. The caller then restores the old topology. But
-        # a connection may have seen the new topology meanwhile, and must look up its shard's node
-        # again.
+        # Notify the connections even after an error. The caller restores the old topology then, but
+        # a connection may have used the new topology meanwhile. So each connection must look up its
+        # shard's node again.
         relocation.topology_changed()
 
 

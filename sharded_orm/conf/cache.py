@@ -104,8 +104,9 @@ def parse_cache(setting: Mapping[Any, Any], problems: list[str]) -> CacheOptions
     if ttl > MAX_TTL or ttl < 1:
         problems.append(f"{where}TTL must be 1 to {MAX_TTL} seconds, not {ttl!r}")
     elif ttl < quarantine:
-        # No entry is stored under a guard (see CacheOptions) that is younger than QUARANTINE. A
-        # guard lives for twice the TTL, so with too short a TTL it would expire before that.
+        # A guard (see CacheOptions) lives for twice the TTL. No entry is stored under the guard
+        # before the guard is as old as QUARANTINE. With too short a TTL, the guard could expire
+        # before it reaches that age.
         problems.append(f"{where}TTL ({ttl!r}) must not be less than QUARANTINE ({quarantine!r})")
     if timeout >= commit_within:
         problems.append(

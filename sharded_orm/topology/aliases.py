@@ -55,9 +55,9 @@ class Resolver(Protocol):
         """Whether ``alias`` names a shard; cheaper than :meth:`shard_alias`."""
 
 
-# The object that looks up groups and shards, set once, when the module ``apps`` is loaded. That
-# moment is right: the settings module has made DATABASES already, and the models, whose code may
-# use DATABASES, are not loaded yet.
+# The object that looks up groups and shards. It is set once, when the module ``apps`` is loaded.
+# At that time the settings module has already made DATABASES. The models are not loaded yet, so
+# their code can use DATABASES with groups and shards.
 _resolver: Resolver | None = None
 
 
@@ -92,8 +92,8 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Aliases of shards that were given on the command line. Iteration yields these aliases,
-        # too; see expose().
+        # The aliases of shards that were given on the command line. Iteration over the mapping
+        # yields these aliases, too; see expose().
         self._exposed: list[str] = []
 
     def _with_groups(self) -> ShardedDatabases:

@@ -27,9 +27,9 @@ FORMAT = 1
 _RANGE_DEFAULTS = {
     part.name: part.default for part in fields(ShardRange) if part.default is not MISSING
 }
-# Type of a form of RANGES that is easy to compare: a dict with one item for each entry of RANGES.
-# The key is the entry's "range" (its shards) as text. The value is the rest of the entry, without
-# the keys that have their default value.
+# The type of RANGES after it was converted for comparisons: a dict with one item for each entry of
+# RANGES. The key is the entry's "range" (its shards) as text. The value is the rest of the entry,
+# without the keys that have their default value.
 _Ranges = dict[str, dict[str, Any]]
 # The deepest nesting that a document may have. Correct documents are nested only a few levels deep. A much
 # deeper document is a mistake, on which recursive functions would fail.
@@ -291,7 +291,7 @@ def _public(value: Any) -> Any:
         return _UNWRITABLE if _UNWRITABLE in items else items
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    # JSON does not know the type of the value. Turn a path into text. Leave out any other value,
+    # JSON cannot represent a value of this type. Turn a path into text. Leave out any other value,
     # such as a converter or a TLS context.
     return str(value) if hasattr(value, "__fspath__") else _UNWRITABLE
 

@@ -49,8 +49,8 @@ class LastGoodCopy:
         :raises OSError: the file or its folder cannot be read or written.
         :raises TypeError: the document contains a value that JSON cannot represent, such as a date.
         """
-        # Go on to replace an existing file if it is invalid. Also go on if the file cannot be read
-        # because it belongs to another account, such as an operator's.
+        # Replace an existing file even if its content is invalid. Also replace the file if it
+        # cannot be read because it belongs to another account, such as an operator's.
         with contextlib.suppress(InvalidTopology, PermissionError):
             saved = self.read()
             if saved is not None and (saved == document or saved.version > document.version):

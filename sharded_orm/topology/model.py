@@ -18,9 +18,9 @@ from typing import Any
 from sharded_orm.topology.schema_names import SchemaNames, Span, shared_number
 
 ALIAS_DIGITS = 5
-#: The largest number of shards in a group. Ids cannot contain larger numbers of shards: a packed id
-#: has 16 bits for the number of its shard, and a timestamped id has only 13. The limit also keeps a
-#: mistyped range from filling the memory with shards.
+#: The most shards that a group may have. No kind of id has room for larger shard numbers: a packed
+#: id has 16 bits for the number of its shard, and a timestamped id has only 13. The limit also
+#: keeps a mistyped range from filling the memory with shards.
 MAX_SHARDS = 1 << 16
 #: The largest weight of a range (a shard's share of new keys). Even if every shard of the largest
 #: group has this weight, a float represents the sum of the weights exactly.

@@ -149,9 +149,9 @@ class _NameProgression:
         return self.base + unknown * self.step
 
     def unknowns(self, spans: Iterable[Span], window: _Window) -> Iterator[Span]:
-        """Yield spans of ``unknown``: those values whose shard is in ``spans`` and in ``window``.
+        """Yield the values of ``unknown`` whose shard numbers are in ``spans`` and in ``window``.
 
-        A span is (first, last), both included.
+        The values are yielded as spans, too. A span is (first, last), both included.
         """
         for first, last in spans:
             low = max(first, window.least)
@@ -170,10 +170,11 @@ class _NameProgression:
 class _CommonNames:
     """The schema names that two windows (sets of names, all of one length) have in common.
 
-    Where one window has a digit of the shard number and the other window has text, the digit of a
-    common name must be equal to the text. Where both windows have digits, the digits are free. The
-    free digits form a number, the ``unknown``. ``one`` and ``other`` compute the shard's number in
-    the first and in the second window from this unknown.
+    At some positions, one window has a digit of the shard number and the other window has text. A
+    common name has the character of the text there. At other positions both windows have digits,
+    and a common name may have any digit there. These free digits form a number, the ``unknown``.
+    From it, ``one`` computes the shard's number in the first window, and ``other`` the shard's
+    number in the second window.
     """
 
     one: _NameProgression
@@ -220,10 +221,10 @@ def _same_text(one: _Window, other: _Window) -> bool:
 def _progression(
     window: _Window, text: _Window, start: int, end: int, last: int
 ) -> _NameProgression | None:
-    """Return the shard numbers in ``window`` whose names may also be in another window.
+    """Return the shard numbers in ``window`` whose schema names may also be in another window.
 
-    Where the other window has text, the digits of such a number are equal to the text. Return None
-    if there are no such numbers.
+    Some digits of a shard number may be at positions where the other window has text. These digits
+    must be equal to that text. Return None if no shard number can meet this condition.
 
     :param text: the other window.
     :param start: the first position at which both windows have a digit.

@@ -34,7 +34,8 @@ def problems(old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouti
     every key to the same shard. A shard may be on another node (database server): the operator who
     changes a shard's node is responsible for moving its rows.
 
-    :param keys: returns, for a group, what determines the shard of a key.
+    :param keys: a function that is called with a group. It returns what determines the shards of
+        the group's keys.
     """
     reasons = []
     if new.version <= old.version:

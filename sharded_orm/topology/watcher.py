@@ -52,9 +52,10 @@ class TopologyWatcher(Generic[T]):
 
     Not thread-safe: callers must hold a common lock.
 
-    :param check: called with a document and with the value in use (None at the start). Returns the
-        value that the process derives from the document, such as its checked configuration. Raises
-        :exc:`InvalidTopology` if the document must not be used.
+    :param check: a function that returns the *value* of a document: what the process derives from
+        it, such as the checked configuration. The arguments are the document and the value in use
+        (None at the start). The function raises :exc:`InvalidTopology` if the document must not be
+        used.
     """
 
     def __init__(self, source: TopologySource, check: Callable[[Document, T | None], T]) -> None:
@@ -107,8 +108,8 @@ class TopologyWatcher(Generic[T]):
             document = self.source.load()
             if document is None:
                 raise InvalidTopology(["nothing was pushed there yet"], self.source.describe())
-            # If there is a last good copy, check that the source's document may replace it. If both
-            # are the same document, it was checked already.
+            # If there is a last good copy, check that the source's document may replace the copy.
+            # If both are the same document, no check is needed: the copy was checked already.
             value = self.value if document == copy else self.check(document)
             changes = self._changes_to(document)
         except Exception as exc:

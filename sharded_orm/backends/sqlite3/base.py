@@ -165,9 +165,9 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
 
     def is_idle(self) -> bool:
         # A cursor with unread rows adds a reference to the driver's connection object. So the
-        # connection is idle if there are not more references than _references. That number includes
-        # a local variable of get_new_connection(). The variable is gone, but self.connection refers
-        # to the object now.
+        # connection is idle if it has at most _references references. When _references was read, a
+        # local variable referred to the object. Now self.connection does so instead, so the two
+        # numbers can be compared.
         return self.connection is None or sys.getrefcount(self.connection) <= self._references
 
     def holds_session(self) -> bool:

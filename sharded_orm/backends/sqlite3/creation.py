@@ -1,4 +1,4 @@
-"""Creates SQLite test databases. Their rows never have the same cache keys as rows elsewhere."""
+"""Creates SQLite test databases. Their rows share no cache keys with rows of other databases."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
     """
 
     def _get_test_db_name(self) -> str:
-        # Overrides Django's method to ignore a TEST["NAME"] that pytest-django has set. With xdist,
-        # pytest-django sets names for databases in memory only for Django's own SQLite engine. For any
-        # other engine, it makes a name from NAME. Here NAME is a path, and a file of the resulting name
-        # cannot be created.
+        # Ignore a TEST["NAME"] that pytest-django has set. With xdist, pytest-django sets this name
+        # for every engine except Django's own SQLite engine: "test_", then NAME, then a suffix.
+        # Here NAME is a path, so no file with that name can be created.
         settings = self.connection.settings_dict
         prefix = f"{TEST_DATABASE_PREFIX}{settings['NAME']}_"
         if str(settings["TEST"]["NAME"] or "").startswith(prefix):

@@ -13,7 +13,7 @@ from sharded_orm.backends.statements import Effect
 
 SUFFIX = ".sqlite3"
 #: The largest number of rows that are counted in a table. SQLite has to read every row that it
-#: counts.
+#: counts, so a full count of a large table would take too long.
 COUNTED = 100_000
 _RECORDS = "django_migrations"
 _ORDER = ("table", "index", "view", "trigger")

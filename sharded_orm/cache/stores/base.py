@@ -112,8 +112,9 @@ class CacheServer(ABC):
         live for another ``2 * ttl`` seconds, so that they outlive the stored entries.
 
         :param again: the names of the guards to read.
-        :returns: for each of ``entries``, whether it was stored; and the values of the guards. An
-            entry is not stored if its lease is void, or its value is too large for the server.
+        :returns: two lists. The first one says for each of ``entries`` whether it was stored. The
+            second one has the values of the guards. An entry is not stored if its lease is void,
+            or if its value is too large for the server.
         """
 
     @abstractmethod

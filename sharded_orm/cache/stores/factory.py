@@ -111,7 +111,8 @@ def name_prefix(*aliases: str) -> str:
     for alias in aliases:
         entry = settings.CACHES[alias]
         prefix, version = entry.get("KEY_PREFIX", ""), entry.get("VERSION", 1)
-        # Each part of the prefix ends in a colon, because the text from token() never contains one.
+        # A colon marks the end of each part of the prefix. The mark is unambiguous, because the
+        # text from token() never contains a colon.
         part = f"{token(prefix)}:" if prefix else ""
         part += f"{token(version)}::" if version != 1 else ""
         parts.append(part)
@@ -119,7 +120,7 @@ def name_prefix(*aliases: str) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str | None:
-    """Return the backend in :data:`BACKENDS` that an alias uses, itself or as a subclass of it.
+    """Return the backend in :data:`BACKENDS` that an alias uses directly or through a subclass.
 
     Return None if the alias uses another backend.
 

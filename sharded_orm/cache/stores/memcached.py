@@ -40,13 +40,13 @@ _MAX_READ = 64 * 1024
 #: value ended inside a record, the server would lose the commands in the rest of that record. A
 #: packet may be longer only if it has a single command.
 _MAX_RECORD = 16_000
-#: The names of the OPTIONS of an alias that are used. All of them concern connecting. Other
+#: The keys of the OPTIONS of an alias that this module uses. All of them concern connecting. Other
 #: options, for example about pickling and hashing, are ignored.
 _OPTIONS = frozenset({"connect_timeout", "socket_keepalive", "socket_module", "tls_context"})
 
 #: Texts that join the names of entries into a packet of ``mg`` (read) commands. ``_PLAIN`` only
-#: reads the entries. ``_LEASED`` also asks for a lease (permission to store) of each missing
-#: object.
+#: reads the entries. ``_LEASED`` also asks for a lease (permission to store) of each entry, found
+#: or missing.
 _PLAIN, _LEASED = " v\r\nmg ", f" v c N{LEASE_SECONDS}\r\nmg "
 
 #: The answer to one command: its first line without the line end, and the value, or None if the
@@ -315,7 +315,8 @@ def _seconds(ttl: float) -> int:
 def _reads(names: Sequence[str], objects: Sequence[str], again: Sequence[str]) -> bytes:
     """Return a packet of ``mg`` commands that read the entries of all three lists of names.
 
-    The commands for ``objects`` also ask for leases (permissions to store) of missing objects.
+    The commands for ``objects`` also ask for a lease (permission to store) of each object, found or
+    missing.
     """
     text = f"mg {_PLAIN.join(names)}{_PLAIN[:-3]}" if names else ""
     if objects:
@@ -333,7 +334,7 @@ def _hits(raw: bytes, middle: int, last: int, count: int) -> _Reply | None:
     first line of the answer. To cut the version number out of each line would take time, and few
     leases are used. :func:`_version` does it when a lease is used.
 
-    :param count: the number of answers. Some of them, one after the other, are about objects.
+    :param count: the number of answers. The answers about objects are next to each other.
     :param middle: the position of the first answer about an object.
     :param last: the position after the last answer about an object.
     """
@@ -372,7 +373,8 @@ def _version(lease: bytes) -> bytes:
 def _parse(raw: bytes, count: int) -> list[_Answer] | None:
     """Parse ``raw``, the answers to ``count`` commands. Return None while answers are missing.
 
-    :raises ProtocolError: ``raw`` is not the beginning of ``count`` answers.
+    :raises ProtocolError: an answer in ``raw`` is malformed, or ``raw`` has more than ``count``
+        answers.
     """
     answers: list[_Answer] = []
     position = 0

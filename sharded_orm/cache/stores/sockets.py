@@ -34,7 +34,7 @@ class ProtocolError(Exception):
 
 
 class Outdated(ConnectionError):
-    """The server has lost or exchanged its data since the connection was opened.
+    """Since the connection was opened, the server has lost its data or come back with older data.
 
     The connection is then closed, and the packet is sent again on a new one.
     """
@@ -49,9 +49,9 @@ class Connection:
         """
         :param connected: a socket that is connected to the server.
         :param timeout: the time limit in seconds for one :meth:`ask`.
-        :param incarnation: a value that identifies the data on the server: it changes when the
-            server loses its data. It is for functions that make packets (see :data:`Packet`). Empty
-            (the default) for servers that have no such value.
+        :param incarnation: a value that identifies the data on the server. It changes when the
+            server loses its data or comes back with older data. Functions that make packets (see
+            :data:`Packet`) read it. It is empty (the default) if the server has no such value.
         """
         self.incarnation = incarnation
         self._socket = connected
@@ -215,9 +215,9 @@ class RemoteServer(CacheServer):
                 connection.close()
                 if is_new:
                     raise
-                # An idle connection failed: the server was restarted, closes idle connections, or
-                # has exchanged its data. So the other idle connections are useless, too: close them
-                # and send the packet again.
+                # An idle connection failed. The server was restarted, closes idle connections, or
+                # has come back with older data. So the other idle connections are useless, too.
+                # Close them and send the packet again.
                 self.close()
             except BaseException:
                 # Close the connection: the answer may still arrive, and must not be taken for the
