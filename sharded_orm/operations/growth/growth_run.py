@@ -203,10 +203,10 @@ class GrowthRun:
             )
 
     def _report_keys_above(self) -> None:
-        """Wait until all processes use the new bounds, then look once more for keys above them.
+        """Wait until all processes use the new bounds. Then look again for keys above the bounds.
 
-        Rows with such keys may have been written to the older shard since the first check. They are
-        added to the report's problems.
+        Rows with such keys may have been written to the older shard since the first check. If
+        so, sentences about these keys are added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [
