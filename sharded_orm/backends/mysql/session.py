@@ -65,7 +65,8 @@ class NodeSession:
         #: Whether the first result of the last statement has been read from the socket. Further results
         #: may be unread. Set to False before a statement is sent.
         self.stored = True
-        #: Whether the connection that holds this session has a cursor with unread results on it.
+        #: Whether a cursor still has to read results from this session. Set only while a virtual
+        #: connection holds the session.
         self.busy = False
         self.close_at: float | None = None
         self.suspect = False

@@ -24,7 +24,8 @@ from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Before the new range is opened, seconds to wait until all processes use a topology with it.
+#: All processes must use a topology with the new range before it is opened. This is the largest
+#: number of seconds to wait for them.
 PATIENCE = 30.0
 
 Tell = Callable[[str], None]

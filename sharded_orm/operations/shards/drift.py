@@ -55,7 +55,9 @@ class Schemas:
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, shards: Iterable[ShardStatus], alive: Alive) -> None:
-        """Read the schemas of ``shards`` into this object. On MySQL, a schema costs two round trips.
+        """Read the schemas of ``shards`` into this object.
+
+        On MySQL, each schema costs two round trips.
 
         :param alive: called after each shard, to report that the node answers.
         """
