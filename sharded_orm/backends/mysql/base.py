@@ -94,9 +94,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     def _announce_writes(self) -> None:
         if self.transaction_writes is not None:
-            # Called before a statement that may commit implicitly. The server does not say whether it
-            # has committed. So the write markers in the cache, which announce uncommitted writes, stay
-            # until this transaction or the next one ends.
+            # This method is called before a statement that may commit implicitly. The server does
+            # not say whether the statement has committed. So the write markers in the cache, which
+            # announce uncommitted writes, stay until this transaction or the next one ends.
             self.transaction_writes.announce()
 
     def init_connection_state(self) -> None:
@@ -110,8 +110,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
                 self.queries_log.append({"sql": "; ".join(statements), "time": "0.000"})
 
     def create_cursor(self, name: str | None = None) -> LeasedCursor:
-        # Every statement passes here. The method needs no async_unsafe decorator, because cursor(),
-        # which calls it, has one.
+        # This method needs no async_unsafe decorator, which would cost time for every statement:
+        # cursor(), which calls this method, has the decorator.
         connection = self.connection
         assert connection is not None
         cursor: LeasedCursor = connection.default_cursor(connection)
@@ -326,7 +326,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:
-            # The session is lost. COMMIT may or may not have been sent, and may still be running on the
-            # server.
+            # The session is lost, so nobody can tell the outcome: COMMIT may or may not have been
+            # sent, and may still be running on the server.
             return CommitOutcome.UNKNOWN
         return CommitOutcome.OPEN

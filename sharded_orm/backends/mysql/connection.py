@@ -88,7 +88,7 @@ class VirtualConnection(DriverFace):
         self.checks_off = False
         #: Whether one_session() is active: several statements must run on one session.
         self.in_batch = False
-        #: Whether hold() keeps the session, for state that its caller leaves there.
+        #: Whether the session is kept because hold() was called, and release() was not called yet.
         self.is_held = False
         #: Whether hold_after_commit() was called: the session is then kept when its transaction ends.
         self.held_after_commit = False
@@ -148,7 +148,7 @@ class VirtualConnection(DriverFace):
             self._end(b"COMMIT")
 
     def rollback(self) -> None:
-        """Roll back. If the session was lost, send nothing: the server has rolled back already."""
+        """Roll back. Send nothing if the session was lost: the transaction has ended with it."""
         if self.mode is SessionMode.PINNED:
             with self._watched_session() as session:
                 session.raw.rollback()
@@ -208,7 +208,7 @@ class VirtualConnection(DriverFace):
     # --- What LeasedCursor needs for a statement --------------------------------------
 
     def announce_implicit_commit(self) -> None:
-        """Call ``before_commit``, because the next statement may commit, like ``ALTER TABLE``."""
+        """Call ``before_commit``, because the caller's next statement may commit implicitly."""
         announce = self.before_commit() if self.before_commit is not None else None
         if announce is not None:
             announce()
@@ -335,7 +335,7 @@ class VirtualConnection(DriverFace):
         self.settle()
 
     def release(self) -> None:
-        """Undo hold(). The session must have no state any more. A pinned session is still kept."""
+        """Undo hold(). The caller must have removed its state. A pinned session is still kept."""
         self.is_held = False
         self.settle()
 
@@ -440,7 +440,7 @@ class VirtualConnection(DriverFace):
 
     @contextmanager
     def _watched_session(self) -> Iterator[NodeSession]:
-        """Give the held session to a ``with`` block. Discard the session if the block loses it."""
+        """Give the held session to a ``with`` block. Discard the session if an error ends it."""
         session = self._require_session()
         try:
             yield session
@@ -475,8 +475,8 @@ class VirtualConnection(DriverFace):
         is_pinned = self.mode is SessionMode.PINNED
         had_state = self._has_state or is_pinned
         if self.is_held or is_pinned:
-            # A rollback cannot restore the lost state of a pinned or held session. So rollback()
-            # must fail from now on, and the mode stays LOST until close().
+            # A rollback cannot restore the state that a pinned or held session had. So rollback()
+            # must raise an error from now on: the mode stays LOST until close().
             self.transaction.is_open = self.checks_off = False
         if had_state:
             self.mode = SessionMode.LOST

@@ -36,7 +36,8 @@ _INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
 RETRY_WITHIN = 1.0
 _OUT_OF_SYNC = 2014
 
-# Results of reason() for statements that may insert rows although their last result shows no id.
+# If reason() returns one of these texts for a statement, the statement may have inserted rows
+# although its last result shows no id.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
 _READ, _WRITE, _IMPLICIT, _AFFINE = (
     StatementKind.READ,
@@ -91,7 +92,7 @@ class LeaseMixin(BaseCursor):
     def __init__(self, connection: VirtualConnection) -> None:
         self.connection = connection
 
-    # --- execute ------------------------------------------------------------------------
+    # --- Running one statement ----------------------------------------------------------
 
     def execute(self, query: Any, args: Any = None) -> Any:
         """Run one statement, and return its row count as the driver's cursor does.
@@ -282,7 +283,7 @@ class LeaseMixin(BaseCursor):
         self._executed = query.encode() if isinstance(query, str) else query
         return 0
 
-    # --- pending results ------------------------------------------------------------------
+    # --- Results that are not read yet ----------------------------------------------------
 
     def _register_pending(self, connection: VirtualConnection, session: NodeSession) -> None:
         self._session = session
@@ -369,7 +370,7 @@ class LeaseMixin(BaseCursor):
             with contextlib.suppress(MySQLError):
                 self._discard()
 
-    # --- several statements -----------------------------------------------------------------
+    # --- Running several statements ---------------------------------------------------------
 
     def executemany(self, query: Any, args: Any) -> Any:
         """Run ``query`` with each element of ``args``, all on one session.
@@ -403,7 +404,8 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # Overrides the driver's method that sends a statement. Only callproc() gets here.
+        # This method overrides the method by which the driver sends a statement. Only callproc()
+        # calls it.
         connection = self.connection
         assert connection is not None
         session, prefix = connection.begin_statement()

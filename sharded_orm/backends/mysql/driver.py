@@ -14,8 +14,9 @@ from MySQLdb.connections import Connection
 
 from sharded_orm.backends.mysql.session import NodeSession
 
-# Attributes of the driver's connection that any session of the node can answer, and that do not change
-# the session's state. Access to any other attribute pins a session: the alias keeps it until close().
+# Attributes of the driver's connection that may be used on any session of the node, because they do
+# not change the session's state. Access to any other attribute pins a session: the alias keeps that
+# session until close().
 _STATELESS = frozenset([
     "character_set_name", "client_flag", "converter", "dump_debug_info", "encoders", "encoding",
     "escape_string", "get_character_set_info", "get_host_info", "get_proto_info",
@@ -27,7 +28,8 @@ _STATELESS = frozenset([
 class DriverFace:
     """Base class of the virtual connection: forwards attributes to the driver's connection.
 
-    An attribute that may leave state in a session pins the session: the alias keeps it until close().
+    Some attributes may change the state of a session. Access to such an attribute pins the session:
+    the alias keeps it until close().
     """
 
     __slots__ = ()

@@ -59,8 +59,8 @@ def session_id(session: NodeSession, pool: NodePool) -> SessionID:
 def judges(pool: NodePool, writer: SessionIdentity) -> bool:
     """Whether :func:`gone` can tell if the session ``writer`` still exists.
 
-    True if the session is on the server of ``pool``, and the pool's account can see it: because the
-    session has the same account, or because that account sees the sessions of all accounts. Also
+    True if the session is on the server of ``pool``, and the pool's account can see it. An account
+    sees its own sessions; with the privilege PROCESS, it sees the sessions of all accounts. Also
     True if the server does not answer now. False if ``writer`` is empty.
     """
     if not writer.server or not writer.connection:
@@ -87,8 +87,8 @@ def gone(pool: NodePool, writers: Sequence[W]) -> set[W]:
         existing, _ = _query_sessions(pool, [writer.connection for writer in writers])
     except (MySQLError, PoolTimeout):
         return set()
-    # Another server may have answered, if the node's address has moved. So judges() compares the
-    # server that has answered with the server of each session.
+    # The node's address may lead to another server by now, and that server may have answered. So
+    # judges() compares the server that has answered with the server of each session.
     return {w for w in writers if w.connection not in existing and judges(pool, w)}
 
 

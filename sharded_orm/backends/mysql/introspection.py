@@ -9,8 +9,9 @@ from typing import Any
 
 from django.db.backends.mysql import introspection as stock
 
-# The part of Django's query that makes the server open the tables of every schema. With 1351 schemas,
-# the query takes 199 ms; if the schema of both joined tables is a constant, it takes 0.2 ms.
+# This condition in Django's query for constraints makes the server open the tables of every schema.
+# With 1351 schemas, the query takes 199 ms. With _THIS_SCHEMA in place of the condition, it takes
+# 0.2 ms.
 _EVERY_SCHEMA = "c.table_schema = kc.table_schema AND"
 _THIS_SCHEMA = "c.table_schema = DATABASE() AND c.table_name = kc.table_name AND"
 

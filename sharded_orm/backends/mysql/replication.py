@@ -55,8 +55,8 @@ class ReplicationStatus:
     """
 
     version: str
-    #: Identity of the server: different for each server, and the same by whatever address the
-    #: server is reached.
+    #: Identity of the server. No two servers have the same identity. It does not depend on the
+    #: address by which the server is reached.
     identity: str
     server_id: int
     domain: int
@@ -338,9 +338,9 @@ def positions(text: str) -> dict[int, tuple[int, int]]:
 
 
 def missing(wanted: str, have: str) -> str:
-    """Return those GTIDs of the position ``wanted`` that the position ``have`` has not reached.
+    """Return those GTIDs of the position ``wanted`` that lie beyond the position ``have``.
 
-    The result is a text like ``wanted``; "" if ``have`` has reached all of them.
+    The result is a text like ``wanted``. It is "" if no GTID of ``wanted`` lies beyond ``have``.
     """
     reached = positions(have)
     return ",".join(

@@ -17,8 +17,9 @@ _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
 _BUSY = 0.001  # seconds
-#: Sent before LAST_INSERT_ID() if the alias that asks has inserted nothing: another alias may have
-#: inserted a row on the same session, and the id of that row must not be returned.
+#: This statement is sent before a query of LAST_INSERT_ID() if the querying alias has inserted
+#: nothing. Otherwise the query could return the id of a row that another alias has inserted on the
+#: session.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
 # Error codes after which the server closes the session: shutdown, network errors, a killed session
 # (MariaDB), or a session that was idle for too long (MySQL).
@@ -53,9 +54,10 @@ class NodeSession:
 
     def __init__(self, raw: Connection, *, split: bool = False) -> None:
         self.raw = raw
-        #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is set to
-        #: None before a packet is sent, and to the name after the whole packet has succeeded. If the
-        #: schema was dropped and created again, the session still has the old schema's character set.
+        #: Name of the current schema; None if unknown. Invariant: the name is never wrong. It is
+        #: set to None before a packet is sent, and to the name after the whole packet has
+        #: succeeded. The name does not show whether the schema was dropped and created again. If it
+        #: was, the session still uses the old schema's character set for new tables.
         self.schema: str | None = None
         #: Whether to send each statement in a separate packet, because multi-statements are switched
         #: off.
@@ -63,7 +65,8 @@ class NodeSession:
         #: Whether the first result of the last statement has been read from the socket. Further results
         #: may be unread. Set to False before a statement is sent.
         self.stored = True
-        #: Whether a cursor of the connection that holds this session has unread results here.
+        #: Whether a cursor still has to read results from this session. Set only while a virtual
+        #: connection holds the session.
         self.busy = False
         self.close_at: float | None = None
         self.suspect = False
@@ -73,9 +76,9 @@ class NodeSession:
         self.identity: SessionID | None = None
         #: The virtual connection that used this session last.
         self.last_user: object = None
-        #: The virtual connection that ran the last insert with an id on this session: the insert
-        #: that LAST_INSERT_ID() is about. An insert with an explicit id counts too, although
-        #: LAST_INSERT_ID() then returns the id of an earlier insert.
+        #: The virtual connection that was the last to insert a row with an id on this session. Only
+        #: that connection may read LAST_INSERT_ID() here. The attribute is also set by an insert
+        #: with an explicit id, although such an insert does not change LAST_INSERT_ID().
         self.inserter: object = None
         self.poll = _poller(raw.fileno())
         base: Any = super(Connection, raw)
@@ -235,7 +238,8 @@ def connect(params: dict[str, Any]) -> NodeSession:
     :param params: arguments of ``MySQLdb.connect``.
     """
     raw = Connection(**params)
-    # Remove the driver's encoder of bytes, which does not work. Django's MySQL backend does the same.
+    # Remove the driver's encoder for values of type bytes, because this encoder does not work.
+    # Django's MySQL backend removes it, too.
     if raw.encoders.get(bytes) is bytes:
         raw.encoders.pop(bytes)
     return NodeSession(raw, split=not params.get("multi_statements", True))

@@ -24,7 +24,7 @@ def read(cursor: NodeCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
             f" WHERE table_schema IN ({', '.join(['%s'] * len(sizes))}) GROUP BY table_schema",
             list(sizes),
         )
-        # Size and number of rows are NULL for views, and so for a schema that has only views.
+        # The sums are NULL for a schema that has only views. Return 0 for NULL.
         for name, size, rows in cursor.fetchall():
             sizes[name] = ShardSize(int(size or 0), int(rows or 0))
     return sizes
@@ -37,7 +37,7 @@ def tables(cursor: NodeCursor, schema: str) -> list[TableSize]:
         " WHERE table_schema = %s AND table_type = 'BASE TABLE' ORDER BY table_name",
         [schema],
     )
-    # The size and the number of rows are NULL for a damaged table.
+    # The size and the number of rows are NULL for a damaged table. Return 0 for NULL.
     return [
         TableSize(name, int(rows or 0), "estimated", int(size or 0))
         for name, rows, size in cursor.fetchall()

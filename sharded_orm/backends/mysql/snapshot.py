@@ -268,8 +268,9 @@ def _by_dependency(views: dict[str, str]) -> Iterable[str]:
     try:
         return [views[name] for name in TopologicalSorter(dependencies).static_order()]
     except CycleError:
-        # Views seem to depend on each other if a column has the name of a view. Keep the order of
-        # the snapshot, and let the server raise an error if a view cannot be created.
+        # A definition that contains the name of a view counts as dependent on this view, although
+        # the name may be that of a column. So the cycle may not be real. Keep the order of the
+        # snapshot, and let the server raise an error if a view cannot be created.
         return list(views.values())
 
 

@@ -1,8 +1,9 @@
 """Classify statements by what they do to the session that runs them. Pure functions.
 
-All shards of a node share its sessions. So a statement that leaves state in its session, or might do
-so, pins the session: only one alias uses it until that alias's connection is closed. The functions see
-the text before parameters are filled in: a parameter becomes a literal, and cannot change the kind.
+All shards of a node share its sessions. So a statement that leaves state in its session, or might
+do so, pins the session: only one alias uses it until that alias's connection is closed. The
+functions need only the text before parameters are filled in: a parameter becomes a literal, and a
+literal does not change the kind of a statement.
 
 The text does not show the effects of stored functions, triggers and the server's settings, so these
 effects are not considered.
@@ -129,7 +130,7 @@ def reason(sql: str | bytes | bytearray) -> str:
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     bare = _bare(text)
     if bare is None:
-        # The text has escapes or executable comments, so it may contain several statements.
+        # It is unclear which parts of the text are code. So assume several statements.
         return SEVERAL_STATEMENTS
     upper = bare.upper()
     if function := _PIN_FUNCTION.search(upper):
@@ -147,7 +148,8 @@ def _bare(sql: str) -> str | None:
     Return None if the text leaves doubt where literals or comments end.
     """
     if "\\" in sql or "/*!" in sql or "/*M!" in sql:
-        # The effect of a backslash depends on the SQL mode, and executable comments contain code.
+        # It is unclear which parts of the text are code: the effect of a backslash depends on the
+        # SQL mode, and executable comments contain code.
         return None
     bare = _LITERALS_AND_COMMENTS.sub(lambda match: " " if match[1] else "?", sql)
     return None if any(mark in bare for mark in ("'", '"', "`", "/*")) else bare.strip()

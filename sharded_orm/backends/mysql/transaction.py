@@ -80,8 +80,9 @@ class ServerTransaction:
             return True
         created = b"SAVEPOINT " + savepoint_name(sql).encode()
         if created in self.pending:
-            # The savepoint was not sent yet. Drop its SAVEPOINT statement and those after it, which
-            # are nested in it. For ROLLBACK TO, keep the savepoint's own SAVEPOINT statement.
+            # The savepoint was not sent yet. So instead of sending RELEASE or ROLLBACK TO, remove
+            # its SAVEPOINT statement and the later ones, which are nested in it. But ROLLBACK TO
+            # does not end the savepoint itself: in that case, keep its own SAVEPOINT statement.
             keep = kind is StatementKind.ROLLBACK_TO
             del self.pending[self.pending.index(created) + keep :]
             return True

@@ -24,7 +24,8 @@ from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Before the new range is opened, seconds to wait until all processes use a topology with it.
+#: All processes must use a topology with the new range before it is opened. This is the largest
+#: number of seconds to wait for them.
 PATIENCE = 30.0
 
 Tell = Callable[[str], None]
@@ -203,10 +204,10 @@ class GrowthRun:
             )
 
     def _report_keys_above(self) -> None:
-        """Wait until all processes use the new bounds, then look once more for keys above them.
+        """Wait until all processes use the new bounds. Then look again for keys above the bounds.
 
-        Rows with such keys may have been written to the older shard since the first check. They are
-        added to the report's problems.
+        Rows with such keys may have been written to the older shard since the first check. If
+        so, sentences about these keys are added to the report's problems.
         """
         self._wait_until_used()
         self.report.problems += [

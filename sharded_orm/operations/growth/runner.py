@@ -36,13 +36,14 @@ def grow(
 
     After any interruption, a call with the same arguments continues the growth. Until the growth is
     complete or given up, a call with other arguments is refused. The calling process should do
-    nothing else during the call, because it uses a topology with the new shards before they exist.
+    nothing else during the call, because the process uses a topology with the new shards before
+    these shards exist.
 
     :param primary: the node of the new shards.
     :param replica: the node of their copies; None for no copies.
     :param weight: how often a new shard gets a new key, relative to the weights of other ranges.
-    :param bounds: for a group with ``BOUNDS``, the lowest key of each new shard, in ascending order
-        and above every key in use; for other groups, empty.
+    :param bounds: for a group with ``BOUNDS``, the lowest key of each new shard. These keys must be
+        in ascending order, and above every key in use. For other groups, ``bounds`` is empty.
     :param open_it: whether to open the range for new keys at the end.
     :param progress: receives reports during the migration of the new shards.
     :param stopping: a flag that ends the growth early once it is set; None if nothing can end it early.

@@ -23,8 +23,8 @@ class Created:
 
     :param made: aliases of the shards whose schema was created, sorted.
     :param existing: number of shards whose schema existed before.
-    :param failures: reasons of failures, keyed by alias for a shard whose schema could not be
-        created, and by node name for a node that does not answer.
+    :param failures: why schemas could not be created, keyed by the alias of the shard; and why
+        nodes failed as a whole (for example, do not answer), keyed by the name of the node.
     """
 
     made: tuple[str, ...]
@@ -45,8 +45,8 @@ def create(
     for each new schema.
 
     :param timeout: seconds to wait for the first answer of a node.
-    :param progress: called with each shard that exists afterwards, and with True if its schema was
-        created or False if it existed. Several threads call it.
+    :param progress: a function that is called for each shard whose schema exists afterwards. It
+        gets the shard, and whether the schema was created by this call. Several threads call it.
     """
     by_node = shards_by_node(shards)
 

@@ -48,15 +48,16 @@ class Schemas:
     Not thread-safe: give each thread its own instance, and merge the instances with :meth:`add`.
     """
 
-    #: The distinct schemas, each with its shards, in dicts that are nested: the outer keys are
-    #: (group, digest of the applied migrations), and the inner keys are the fingerprints of the
-    #: schemas.
+    #: The distinct schemas, each with its shards, in nested dicts: (group, digest of the applied
+    #: migrations) -> fingerprint of the schema -> the schema with its shards.
     variants: dict[tuple[str, str], dict[str, _SchemaVariant]] = field(default_factory=dict)
     #: Why the schema of a shard could not be read, keyed by the shard's alias.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, shards: Iterable[ShardStatus], alive: Alive) -> None:
-        """Read the schemas of ``shards`` into this object. On MySQL, each costs two round trips.
+        """Read the schemas of ``shards`` into this object.
+
+        On MySQL, each schema costs two round trips.
 
         :param alive: called after each shard, to report that the node answers.
         """

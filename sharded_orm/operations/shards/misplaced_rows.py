@@ -77,8 +77,8 @@ class RowScan:
     sample: int | None
     looked_at: int = 0
     misplaced: list[Misplaced] = field(default_factory=list)
-    #: Why rows could not be read, keyed by the shard's alias; and why the shards of keys could not
-    #: be looked up, keyed by the group's name.
+    #: Why rows could not be checked. The reason is stored under the alias of the shard if its rows
+    #: could not be read, and under the group's name if the look-up of a key's shard failed.
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
@@ -91,7 +91,7 @@ class RowScan:
         directory (the table of the shard of each key), there is one more query per 500 keys.
         Memory: the keys of one batch.
 
-        :param wrapper: a connection object to the node, not bound to a shard.
+        :param wrapper: a connection object of the node. It belongs to no shard.
         :param alive: called after each batch, to report that the node answers.
         """
         if not shards:
@@ -138,8 +138,8 @@ class RowScan:
             if len(shards) == 1 or is_node_gone(exc):
                 self._note_failure(shards[0], exc)
                 return []
-        # A single shard, for example one without the table, makes the statement fail for all shards.
-        # Read the two halves of the shards by separate statements.
+        # If one shard cannot be read, for example because it lacks the table, the statement fails
+        # for all shards. So read the two halves of the shards by separate statements.
         middle = len(shards) // 2
         return [
             *self._read_union(table, wrapper, shards[:middle]),
@@ -241,7 +241,8 @@ class _Table:
         return (
             f"SELECT {self._key}, 1 FROM ({' UNION ALL '.join(parts)}) parts"
             f" ORDER BY turn LIMIT {self._sample:d}",
-            # A random fraction, at most 0.99: rounding must not lead beyond the last primary key.
+            # Draw a fraction below 0.99. With a fraction near 1, rounding could lead beyond the
+            # last primary key.
             [random.random() * 0.99] * 2,
         )
 
@@ -292,7 +293,7 @@ class _Table:
             yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
 
     def _to_keys(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Convert database values to shard keys as the strategy gets them from ``save()``."""
+        """Convert values from the database to shard keys of the type that strategies expect."""
         rows: Iterable[Any] = ([value] for value in values)
         if self._converters:
             rows = self._compiler.apply_converters(rows, self._converters)
@@ -305,7 +306,7 @@ def _key_field(options: ShardOptions) -> Field[Any, Any]:
 
 
 def _homes(group: str, keys: set[Any]) -> dict[Any, int | None]:
-    """Return the shard number of each key, as a dict; None for a key that has no shard."""
+    """Return a dict that maps each key to its shard number, or to None if the key has no shard."""
     strategy = runtime.strategy(group)
     try:
         return strategy.locate_many(keys)

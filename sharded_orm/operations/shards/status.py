@@ -249,8 +249,8 @@ def _digests(
             raise
         if len(shards) == 1:
             return {shards[0].alias: exc}
-    # A single shard that is damaged, or that the account may not read, makes the query fail for all
-    # shards. Read the two halves of the shards by separate queries.
+    # If one shard is damaged, or if the account may not read it, the query fails for all shards. So
+    # read the two halves of the shards by separate queries.
     middle = len(shards) // 2
     return _digests(wrapper, shards[:middle]) | _digests(wrapper, shards[middle:])
 
@@ -293,7 +293,8 @@ class _MissingMigrations:
             connection = connections[shard.alias]
             applied = Records(shard.alias).applied() if digest else ()
             plan = self._planner.plan(connection, applied)
-            # plan.replacements are squashed migrations that only need to be recorded as applied.
+            # Squashed migrations that only need to be recorded as applied (plan.replacements) count
+            # as missing, too.
             names = [*map(str, plan.units), *map(".".join, plan.replacements)]
             migrations = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
             connection.close()

@@ -49,8 +49,8 @@ def where(label: str, name: str, text: str) -> KeyLocation:
     """Find the shard of the rows whose field ``name`` has the value ``text``, and explain it.
 
     Uses the topology of this process, and queries no shard. If the group's keys are in the
-    directory (the table of the shard of each key), the key is looked up by one query. A new key is
-    not placed on a shard.
+    directory (the table of the shard of each key), the key is looked up by one query. If the
+    key has no shard yet, the function does not choose one.
 
     :param label: a model such as ``photos.Photo``. ``Photo`` is enough if only one model, or only
         one sharded model, has that name.
