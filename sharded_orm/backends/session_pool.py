@@ -87,8 +87,8 @@ class SessionPool(Generic[S]):
         self.max_age = max_age
         self.stats = PoolStats()
         self._open_session = open_session
-        # The idle sessions. Invariant: an open session is either in this list or leased. The methods
-        # append(), pop() and remove() of a list are atomic, so leasing needs no lock.
+        # The idle sessions. Invariant: an open session is either in this list or leased. A list's
+        # methods append(), pop() and remove() are atomic, so leasing needs no lock.
         self._idle: list[S] = []
         # Weak references to every session that may be open, keyed by id(): a forked child has to
         # abandon all of these sessions. No lock guards the dict, because garbage collection may

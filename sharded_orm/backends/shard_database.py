@@ -149,9 +149,9 @@ class ShardDatabaseMixin:
         """Return a context manager that builds a temporary schema without rows, and connects to that
         schema.
 
-        The schema has the given definitions. It is on the server of this alias, and is dropped at the
-        end of the ``with`` block. The context manager returns a connection object that has this alias
-        but belongs to no shard group.
+        The schema has the given definitions. It is on the same server as this alias's schema
+        (SQLite: in memory), and is dropped at the end of the ``with`` block. The context manager
+        gives a connection object that has this alias but belongs to no shard group.
 
         :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
             schema of that name exists, it is dropped first.

@@ -29,7 +29,7 @@ class TicketSessionPool:
     """A pool of sessions with one ticket server, for one process and one database. Thread-safe.
 
     :param slot: the numbers that this server may hand out.
-    :param patience: seconds for the driver's own time limits.
+    :param patience: the driver's own time limits, in seconds.
     """
 
     def __init__(self, alias: str, slot: SequenceSlot, patience: float) -> None:

@@ -259,7 +259,7 @@ class RoutedQuerySet(CachedQuerySet):
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
         # If the two combined querysets have different routing hints, remove the hints. Django would
-        # keep the hints of the first queryset, although they may be wrong for the rows of the second.
+        # keep the hints of the first queryset, which may be wrong for the rows of the second.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

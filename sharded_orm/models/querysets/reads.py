@@ -48,9 +48,9 @@ class ReadingQuerySet(RoutedQuerySet):
             "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # ``local_columns`` are the columns whose equal values are all on one shard. A shard key that
-        # is text is not one of them: the database's collation may treat different keys as equal, so
-        # one group of GROUP BY may have rows of two shards.
+        # ``local_columns`` are the columns whose equal values are all on one shard. Do not name a
+        # key that is text among them: the database's collation may treat different keys as equal,
+        # so one group of GROUP BY may have rows of two shards.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(

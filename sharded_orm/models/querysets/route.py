@@ -173,7 +173,8 @@ def colocation_on(options: ShardOptions, alias: str) -> Colocation:
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
 
 
-# The types of values that plain_key() accepts. Their values are hashable and contain no expression.
+# plain_key() accepts only values of these types. Such a value is hashable and contains no
+# expression.
 _PLAIN_KEYS = frozenset({int, str, UUID})
 
 

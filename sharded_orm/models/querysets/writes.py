@@ -313,10 +313,11 @@ def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], a
 
 
 def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
-    """Raise an error if the new ``rows`` cannot be stored on the shard ``alias``.
+    """Raise an error unless the new ``rows`` can be stored on the shard ``alias``.
 
-    The shard must have all rows to which the new rows refer, and all rows that expressions in the
-    new rows read. The ``pre_save()`` of the key's field must not change the key.
+    For this, the shard must have all rows to which the new rows refer, and all rows that
+    expressions in the new rows read. And the ``pre_save()`` of the key's field must not change the
+    key.
     """
     for row in rows:
         options.refuse_key_changed_on_insert(row)
