@@ -47,9 +47,9 @@ class Collations:
         An inexact comparison treats different texts as equal. False if the comparison is exact, or
         if this is uncertain.
 
-        :param is_colocated_with_target: if the key is a foreign key, whether its target, the field
-            that declares the collation, is migrated on the same shards as the key's column. True
-            if the key is no foreign key.
+        :param is_colocated_with_target: whether the field that declares the collation is migrated
+            on the same shards as the key's column. That field is the key itself or, if the key is a
+            foreign key, the field that it refers to. Always True for the key itself.
         """
         return False
 

@@ -58,7 +58,7 @@ S = TypeVar("S", bound=PooledSession)
 class PoolStats:
     """Counters of one pool since the process started, for logs and tests.
 
-    The counters have no lock, so concurrent threads may lose counts.
+    The counters have no lock, so they may be too low if several threads use the pool at once.
     """
 
     opened: int = 0

@@ -59,7 +59,7 @@ class CacheServerStatus:
     items: int | None = None
     bytes: int | None = None
     evictions: int | None = None
-    #: Milliseconds of the fastest of three round trips.
+    #: The duration of the fastest of three round trips, in milliseconds.
     round_trip_ms: float | None = None
 
 

@@ -69,8 +69,8 @@ class _State:
     #: ``TICKETS``.
     predecessor_mark_written: dict[str, float] = field(default_factory=dict)
     #: The sequences whose high-water mark (highest id handed out) could not be read from the
-    #: partner, the next server in ``TICKETS``. A warning was logged for each of these sequences,
-    #: and is not repeated before the mark was read.
+    #: partner, the next server in ``TICKETS``. A warning was logged for each of these sequences.
+    #: The warning is not repeated as long as the sequence is in this set.
     unchecked: set[str] = field(default_factory=set)
     #: How often the server was found to have forgotten ids (its position in the sequence was below its
     #: high-water mark), keyed by sequence.

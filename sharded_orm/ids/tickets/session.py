@@ -84,8 +84,8 @@ class CheckedSequence:
 
     row: SequenceRow
     until: float
-    #: How often the server had been found to have forgotten ids of the sequence, counted until the
-    #: row was checked. If the server was found so again since then, the row must be checked again.
+    #: The number of times that the server had been found to have forgotten ids of the sequence, as
+    #: of this check. If that number has grown since this check, the row must be checked again.
     refusals: int
 
 

@@ -168,7 +168,7 @@ class RoutedQuerySet(CachedQuerySet):
             self._running_on = None
 
     def _for_target(self, target: Target) -> Self:
-        """Return a copy of this queryset that runs the query of ``target`` on its shard.
+        """Return a copy of this queryset that runs the query of ``target`` on the target's shard.
 
         :param target: a shard and the query to send to it.
         """
