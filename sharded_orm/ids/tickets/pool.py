@@ -146,7 +146,7 @@ class Lent:
     def __init__(self, pool: TicketSessionPool, deadline: float) -> None:
         self._pool = pool
         #: The time (``time.monotonic()``) by which the server must have answered. If a caller had
-        #: to wait for another server meanwhile, the caller adds that waiting time to this attribute.
+        #: to wait for another server meanwhile, the caller adds that time to this attribute.
         self.deadline = deadline
         self._session: TicketSession | None = None
 
