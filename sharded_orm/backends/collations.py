@@ -48,7 +48,8 @@ class Collations:
         if this is uncertain.
 
         :param is_colocated_with_target: whether the field that declares the collation is migrated
-            on the same shards as the key's column.
+            on the same shards as the key's column. That field is the key itself or, if the key is a
+            foreign key, the field that it refers to. Always True for the key itself.
         """
         return False
 
@@ -87,9 +88,9 @@ class MySQLCollations(Collations):
         return TextEquality(name.endswith("_bin"), not ("nopad" in name or "_0900_" in name))
 
     def is_inexact_key(self, collation: str, *, is_colocated_with_target: bool) -> bool:
-        # If the field that declares the collation is not migrated on the shards, an inexact
-        # comparison is not certain: another migration may have given the key's column an exact
-        # collation there.
+        # A foreign key may refer to a field that is not migrated on the shards. Then the collation
+        # of that field does not prove an inexact comparison: a migration of the key's own app may
+        # have given the key's column an exact collation.
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:

@@ -14,7 +14,7 @@ from django.db.backends.base.creation import BaseDatabaseCreation
 
 
 class CacheIsolation(Protocol):
-    """Gives each process of a test run its own cache keys, which no other process or run uses."""
+    """Gives each process of a test run cache keys that no other process and no other run uses."""
 
     def isolate(self, alias: str) -> None:
         """Switch to separate cache keys. Called before the test database of ``alias`` is created."""
@@ -32,7 +32,8 @@ class CacheIsolation(Protocol):
         """
 
 
-# Function that returns the CacheIsolation. None if the app is not installed: nothing is cached then.
+# The function that returns the CacheIsolation. It is None if the app is not installed, because then
+# nothing is cached.
 _isolation: Callable[[], CacheIsolation] | None = None
 
 
@@ -58,8 +59,8 @@ class IsolatedCacheCreation(BaseDatabaseCreation):
         return super().create_test_db(*args, **kwargs)
 
     def setup_worker_connection(self, _worker_id: int) -> None:
-        # Give each parallel test process its own cache keys. Otherwise, rows in the databases of
-        # different processes would have the same keys.
+        # Give each parallel test process its own cache keys. Otherwise, two processes would use the
+        # same cache keys for rows of different databases.
         if _isolation is not None:
             _isolation().isolate_worker(self.connection.alias)
         super().setup_worker_connection(_worker_id)

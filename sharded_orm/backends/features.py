@@ -35,7 +35,7 @@ class ShardFeatures:
     #: Whether a column's collation can be read from the server. If not, the collation that the
     #: model declares is used.
     can_introspect_collations: ClassVar[bool] = False
-    #: Tells which texts each collation treats as equal.
+    #: The object whose methods tell which texts a collation treats as equal.
     collations: ClassVar[Collations] = Collations()
     #: Whether ``AVG`` of integers is a decimal number rather than a float.
     averages_integers_exactly: ClassVar[bool] = False

@@ -32,7 +32,7 @@ class OperationsMixin(BaseDatabaseOperations):
         again. At most two queries per table. The tables must exist.
 
         :param cursor: a cursor in the schema of the tables.
-        :param firsts: table -> the lowest id that the counter may hand out.
+        :param firsts: the lowest id that each table's counter may hand out, keyed by table.
         """
         raise NotImplementedError
 

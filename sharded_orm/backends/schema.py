@@ -10,7 +10,8 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 class EditorMixin(BaseDatabaseSchemaEditor):
     """First base class of a backend's ``DatabaseSchemaEditor``.
 
-    ``connection.open_editors`` counts the open editors. A migration is running if it is not 0.
+    ``connection.open_editors`` is the number of open editors. A migration is running if that number
+    is not 0.
     """
 
     connection: Any

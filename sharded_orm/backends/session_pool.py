@@ -17,8 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sharded_orm.exceptions import PoolTimeout
 
-# Seconds for which an expired session stays open if another thread used it last. That thread may be
-# in the middle of a request when this thread's request ends and closes expired sessions.
+# Seconds for which close_expired() lets an expired session stay open if another thread than the
+# caller used the session last. That thread may be in the middle of a request, and may need the
+# session again.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
 
@@ -57,7 +58,7 @@ S = TypeVar("S", bound=PooledSession)
 class PoolStats:
     """Counters of one pool since the process started, for logs and tests.
 
-    The counters have no lock, so concurrent threads may lose counts.
+    The counters have no lock, so they may be too low if several threads use the pool at once.
     """
 
     opened: int = 0
@@ -86,8 +87,8 @@ class SessionPool(Generic[S]):
         self.max_age = max_age
         self.stats = PoolStats()
         self._open_session = open_session
-        # The idle sessions. Invariant: a session is either in this list or leased. list.append, pop
-        # and remove are atomic, so leasing needs no lock.
+        # The idle sessions. Invariant: an open session is either in this list or leased. A list's
+        # methods append(), pop() and remove() are atomic, so leasing needs no lock.
         self._idle: list[S] = []
         # Weak references to every session that may be open, keyed by id(): a forked child has to
         # abandon all of these sessions. No lock guards the dict, because garbage collection may
@@ -278,8 +279,8 @@ class BoundedPool(SessionPool[S]):
 
     def lease_new(self) -> S:
         with self._permit():
-            # Close an idle session first. Otherwise the pool could have more open sessions than its
-            # maximum.
+            # If a session is idle, close it before the new one is opened. Otherwise the pool could
+            # have more open sessions than its maximum.
             try:
                 idle = self._idle.pop(0)
             except IndexError:
@@ -310,7 +311,8 @@ class BoundedPool(SessionPool[S]):
 
     def dispose(self) -> None:
         super().dispose()
-        # All sessions are retired now, and a retired session needs no permit.
+        # Make all permits free again. All sessions are retired now, and a retired session needs no
+        # permit.
         self._permits = threading.Semaphore(self.maximum)
 
     @contextmanager

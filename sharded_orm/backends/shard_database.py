@@ -108,9 +108,9 @@ class ShardDatabaseMixin:
         left out. The queries are not added to the query log. May be called only if
         ``features.can_introspect_collations`` is true.
 
-        :param shards: shards on the node of this alias. If this alias's shard is the only one, the
-            query is part of the alias's open transaction. Otherwise, no shard's connection object is
-            used.
+        :param shards: shards on the node of this alias. If the only one of them is this alias's own
+            shard, the query is part of the alias's open transaction. Otherwise, no shard's
+            connection object is used.
         """
         raise NotImplementedError
 
@@ -149,9 +149,9 @@ class ShardDatabaseMixin:
         """Return a context manager that builds a temporary schema without rows, and connects to that
         schema.
 
-        The schema has the given definitions, is on the same server, and is dropped at the end of the
-        block. The value of the ``with`` block is a connection object that has this alias but belongs to
-        no shard group.
+        The schema has the given definitions. It is on the same server as this alias's schema
+        (SQLite: in memory), and is dropped at the end of the ``with`` block. The context manager
+        gives a connection object that has this alias but belongs to no shard group.
 
         :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
             schema of that name exists, it is dropped first.

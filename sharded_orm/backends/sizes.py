@@ -22,8 +22,8 @@ class TableSize:
 
     name: str
     rows: int
-    #: How exact ``rows``, the number of rows, is. "at least": SQLite stopped counting at that
-    #: number, so the table may have more rows.
+    #: Says how exact the number in ``rows`` is. "at least" means that SQLite stopped counting at
+    #: this number, so the table may have more rows.
     rows_are: Literal["exact", "estimated", "at least"]
     #: Bytes of the table and its indexes; None if the server does not know.
     bytes: int | None

@@ -176,13 +176,14 @@ def _split(definition: str) -> tuple[str, list[str], str]:
     """
     if not _IS_TABLE.match(definition):
         return definition, [], ""
-    # In the statement that MySQL or MariaDB shows, each column or key has its own line. Line ends
-    # inside names or values are escaped.
+    # In the statement that MySQL or MariaDB shows, each column or key has its own line, and line
+    # ends inside names or values are escaped. So the statement can be split at its line ends.
     head, lines, remainder = definition.partition("(\n  ")
     if lines:
         body, _, tail = remainder.partition("\n)")
         return head.strip(), body.split(",\n  "), tail.strip()
-    # SQLite shows the CREATE TABLE statement as it was sent, with its original white space.
+    # SQLite shows the CREATE TABLE statement as it was sent, with any white space. So it cannot be
+    # split at its line ends, and is split at its commas.
     head, _, remainder = definition.partition("(")
     elements, tail = _by_commas(remainder)
     return head.strip(), elements, tail.strip()

@@ -26,7 +26,7 @@ class ModelStatistics:
     """The cache hits, misses and other counts of one model, summed over all processes.
 
     :param counts: dict from the name of a count, as in :data:`sharded_orm.cache.statistics.FIELDS`,
-        to the number. None while the cache server that keeps the counters is down.
+        to the number. The attribute is None if the cache server that keeps the counters is down.
     """
 
     label: str
@@ -36,7 +36,7 @@ class ModelStatistics:
     def hit_ratio(self) -> float | None:
         """The share of reads, from 0 to 1, that queried no database.
 
-        None if there were no reads, or if the counts are not known.
+        None if there were no reads, or if :attr:`counts` is None.
         """
         counts = self.counts
         if counts is None:
@@ -59,7 +59,7 @@ class CacheServerStatus:
     items: int | None = None
     bytes: int | None = None
     evictions: int | None = None
-    #: Milliseconds of the fastest of three round trips.
+    #: The duration of the fastest of three round trips, in milliseconds.
     round_trip_ms: float | None = None
 
 
@@ -131,7 +131,8 @@ def invalidate(cached: CachedModel, keys: Mapping[str, str], using: str | None =
     :param keys: the values of the keys as text, keyed by field name.
     :param using: alias of the shard or database whose cache entries are invalidated; by default all
         databases that have rows of the model.
-    :raises ValueError: no row can have one of the values, or ``using`` has no rows of the model.
+    :raises ValueError: at least one of the values can belong to no row, or ``using`` has no rows of
+        the model.
     :raises TypeError: a field name is unknown.
     :raises CacheUnavailable: a cache server is down; repeat the call.
     """
@@ -279,7 +280,8 @@ def _first(info: Mapping[str, Any], *names: str) -> str | None:
 
 def _items(info: Mapping[str, Any]) -> int | None:
     if "redis_version" in info:
-        # Redis reports a line such as db0:keys=3,expires=3,avg_ttl=0 for each database with keys.
+        # Add up the keys of all databases of the server. For each database with keys, Redis reports
+        # a line such as db0:keys=3,expires=3,avg_ttl=0.
         matches = (re.match(r"keys=(\d+)", str(v)) for k, v in info.items() if re.match(r"db\d", k))
         return sum(int(match[1]) for match in matches if match)
     return _number(_first(info, "curr_items", "entries"))

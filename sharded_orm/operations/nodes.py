@@ -33,8 +33,8 @@ MAX_ABANDONED = 20
 
 Alive = Callable[[], None]
 _ALIVE: Any = object()
-# The abandoned threads, keyed by kind ("node" or "service") and name. A node and a service may have
-# the same name.
+# The abandoned threads, keyed by kind ("node" or "service") and name. The key contains the kind,
+# because a node and a service may have the same name.
 _abandoned: dict[tuple[str, str], set[threading.Thread]] = {}
 
 
@@ -50,9 +50,10 @@ def ignore_answer() -> None:
 
 @contextmanager
 def node_connection(name: str) -> Iterator[ShardConnectionMixin]:
-    """Yield a connection object to node ``name`` that is not bound to a shard; close it at the end.
+    """A context manager that gives a connection object of node ``name``, and closes it at the end.
 
-    Only the thread that creates the connection may use it. The connection is opened at first use.
+    The connection object belongs to no shard. Only the thread that created the object may use it.
+    The object connects to the node when it is first used.
     """
     # Get the settings of the node by asking for those of an invented shard that has no schema name.
     # On SQLite, the setting NAME is then a file in the node's folder that belongs to no shard.
@@ -161,8 +162,9 @@ def ask_one(service: str, ask: Callable[[], T], *, within: float) -> T:
 
 
 def _count_abandoned(kind: str, name: str) -> int:
-    """Return how many abandoned threads of the node or service ``name`` still run. Forget the
-    others.
+    """Return how many abandoned threads of the node or service ``name`` still run.
+
+    Forget the threads that have ended.
     """
     threads = _abandoned.get((kind, name), set())
     for thread in tuple(threads):  # tuple() makes an atomic copy: other threads add to the set.

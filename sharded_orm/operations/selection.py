@@ -25,7 +25,9 @@ class Selected:
 def select(
     group: str | None = None, numbers: Sequence[range] | None = None, node: str | None = None
 ) -> list[Selected]:
-    """Return the shards that meet all conditions, with one entry per group in the order of the settings.
+    """Return the shards that meet all conditions, as one :class:`Selected` per group.
+
+    The groups have the order of the settings. A group without such shards is left out.
 
     :param group: the name of a group; by default all groups. Required with ``numbers`` if there are
         several groups.

@@ -24,7 +24,7 @@ from sharded_orm.topology.sources.base import Process
 
 # The most attempts to publish. An attempt fails if another process has published in the meantime.
 _ATTEMPTS = 20
-# Seconds. The random wait before attempt n (counted from 0) is at most n times this value.
+# The random wait before attempt n (counted from 0) is at most n times this number of seconds.
 _BACKOFF = 0.02
 # Seconds between two checks whether all processes use a certain version of the topology.
 _INTERVAL = 0.05
@@ -51,7 +51,8 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     topology. If ``edit`` changes nothing, nothing is published.
 
     :param edit: gets the current document and returns the changed one, whose version is ignored.
-        Called a further time each time another process has published in between.
+        ``edit`` is called again, with the newer document, each time another process has published
+        in the meantime.
     :param comment: a text to be stored in the history of the topology.
     :return: the document as it was published, or the current one if nothing was published.
     :raises InvalidTopology: the result is not valid, or is not a permitted successor of the
@@ -99,11 +100,10 @@ def push(document: Document, comment: str = "") -> Pushed:
     """Publish ``document``. On return, this process uses it.
 
     If the source holds the same content already and this process uses that content, nothing is
-    published. Otherwise the new version number depends on ``document.version``, the version that
-    the document was made from. If the source still holds that version, ``document`` is published as
-    the next version. If ``document.version`` is higher than the next version, ``document`` is
-    published under the number ``document.version``.
+    published. Otherwise ``document`` is published as the next version, or as version
+    ``document.version`` if that number is higher.
 
+    :param document: the document to publish. Its ``version`` is the version that it was made from.
     :raises TopologyConflict: the source holds a later version than ``document.version``.
     :raises: the errors of :func:`change`.
     """
@@ -125,8 +125,8 @@ def rollback(version: int, comment: str = "", *, expected: int | None = None) ->
     """Publish the content of an earlier version again, as the next version.
 
     :param version: the earlier version.
-    :param expected: the version that the source held when the caller decided to roll back, 0 for an
-        empty source. By default, any version.
+    :param expected: the version that the source held when the caller decided to roll back; 0 if the
+        source was empty. By default, the source may hold any version.
     :raises LookupError: the source does not keep ``version``.
     :raises TopologyConflict: the source now holds another version than ``expected``.
     :raises InvalidTopology: shards were added since ``version``; they cannot be removed.

@@ -1,5 +1,5 @@
-"""The generator of ids from ticket servers. Of two servers, one gives odd ids, one even ids
-(Flickr, F1-F5).
+"""The generator of ids from ticket servers. If there are two servers, one of them gives the odd ids
+and the other one the even ids (Flickr, F1-F5).
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ class MySQLSession(TicketSession):
     - Form ``update`` keeps the last number in the sequence's row of the catalog table, on InnoDB.
     - Form ``replace``, which Flickr published, keeps the last number in a separate table for each
       sequence. The table needs an engine that locks whole tables: MyISAM, which Flickr used, or, on
-      MariaDB, Aria, which also survives a crash. On InnoDB, a REPLACE takes its number before it
-      locks the row. Two REPLACEs would deadlock. A REPLACE that overlaps with a batch (an UPDATE
-      that takes several numbers) would move the counter back.
+      MariaDB, Aria, which also survives a crash. InnoDB is not suitable, because there a REPLACE
+      takes its number before it locks the row. So two REPLACEs would deadlock, and a REPLACE that
+      overlaps with a batch (an UPDATE that takes several numbers) would move the counter back.
     """
 
     forms = ("update", "replace")
@@ -42,8 +42,8 @@ class MySQLSession(TicketSession):
     wrapper_path = "django.db.backends.mysql.base.DatabaseWrapper"
 
     def _limits(self, seconds: int) -> dict[str, Any]:
-        # The driver's limits set here are for an answer that stops half way. The wait for the
-        # beginning of an answer is limited by _send(), in finer steps than the driver's.
+        # These limits of the driver are for an answer that stops half way. The driver accepts only
+        # whole seconds, so _send() itself limits the wait for the beginning of an answer.
         limits = ("connect_timeout", "read_timeout", "write_timeout")
         # Connect with utf8mb4, because the name of a sequence may contain any character.
         return {**dict.fromkeys(limits, seconds), "charset": "utf8mb4"}
@@ -53,8 +53,8 @@ class MySQLSession(TicketSession):
         self._answers = select.poll()
         self._socket = self.connection.fileno()
         self._answers.register(self._socket, select.POLLIN)
-        # The two statements that set and read the variables have no deadline of their own: only the
-        # time limits of the driver apply to them.
+        # Only the time limits of the driver apply to the two statements that set and read the
+        # auto_increment variables. These statements have no deadline of their own.
         cursor = self.connection.cursor()
         expected = (self.slot.step, self.slot.position)
         cursor.execute(
@@ -128,8 +128,8 @@ class MySQLSession(TicketSession):
     def _insert_id_of(self, statement: bytes, deadline: float) -> int | None:
         """Run ``statement`` and return its insert id; None if the statement matched no row."""
         self._send_checked(statement, deadline)
-        # affected_rows() is the number of matching rows, changed or not, because Django connects with
-        # CLIENT.FOUND_ROWS.
+        # If affected_rows() is 0, no row has matched. It also counts matching rows that were not
+        # changed, because Django connects with CLIENT.FOUND_ROWS.
         return int(self.connection.insert_id()) if self.connection.affected_rows() else None
 
     def _send_checked(self, statement: bytes, deadline: float) -> None:

@@ -29,7 +29,7 @@ class TicketSessionPool:
     """A pool of sessions with one ticket server, for one process and one database. Thread-safe.
 
     :param slot: the numbers that this server may hand out.
-    :param patience: seconds for the driver's own time limits.
+    :param patience: the driver's own time limits, in seconds.
     """
 
     def __init__(self, alias: str, slot: SequenceSlot, patience: float) -> None:
@@ -146,7 +146,7 @@ class Lent:
     def __init__(self, pool: TicketSessionPool, deadline: float) -> None:
         self._pool = pool
         #: The time (``time.monotonic()``) by which the server must have answered. If a caller had
-        #: to wait for another server meanwhile, it adds that waiting time to this attribute.
+        #: to wait for another server meanwhile, the caller adds that time to this attribute.
         self.deadline = deadline
         self._session: TicketSession | None = None
 

@@ -65,8 +65,8 @@ class PostgreSQLSession(TicketSession):
         self._prepared: dict[tuple[str, bool], bytes] = {}
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, _WAITS_FOR_INPUT)
-        # The SET statements have no time limit. They run in the thread that connects, and no caller
-        # waits for that thread beyond the caller's deadline.
+        # The SET statements need no time limit. They run in the thread that connects, and a caller
+        # waits for that thread only until the caller's deadline.
         self.connection.execute(
             # If this client goes away while its statement waits for a lock, make the server end the
             # statement.
@@ -335,9 +335,9 @@ class PostgreSQLSession(TicketSession):
 
     def _forward(self, name: str, value: int) -> str:
         # The ALTER SEQUENCE changes nothing. But its lock makes nextval in other sessions wait
-        # until the SELECT after it is done, too. Otherwise another session's nextval could go
-        # beyond ``value`` after the WHERE clause was evaluated and before setval runs. Then setval
-        # would move the SEQUENCE back.
+        # until the SELECT, the second statement, is done. Otherwise another session's nextval could
+        # go beyond ``value`` after the WHERE clause was evaluated and before setval runs. Then
+        # setval would move the SEQUENCE back.
         return (
             f"ALTER SEQUENCE {self._counter(name)} OWNED BY NONE;"
             f" SELECT setval({self._regclass(name)}, {value:d}) FROM {self._counter(name)}"

@@ -68,8 +68,9 @@ class _State:
     #: on this server, keyed by sequence. The predecessor is the server before this one in
     #: ``TICKETS``.
     predecessor_mark_written: dict[str, float] = field(default_factory=dict)
-    #: Sequences whose high-water mark (highest id handed out) could not be read from the partner,
-    #: the next server in ``TICKETS``. A warning was logged for each of these sequences.
+    #: The sequences whose high-water mark (highest id handed out) could not be read from the
+    #: partner, the next server in ``TICKETS``. A warning was logged for each of these sequences.
+    #: The warning is not repeated as long as the sequence is in this set.
     unchecked: set[str] = field(default_factory=set)
     #: How often the server was found to have forgotten ids (its position in the sequence was below its
     #: high-water mark), keyed by sequence.
@@ -79,18 +80,18 @@ class _State:
 class TicketServer:
     """A client that takes ids from one ticket server. Thread-safe and fork-safe.
 
+    The high-water mark of a server is the highest id that it is known to have handed out, per
+    sequence. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server
+    stores the mark of its :attr:`predecessor`, the server before it. A server whose position in a
+    sequence is below its mark has forgotten ids, for instance after a restore, and is refused
+    (:exc:`TicketServerBehind`).
+
     :param slot: the numbers that this server may hand out.
     :param patience: the longest time, in seconds, to wait for an answer of the server.
     :param backoff: seconds for which the server, or one of its sequences, is not asked after a failure.
     :param needs_partner: True if ``PARTNER_DOWN`` is ``"refuse"``: a new session then hands out no
         id until this server's high-water mark was read from the partner. If False (the default),
         ids are handed out even if the partner does not answer.
-
-    The high-water mark of a server is the highest id that it is known to have handed out, per
-    sequence. Its :attr:`partner`, the next server in ``TICKETS``, stores that mark. The server
-    stores the mark of its :attr:`predecessor`, the server before it. A server whose position in a
-    sequence is below its mark has forgotten ids, for instance after a restore, and is refused
-    (:exc:`TicketServerBehind`).
     """
 
     partner: TicketServer | None = None
@@ -118,9 +119,9 @@ class TicketServer:
     def take(self, name: str, count: int) -> Sequence[int]:
         """Take and return ``count`` new ids of sequence ``name``, ascending.
 
-        Costs one round trip. The first call for a sequence on a connection costs at least two more,
-        and so does one call in every ten seconds after that. These read the high-water mark from
-        the partner, and the sequence's row and position.
+        Costs one round trip. The first call for a sequence on a connection, and one call in every
+        ten seconds after that, cost more. Such a call also reads the server's high-water mark from
+        the partner, and the sequence's row and position from the server.
         """
         state = self._current()
         deadline = time.monotonic() + self.patience
@@ -227,10 +228,10 @@ class TicketServer:
         # A high-water mark of 0 means that no mark is known. Do not compare with it, because the
         # position of a new sequence may be below 0.
         if high_water_mark and position < high_water_mark:
-            # The position is below the mark, so the server has forgotten ids. The position was read
-            # without taking an id, because each id taken would bring the position nearer to the
-            # mark. Once above the mark, the server might repeat ids that other processes got and
-            # that this process does not know of.
+            # The position is below the mark, so the server has forgotten ids. Refuse the server
+            # before an id is taken: each id taken would raise the position. A position above the
+            # mark would pass this check, but the server might still repeat ids that only other
+            # processes know of.
             raise self._behind(name, f"stands at {position!r}", high_water_mark)
         return row
 
@@ -264,8 +265,6 @@ class TicketServer:
         self, session: TicketSession, name: str, count: int, deadline: float
     ) -> Exception:
         """Return the error to raise for a sequence that gave no id: its counter is gone or used up.
-
-        Two other errors are raised here instead of being returned.
 
         :raises UnknownSequence: the sequence has no row in the catalog.
         :raises TicketServerMisconfigured: the row was made for another server's slot.
@@ -308,9 +307,9 @@ class TicketServer:
         if self.partner is None:
             return True
         try:
-            # If this server and its partner both failed lately, a caller that tries this server
-            # again needs the mark from the partner first. So the partner is asked although it
-            # failed lately.
+            # If this server and its partner both failed lately, ask the partner nevertheless: with
+            # PARTNER_DOWN "refuse", this server may hand out no id before the partner has told the
+            # mark.
             even_if_left_alone = (
                 self._needs_partner and new_connection and state.breaker.cause() is not None
             )
@@ -385,8 +384,8 @@ class TicketServer:
         False for a while after a failure. See :meth:`CircuitBreaker.claim`.
         """
         # Right after a fork, self._state is still the parent's state. Even then, the breaker's
-        # is_closed may be read: it takes no lock, so it cannot block on a lock that a thread of the
-        # parent held at the fork.
+        # is_closed may be read: reading it takes no lock, so it cannot wait for a lock that a
+        # thread of the parent held at the fork.
         return self._state.breaker.is_closed or self._current().breaker.claim(None, name)
 
     def cause(self, name: str | None = None) -> Exception | None:

@@ -84,8 +84,8 @@ class CheckedSequence:
 
     row: SequenceRow
     until: float
-    #: How often, until this check of the row, the server had been found to be behind in the
-    #: sequence (about to repeat ids). If the number has grown since, the row must be checked again.
+    #: The number of times that the server had been found to have forgotten ids of the sequence, as
+    #: of this check. If that number has grown since this check, the row must be checked again.
     refusals: int
 
 
@@ -122,8 +122,8 @@ class TicketSession(ABC):
         :param alias: the alias of the server's database.
         :param settings: the database settings of the alias.
         :param slot: the numbers that this server may hand out.
-        :param patience: the driver's own time limits, in seconds. Rounded up, because drivers
-            accept only whole seconds.
+        :param patience: the driver's own time limits, in seconds. The number is rounded up, because
+            drivers accept only whole seconds.
         """
         self.alias = alias
         self.slot = slot
@@ -318,8 +318,9 @@ _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
 
 def _abandon_all() -> None:
     for session in list(_open):
-        # Ignore an error of abandon(), such as too many open files. Without abandon(), the
-        # connection of the parent ends as soon as this forked child closes its copy.
+        # If abandon() fails, for example because too many files are open, go on with the other
+        # sessions. The failed session's connection then ends for the parent, too, as soon as this
+        # forked child closes its copy.
         with suppress(Exception):
             session.abandon()
     _open.clear()

@@ -16,7 +16,8 @@ from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession,
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
 
-# Lock that is held while a database file is opened or closed. A fork of this process waits for the lock.
+# Lock that is held while a database file is opened or closed. A fork of this process waits for the
+# lock, but at most a second.
 _opening = threading.Lock()
 # One lock per database file, keyed by the file's name. A thread holds the lock while it runs a
 # statement, because SQLite allows one writer per file. Without the lock, SQLite would refuse a
@@ -123,18 +124,19 @@ class SQLiteSession(TicketSession):
 
 
 def _is_busy(exc: Exception) -> bool:
-    # The low byte of an extended error code is the basic code. SQLITE_LOCKED means that another
-    # connection to the same in-memory database holds the lock.
+    # Compare only the low byte, which is the basic code of an extended error code. SQLITE_BUSY
+    # means that another connection has locked the file. SQLITE_LOCKED means the same for an
+    # in-memory database.
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 # The locks that _hold_turns() holds during a fork, so that no other thread of the parent runs a
-# statement or opens a file at that moment. Otherwise the child could find the file or the SQLite
-# library locked for ever: it inherits SQLite's records of the parent's file locks, and the mutexes
-# of the library.
-# A fork waits at most a second for each lock. If a signal handler forks during a statement of its
-# own thread, that thread would otherwise wait for itself for ever.
+# statement or opens a file at that moment. The child inherits SQLite's records of the parent's file
+# locks, and the mutexes of the SQLite library. Without _hold_turns(), the child could find the file
+# or the library locked for ever.
+# A fork waits at most a second for each lock. Without this limit, a thread whose signal handler
+# forks during a statement of the same thread would wait for itself for ever.
 _held: list[threading.Lock] = []
 
 

@@ -26,8 +26,9 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
     """Receiver of ``post_migrate``: set the functions and defaults that generate timestamped ids.
 
     Does nothing for other databases than PostgreSQL, or for an app without such ids. Otherwise
-    sends one query, and replaces one function for each table. A default that is already right is
-    not set again, because setting it waits for all open transactions on the table.
+    sends one query, and then one statement for each id column. That statement replaces the function
+    that the column's default calls. A default that is already right is not set again, because
+    setting it waits for all open transactions on the table.
     """
     connection = connections[using]
     if not features_of(connection).makes_timestamped_ids:

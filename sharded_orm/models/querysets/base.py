@@ -88,8 +88,8 @@ class RoutedQuerySet(CachedQuerySet):
 
     @property
     def db(self) -> str:
-        """The alias of the one shard on which this query would run now. For several shards or none,
-        the group's alias.
+        """The alias of the one shard on which this query would run now, or the group's alias if the
+        query would run on several shards or on none.
 
         The group's alias refuses SQL. So code that cannot handle several shards gets an error, and
         does not silently miss rows.
@@ -150,7 +150,7 @@ class RoutedQuerySet(CachedQuerySet):
     def _targets(self, *, ordered: bool = True) -> list[Target] | None:
         """Return the shards whose results must be merged, each with the query to send to it.
 
-        Return None if the query runs on one database, by Django's own code, on the alias
+        Return None if nothing must be merged. Django's own code can then run the query on the alias
         :attr:`db`.
         """
         destination = self._destination(ordered=ordered)
@@ -168,8 +168,9 @@ class RoutedQuerySet(CachedQuerySet):
             self._running_on = None
 
     def _for_target(self, target: Target) -> Self:
-        """Return a copy of this queryset that runs on the shard of ``target``, with the query of
-        ``target``.
+        """Return a copy of this queryset that runs the query of ``target`` on the target's shard.
+
+        :param target: a shard and the query to send to it.
         """
         clone = self._chain()
         clone.query = target.query.chain()
@@ -181,7 +182,7 @@ class RoutedQuerySet(CachedQuerySet):
         ``reason``.
 
         ``str()`` of the route is a sentence for people. This method does not send the query. It may
-        query the directory, which stores the shards of keys.
+        query the directory, which stores the shard of each key.
         """
         if self._is_pinned():
             alias, group = str(self._db), self._options.group
@@ -258,7 +259,7 @@ class RoutedQuerySet(CachedQuerySet):
 
     def _without_hints(self, other: Any, combined: Any) -> Any:
         # If the two combined querysets have different routing hints, remove the hints. Django would
-        # keep those of the left queryset, which do not hold for the right one.
+        # keep the hints of the first queryset, which may be wrong for the rows of the second.
         if isinstance(combined, RoutedQuerySet) and combined is not self and combined is not other:
             if combined._hints != getattr(other, "_hints", None):
                 combined._hints = {}

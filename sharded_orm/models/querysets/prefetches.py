@@ -40,8 +40,8 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
     same_group: list[Any] = []
     for lookup in lookups:
         path = getattr(lookup, "prefetch_through", lookup)
-        # Search the model by the name of the relation's descriptor, as Django does, because that is
-        # not always the name of the field.
+        # Like Django, look for the relation's descriptor on the model, and not for the field: a
+        # lookup begins with the descriptor's name, and the field may have another name.
         descriptor = getattr(model, path.split(LOOKUP_SEP)[0], None)
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)

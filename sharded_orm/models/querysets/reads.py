@@ -48,9 +48,9 @@ class ReadingQuerySet(RoutedQuerySet):
             "on_failure": lambda error: failures.update(error.failures),
         }
         key = self._options.key
-        # Do not name a key that is text among ``local_columns``, the columns whose equal values are
-        # all on one shard. The database's collation may treat different keys as equal, and so put
-        # rows of two shards into one group of GROUP BY.
+        # ``local_columns`` are the columns whose equal values are all on one shard. Do not name a
+        # key that is text among them: the database's collation may treat different keys as equal,
+        # so one group of GROUP BY may have rows of two shards.
         is_exact = key is not None and not isinstance(target_field(key), CharField | TextField)
         if groups:
             options["local_columns"] = frozenset(
@@ -219,11 +219,11 @@ class ReadingQuerySet(RoutedQuerySet):
     ) -> Any:
         """Run raw SQL on one shard.
 
-        The argument ``using`` is the alias of the shard. Without it, the shard follows from this
-        queryset: from its method ``using()`` or its filters.
+        The argument ``using`` is the alias of the shard. If the argument is missing, the raw SQL
+        runs on the shard that this queryset names by its method ``using()`` or by its filters.
 
-        :raises ShardKeyRequired: there is no ``using``, and the filters do not name exactly one
-            shard.
+        :raises ShardKeyRequired: neither the argument nor the method ``using()`` names a shard, and
+            the filters do not name exactly one.
         """
         if using is None and not self._is_pinned():
             route = self._route()

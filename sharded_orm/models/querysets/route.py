@@ -173,7 +173,8 @@ def colocation_on(options: ShardOptions, alias: str) -> Colocation:
     return colocation(options, frozenset({shard.number} if shard is not None else ()))
 
 
-# Types of shard keys whose values are hashable and contain no expression.
+# plain_key() accepts only values of these types. Such a value is hashable and contains no
+# expression.
 _PLAIN_KEYS = frozenset({int, str, UUID})
 
 
@@ -217,8 +218,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
         if not compares_as(Exact, lookup):
             # Ignore a condition that is not an equality, but compares a column with plain values:
             # it can exclude rows, but it does not change the shard. Do not ignore an __in on a key
-            # column, because its list may lack every key of the shard; then the query needs no
-            # shard at all.
+            # column. If its list lacks the value of the equality, the query matches no row and
+            # needs no shard.
             if is_plain_value(lookup.rhs) and not (
                 isinstance(lookup, In) and field.column in columns
             ):
@@ -275,7 +276,7 @@ def _bound_of_combination(options: ShardOptions, query: Query) -> Bound | None:
 
     Return None if one of the combined queries has no bound.
 
-    :raises ScatterNotSupported: the combined queries are about more than one shard.
+    :raises ScatterNotSupported: the combined queries name more than one shard in total.
     """
     bounds = []
     for part in query.combined_queries:

@@ -75,10 +75,10 @@ class WritingQuerySet(RoutedQuerySet):
     def _on_shard_of_lookup(self, values: dict[str, Any]) -> Self:
         """Return this queryset limited to the shard of the row that is to be found or created.
 
-        ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``. They
-        must contain the shard key, or name one shard by other conditions. A key in the argument
-        ``defaults`` is not enough: a row on another shard could match ``values`` and would be
-        missed.
+        ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``. If
+        ``using()`` was not called, they must contain the shard key, or name one shard by other
+        conditions. A key in the argument ``defaults`` is not enough: a row on another shard could
+        match ``values`` and would be missed.
         """
         alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values)
         # Check the instances among ``values`` even if using() names the shard: a new row would
@@ -150,8 +150,8 @@ class WritingQuerySet(RoutedQuerySet):
         try:
             rows: list[Any] = super().bulk_create(objs, *args, **kwargs)
         except BaseException:
-            # If a later batch has failed, the rows of earlier batches are rolled back too. So
-            # remove the new ids of all rows.
+            # If one batch fails, the rows of the earlier batches are rolled back too. So remove the
+            # new ids from all objects.
             for obj, attname in without_id:
                 setattr(obj, attname, None)
             raise
@@ -313,10 +313,11 @@ def _refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], a
 
 
 def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
-    """Raise an error if the new ``rows`` cannot be stored on the shard ``alias``.
+    """Raise an error unless the new ``rows`` can be stored on the shard ``alias``.
 
-    The shard must have all rows to which the new rows refer, and all rows that expressions in the
-    new rows read. The ``pre_save()`` of the key's field must not change the key.
+    For this, the shard must have all rows to which the new rows refer, and all rows that
+    expressions in the new rows read. And the ``pre_save()`` of the key's field must not change the
+    key.
     """
     for row in rows:
         options.refuse_key_changed_on_insert(row)
@@ -325,10 +326,10 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
 
 
 def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
-    """Return the new rows ``objs`` as one list per shard, keyed by the shard's alias, in their
-    order.
+    """Return the new rows ``objs`` as one list per shard, keyed by the shard's alias.
 
-    Before that, choose and record a shard for each key that has none yet.
+    Each list keeps the order of ``objs``. A key that has no shard yet first gets one, which is
+    recorded.
     """
     for obj in objs:
         # Copy the primary keys of related rows into ``obj``: a related row may have been saved
