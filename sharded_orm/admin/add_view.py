@@ -149,7 +149,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return any(options is not None and options.group == group for options in related)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> Any:
-        # Drop values of URL parameters that no related row can have. The widgets would query for
+        # Drop values of URL parameters if no related row can have them. The widgets would query for
         # these values, and the database may raise an error for such a query.
         initial: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in (*self.opts.fields, *self.opts.many_to_many):

@@ -33,9 +33,9 @@ COUNT_VAR = "_count"
 class ShardedChangeList(ChangeList):
     """Django's ``ChangeList``, restricted to the scope of the request (:class:`ShardScope`).
 
-    For one shard or one key, the page makes Django's queries, and those of :func:`identify`, which
-    finds the misplaced rows. For all shards, the page counts the rows only if the user asks for
-    their number; see :func:`pagination.read` for the cost.
+    For one shard or one key, the page makes Django's queries. For all shards, the page counts the
+    rows only if the user asks for their number; see :func:`pagination.read` for the cost. In both
+    cases, :func:`identify` looks up to which shards the keys of the page's rows lead.
     """
 
     def __init__(

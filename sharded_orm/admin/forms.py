@@ -125,9 +125,9 @@ class KeepsKey(_ModelForm):
         return excluded
 
     def add_error(self, field: Any, error: Any) -> None:
-        # Django raises ValueError for an error of a field that is not in the form. If the shard key
-        # is not in the form, an error of the key must go elsewhere. For a new row, report the error
-        # for the whole form. For a stored row, drop the error.
+        # Django raises ValueError if an error belongs to a field that is not in the form. The shard
+        # key may be such a field. In this case, report the errors of the key for the whole form if
+        # the row is new, and drop them if the row is stored.
         errors = getattr(error, "error_dict", {})
         if field is None and self._key.name in errors and self._key.name not in self.fields:
             other_errors = {name: part for name, part in errors.items() if name != self._key.name}
@@ -141,8 +141,8 @@ class KeepsKey(_ModelForm):
                     *other_errors.get(NON_FIELD_ERRORS, ()),
                     *map(ValidationError, messages),
                 ]
-            # For a stored row, drop the errors of the shard key: the row keeps its key, even if the
-            # key refers to a row that no longer exists.
+            # The errors of a stored row's shard key are dropped, because the row keeps its key even
+            # if the key refers to a row that no longer exists.
             error = ValidationError(other_errors)
         super().add_error(field, error)
 

@@ -101,8 +101,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         if options.key is not None and options.key is not _foreign_key(self):
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
-            # Leave out the primary key as a visible field. The admin's template puts the primary
-            # key into a hidden field, so the form still gets the value of the key.
+            # Show no field for the primary key. The admin's template puts the primary key into a
+            # hidden field, so the form still gets the value of the key.
             names.append(pk.name)
         return names
 

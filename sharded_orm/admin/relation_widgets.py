@@ -190,8 +190,8 @@ class PickersMixin(_Admin):
 def can_be_related(field: Any, value: Any) -> bool:
     """Whether the column to which the relation ``field`` refers can hold ``value``.
 
-    False, for example, for a number that is too large. If the column cannot hold the value, the
-    database may raise an error for a query that compares the column with the value.
+    The answer is False, for example, for a number that is too large. A query that compares the
+    column with such a value may make the database raise an error.
     """
     target = field.related_model._meta.pk if field.many_to_many else field.target_field
     return stored_value(target, value) is not None

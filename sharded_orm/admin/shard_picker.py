@@ -113,8 +113,8 @@ class ShardPicker:
     def previous(self) -> tuple[str, str] | None:
         """The alias of the shard before the chosen shard, and the link to the list of its rows.
 
-        None if no shard is chosen, if a key is chosen, or if the shard before does not exist. Also
-        None if the user may not look at that shard.
+        None if no shard is chosen, or if a key is chosen. Also None if the shard before does not
+        exist, or if the user may not look at it.
         """
         return self._neighbour(-1)
 

@@ -41,7 +41,7 @@ class ShardScope:
 
     @property
     def alias(self) -> str | None:
-        """The alias of the shard ``home``; None if there is no one shard to query."""
+        """The alias of the shard ``home``; None if ``home`` is None."""
         return self.home.alias if self.home is not None else None
 
     @property

@@ -303,8 +303,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # If the queryset that the caller passes names no shard, read the row on the shard on which
-        # this row is.
+        # If the caller passes a queryset that names no shard, send its query to this row's shard.
         alias = self._state.db
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None

@@ -216,10 +216,10 @@ def make_strategy(group: ShardGroup) -> Strategy:
 
 
 def key_routing_of(group: ShardGroup) -> KeyRouting:
-    """Return the attribute ``key_routing`` of the strategy that the settings of ``group`` name.
+    """Return the attribute ``key_routing`` of the strategy class in the settings of ``group``.
 
-    This attribute says what determines the shard of a key. The strategy itself is not created.
+    The attribute says what determines the shard of a key. No instance of the class is created.
 
-    :raises InvalidConfiguration: the settings of ``group`` do not name a strategy.
+    :raises InvalidConfiguration: the settings of ``group`` do not name a strategy class.
     """
     return strategy_class(group).key_routing

@@ -102,7 +102,7 @@ class DirectoryStrategy(Strategy):
     def forget(self, key: Any | None = None) -> None:
         """Make this process forget the shard of ``key``, after the key was moved to another shard.
 
-        :param key: a shard key; None, the default, makes the process forget the shards of all keys.
+        :param key: a shard key. With None, the default, the process forgets the shards of all keys.
         """
         with self._lock:
             if key is None:

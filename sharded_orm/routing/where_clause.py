@@ -26,9 +26,10 @@ from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 class ShardKey:
     """The group of a model, and the columns whose values name the shard of a row.
 
-    Such a column, or the column to which it refers as a foreign key, holds shard keys, or ids in
-    which some bits are the shard number. ``columns`` maps the name of a column with shard keys to
-    None, and of a column with ids to ``(shift, bits)``, the position of the shard number.
+    There are two kinds of such columns. The first kind holds shard keys: ``columns`` maps its name
+    to None. The second kind holds ids, in which some bits are the shard number: ``columns`` maps
+    its name to ``(shift, bits)``, the position of these bits. A foreign key to such a column is a
+    column of the same kind.
     """
 
     group: str
@@ -135,7 +136,7 @@ def _boolean() -> Any:
 class Bound:
     """The numbers of the shards on which rows may match a condition.
 
-    ``reason`` is a text that says why no other shard can have such rows.
+    ``reason`` is a text that says why no other shard can have such rows: ``Photo.user_id = 7``.
     """
 
     shards: frozenset[int]
