@@ -1,7 +1,7 @@
 """Django's admin for sharded models, and pages about the shards themselves.
 
-The import of this package registers the pages about the shards. Django's ``autodiscover()`` imports
-the ``admin`` module of every installed app, and so this package.
+The import of this package registers the pages about the shards. The package is the ``admin`` module
+of the app ``sharded_orm``, so Django's ``autodiscover()`` imports it.
 """
 
 from __future__ import annotations

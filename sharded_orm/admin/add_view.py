@@ -90,7 +90,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
         - If the form of a GET request needs a shard, redirect to this page with a random open shard
           in the URL.
         - Otherwise, if the user is not allowed to see every shard, the scope is a random open
-        shard.
+          shard.
         - Otherwise, the scope is the whole shard group.
 
         :return: the redirect; None if the scope is set.
@@ -122,8 +122,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         This is the alias of the row's shard. If the shard of a new row is not known yet, it is the
         alias of the whole shard group.
 
-        :param known: True for the page of a stored row, whose shard is always known; False for the
-            page of a new row.
+        :param known: whether the page shows a stored row, whose shard is always known. False on the
+            page for a new row.
         """
         scope = self.focus(request)
         shard_known = known or scope.key is not None or self.shard_options.key_is_generated
@@ -149,8 +149,8 @@ class AddViewMixin(PickersMixin, ShardedBase):
         return any(options is not None and options.group == group for options in related)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> Any:
-        # Drop values of URL parameters that no related row can have: the widgets would query for
-        # these values, which may make the database fail.
+        # Drop values of URL parameters if no related row can have them. The widgets would query for
+        # these values, and the database may raise an error for such a query.
         initial: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in (*self.opts.fields, *self.opts.many_to_many):
             value = initial.get(field.name)

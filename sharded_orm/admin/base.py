@@ -117,8 +117,8 @@ class ShardedBase(_ModelAdmin):
         if home is None:
             return  # A query over all shards leaves out the shards that do not answer.
         try:
-            # Run the view's first query here, where its failure can be handled. The paginator
-            # caches the count, so the view does not repeat the query.
+            # The view's first query counts the rows. Run this query here, where its failure can be
+            # handled. The paginator caches the count, so the view does not repeat the query.
             _ = paginator.count
         except DatabaseError as exc:
             if not is_failure(exc):

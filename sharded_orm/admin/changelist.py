@@ -33,9 +33,9 @@ COUNT_VAR = "_count"
 class ShardedChangeList(ChangeList):
     """Django's ``ChangeList``, restricted to the scope of the request (:class:`ShardScope`).
 
-    For one shard or one key, the page makes Django's queries, and looks up the shard keys of its
-    rows; see :func:`identify`. Over all shards, the rows are counted only if the user asks for
-    their number; see :func:`pagination.read` for the cost.
+    For one shard or one key, the page makes Django's queries. For all shards, the page counts the
+    rows only if the user asks for their number; see :func:`pagination.read` for the cost. In both
+    cases, :func:`identify` looks up to which shards the keys of the page's rows lead.
     """
 
     def __init__(
@@ -237,10 +237,10 @@ class ShardedChangeList(ChangeList):
     def _date_choices(self) -> dict[str, Any] | None:
         """Return the context of Django's template tag ``date_hierarchy``.
 
-        The query is made without the ``distinct()`` that Django adds, because aggregates of
-        distinct rows cannot be merged over shards. Django adds ``distinct()`` because a search
-        through a relation may find a row several times. This does no harm here, because the dates
-        themselves are read without duplicates.
+        If a search through a relation may find a row several times, Django adds ``distinct()`` to
+        the list's query. This method leaves ``distinct()`` out, because aggregates of distinct rows
+        cannot be merged over shards. A row that is found twice does no harm here, because the tag
+        reads dates without duplicates.
         """
         not_distinct = copy.copy(self)
         not_distinct.queryset = self.queryset._chain()
@@ -339,7 +339,10 @@ class ShardedChangeList(ChangeList):
 
     @property
     def scope_query(self) -> str:
-        """The query string that names this list's scope in links to other pages; empty for the whole group."""
+        """The query string that names this list's scope in links to other pages.
+
+        An empty string if the scope is the whole group.
+        """
         return self.scope.query_string
 
     def _link(self, **new: Any) -> str:

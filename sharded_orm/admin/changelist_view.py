@@ -64,8 +64,8 @@ class ChangeListMixin(ShardedBase):
         except (ShardKeyChanged, CrossShardRelation) as exc:
             if request.method != "POST":
                 raise
-            # Since the page was shown, either an edited row has moved to another shard, or a row to
-            # which an edited row refers has moved.
+            # The rows cannot be saved: since the page was shown, an edited row has moved to another
+            # shard, or a row to which an edited row refers has moved.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -97,9 +97,9 @@ class ChangeListMixin(ShardedBase):
     ) -> HttpResponse:
         """Return the response of Django's view, adapted to the scope.
 
-        Django answers an invalid lookup with a redirect that drops the URL parameters of the scope.
-        Add these parameters to the redirect. If the rows of the list are not counted, the text for
-        "all rows selected" gives no number.
+        If a lookup is invalid, Django redirects to a URL without the parameters that name the
+        scope. This method adds them to the URL. If the rows of the list are not counted, this
+        method also replaces the text for "all rows selected" by one without a number.
         """
         if isinstance(response, HttpResponseRedirect):
             if response.url == f"{request.path}?{ERROR_FLAG}=1":
@@ -123,8 +123,10 @@ class ChangeListMixin(ShardedBase):
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Search as Django does, but first look up matches in fields of global models in the global
-        database.
+        """Search the rows as Django does. The search fields may belong to global models, too.
+
+        For such a field, a first query finds the matching rows of the global model in the global
+        database. A second query finds the sharded rows that refer to them.
         """
         fields: Sequence[str] = list(map(str, self.get_search_fields(request)))
         if not (search_term and leads_to_global(queryset.model, fields)):

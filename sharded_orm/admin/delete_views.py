@@ -214,8 +214,8 @@ class DeleteViewsMixin(ObjectViewsMixin):
             self.log_deletions(request, part.rows)
             self.delete_queryset(request, part.rows)
 
-        # A part is the selected rows of one shard. In the report, its count includes the related
-        # rows that are deleted with them.
+        # A part has the selected rows of one shard; its ``count`` is their number. For the report,
+        # let ``count`` include the related rows that are deleted together with the selected rows.
         parts = (replace(deletion.part, count=deletion.total) for deletion in deletions)
         counted = replace(selection, parts=tuple(parts))
         run_by_shard(self, request, counted, "Deleted, with what belonged to them", run)

@@ -108,7 +108,7 @@ class Outages:
 
 
 def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Return names as one text. After the first ``most`` names, it has only the number of the rest.
+    """Return one text with the first ``most`` names and, if there are more, the number of the rest.
 
     With ``most=2``, for example: ``a, b and 3 more``.
     """

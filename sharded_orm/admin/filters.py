@@ -147,7 +147,7 @@ class _EvaluatedChoices(_Related):
     """
 
     field_path: str
-    #: A sentence for the page if the filter does not offer all choices; empty if it offers all.
+    #: A sentence for the page if the filter does not offer all choices; otherwise an empty string.
     note = ""
 
     def field_choices(self, field: Any, request: Any, model_admin: Any) -> Any:

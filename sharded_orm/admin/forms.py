@@ -40,8 +40,8 @@ else:
     _ModelFormSet = BaseModelFormSet
     _InlineFormSet = BaseInlineFormSet
 
-# The number of random shards that draw_shard() tries. If the user may use none of them, it returns
-# None.
+# The number of random shards that draw_shard() tries. If the user may use none of these shards,
+# draw_shard() returns None.
 _DRAWS = 1000
 
 KEY_STAYS = (
@@ -125,9 +125,9 @@ class KeepsKey(_ModelForm):
         return excluded
 
     def add_error(self, field: Any, error: Any) -> None:
-        # Django raises ValueError for an error of a field that is not in the form. If the shard key
-        # is not in the form, drop its errors for a stored row, and report them for the whole form
-        # otherwise.
+        # Django raises ValueError if an error belongs to a field that is not in the form. The shard
+        # key may be such a field. In this case, report the errors of the key for the whole form if
+        # the row is new, and drop them if the row is stored.
         errors = getattr(error, "error_dict", {})
         if field is None and self._key.name in errors and self._key.name not in self.fields:
             other_errors = {name: part for name, part in errors.items() if name != self._key.name}
@@ -141,8 +141,8 @@ class KeepsKey(_ModelForm):
                     *other_errors.get(NON_FIELD_ERRORS, ()),
                     *map(ValidationError, messages),
                 ]
-            # For a stored row, drop the errors of the shard key: the row keeps its key, even if the
-            # key refers to a row that no longer exists.
+            # The errors of a stored row's shard key are dropped, because the row keeps its key even
+            # if the key refers to a row that no longer exists.
             error = ValidationError(other_errors)
         super().add_error(field, error)
 
@@ -224,16 +224,17 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
     """A formset of children (the rows of an inline) on the shard of their parent. New children get
     the parent's shard key.
 
-    If the parent is in the global database, its children are saved in one transaction of their
-    shard, which commits before the parent's transaction. Children of a new parent are saved after
-    the parent's commit: otherwise a failed commit would leave children whose parent does not exist.
+    A parent in the global database cannot share a transaction with its children, so the children
+    are saved in one transaction of their shard. For a stored parent, this transaction commits
+    before the parent's transaction. For a new parent, it begins after the parent's commit:
+    otherwise a failed commit would leave children whose parent does not exist.
     """
 
     #: The shard of the children, if the parent is in the global database and the children have a
     #: shard; otherwise None. It is not needed if the parent is inside the shard group.
     home: Shard | None = None
-    #: The reason why the children of a parent in the global database cannot be shown; empty if they
-    #: can.
+    #: The reason why the children of a parent in the global database cannot be shown; an empty
+    #: string if the children can be shown.
     _outage = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

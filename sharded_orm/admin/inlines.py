@@ -101,8 +101,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         if options.key is not None and options.key is not _foreign_key(self):
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
-            # The template of the admin puts the primary key into a hidden field of the form. So the
-            # form still gets its value, although the field is excluded.
+            # Show no field for the primary key. The admin's template puts the primary key into a
+            # hidden field, so the form still gets the value of the key.
             names.append(pk.name)
         return names
 

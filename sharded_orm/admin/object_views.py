@@ -78,9 +78,9 @@ class ObjectViewsMixin(AddViewMixin):
         Usually costs at most one query of the directory, the table that records the shard of each
         key. The shard itself is not queried.
 
-        :param object_id: an object id; or a value of ``from_field``.
-        :param from_field: the name of the field that has the value ``object_id``; None or the
-            primary key's name if ``object_id`` is an object id.
+        :param object_id: an object id, or the row's value of the field ``from_field``.
+        :param from_field: the name of that field. If it is None or the name of the primary key,
+            ``object_id`` must be an object id.
         """
         options, within = self.shard_options, self.focus(request).shard
         by_object_id = from_field in (None, self.opts.pk.name)
@@ -152,8 +152,8 @@ class ObjectViewsMixin(AddViewMixin):
         except (ShardKeyChanged, CrossShardRelation, NoOpenShard) as exc:
             if request.method != "POST":
                 raise
-            # After the form was checked, this row or a row to which it refers has moved to another
-            # shard, or the last open shard was closed.
+            # The row cannot be saved: after the form was checked, this row or a row to which it
+            # refers has moved to another shard, or the last open shard was closed.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )
@@ -283,9 +283,9 @@ class ObjectViewsMixin(AddViewMixin):
         if context is not None and "object" in context:
             row = context["object"] = named_row(context["object"])
             if row.pk != unquote(object_id):
-                # This URL names the row by another text than its object id, as the links of some
-                # widgets do. The admin's log knows the row only by its object id: redirect to the
-                # URL with the object id.
+                # Links of some widgets name a row by another text than its object id, and this URL
+                # does so, too. The admin's log knows the row only by its object id. So redirect to
+                # the URL with the object id.
                 opts, site = self.opts, self.admin_site.name
                 name = f"admin:{opts.app_label}_{opts.model_name}_history"
                 return HttpResponseRedirect(reverse(name, args=[quote(row.pk)], current_app=site))
@@ -339,10 +339,10 @@ class ObjectViewsMixin(AddViewMixin):
 
 
 def _action(request: HttpRequest) -> str:
-    """Return the URL to which the page's form posts; empty if the page's URL names no shard or key.
+    """Return the URL to which the page's form posts, with the shard or key of the page's URL.
 
-    The returned URL keeps the parameters that name a shard or a key. Without it, Django would drop
-    them.
+    The form would otherwise lose these URL parameters. Return an empty string if the page's URL
+    names no shard or key.
     """
     scope = {name: request.GET[name] for name in (SHARD_VAR, KEY_VAR) if request.GET.get(name)}
     return f"?{urlencode(scope)}" if scope else ""

@@ -62,7 +62,7 @@ class _Autocomplete(_Completing):
 
     def optgroups(self, name: str, value: Any, attr: Any = None) -> Any:
         # Overrides AutocompleteMixin.optgroups(), which queries for all posted values. Leave out
-        # values that no related row can have: a query for them may make the database fail.
+        # values that no related row can have: for such a value, the database may raise an error.
         possible = [text for text in value if can_be_related(self.field, text)]
         return super().optgroups(name, possible, attr)
 
@@ -163,8 +163,9 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Bind the queryset of the choices to the shard, even if the project passed it. The
-            # template evaluates this queryset after the view, when a query has no default shard.
+            # Bind the queryset of the choices to the shard; the project may have passed a queryset
+            # that is not bound. The template evaluates the queryset after the view, when a query
+            # has no default shard.
             rows = field.queryset
             field.queryset = rows.none() if scope.alias is None else rows.using(scope.alias)
         return field
@@ -189,8 +190,8 @@ class PickersMixin(_Admin):
 def can_be_related(field: Any, value: Any) -> bool:
     """Whether the column to which the relation ``field`` refers can hold ``value``.
 
-    If it cannot, for example because a number is too large, a query for the value may make the
-    database fail.
+    The answer is False, for example, for a number that is too large. A query that compares the
+    column with such a value may make the database raise an error.
     """
     target = field.related_model._meta.pk if field.many_to_many else field.target_field
     return stored_value(target, value) is not None
@@ -203,7 +204,7 @@ def _scope_query(scope: ShardScope) -> dict[str, str]:
 
 
 def _same_key(options: ShardOptions, other: ShardOptions) -> bool:
-    """Whether equal values of the shard keys of both models mean the same thing, such as the same user."""
+    """Whether equal shard keys of two models mean the same thing, such as the same user."""
     key: Any = options.key
     other_key: Any = other.key
     if key is None or other_key is None or options.key_is_generated or other.key_is_generated:

@@ -50,10 +50,10 @@ class ShardPicker:
 
     @property
     def key_text(self) -> str:
-        """The chosen key as a user types it; empty if no key is chosen.
+        """The chosen key as a user types it; an empty string if no key is chosen.
 
-        This is text, because a template would write a number with thousands separators in some
-        locales.
+        The key is given as text, because a template would write a number with thousands separators
+        in some locales.
         """
         return str(self.key) if self.key is not None else ""
 
@@ -67,9 +67,9 @@ class ShardPicker:
 
     @property
     def state(self) -> str:
-        """Whether the shard of the scope takes new keys: ``"open"`` or ``"closed"``.
+        """``"open"`` if the shard of the scope takes new keys, ``"closed"`` if it does not.
 
-        Empty if the scope has no shard.
+        An empty string if the scope has no shard.
         """
         shard = self.shard
         if shard is None:
@@ -111,10 +111,10 @@ class ShardPicker:
 
     @cached_property
     def previous(self) -> tuple[str, str] | None:
-        """Alias and link of the shard before the chosen shard.
+        """The alias of the shard before the chosen shard, and the link to the list of its rows.
 
-        None if no shard is chosen, if a key is chosen, or if the shard before does not exist or is
-        not permitted.
+        None if no shard is chosen, or if a key is chosen. Also None if the shard before does not
+        exist, or if the user may not look at it.
         """
         return self._neighbour(-1)
 

@@ -41,7 +41,7 @@ class ShardScope:
 
     @property
     def alias(self) -> str | None:
-        """The alias of ``home``; None if ``home`` is None."""
+        """The alias of the shard ``home``; None if ``home`` is None."""
         return self.home.alias if self.home is not None else None
 
     @property
@@ -52,7 +52,10 @@ class ShardScope:
 
     @property
     def query_string(self) -> str:
-        """The parameters of :attr:`query` as text, with a leading question mark; empty for the whole group."""
+        """The parameters of :attr:`query` as text, with a leading question mark.
+
+        An empty string if the scope is the whole group.
+        """
         return f"?{urlencode(self.query)}" if self.query else ""
 
     def restrict(self, rows: Any) -> Any:
@@ -180,8 +183,8 @@ def stored_value(field: Any, text: Any) -> Any:
     field = target_field(field)
     try:
         value = field.get_prep_value(field.to_python(text))
-        # The validators refuse a number that no column can hold. A list of values (``__in``) with
-        # such a number would make SQLite fail.
+        # The validators refuse a number that no column can hold. If a query had such a number in a
+        # list of values (``__in``), SQLite would raise an error.
         field.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None

@@ -112,8 +112,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         self._refuse_near_on_other_shard(options, using)
         # Check the expressions among the row's values before the transaction begins: an error
         # inside the transaction would make it unusable. For a new row, the insert checks the
-        # expressions once more, and more strictly. They cannot refer to columns there, because the
-        # row is not stored yet.
+        # expressions once more, and also refuses expressions that refer to columns: a row that is
+        # not stored yet has no column values.
         check_update(colocation_on(options, using), [self], update_fields)
         with writing(self):
             super().save_base(raw, force_insert, force_update, using, update_fields)
@@ -158,8 +158,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def _refuse_near_on_other_shard(self, options: ShardOptions, using: str) -> None:
         # near=row puts a new row that has no shard key on the shard of ``row``. If the new row has
-        # an explicit key, it must go to the shard of that key. This may be another shard than that
-        # of near=.
+        # an explicit key, it must go to the shard of that key. This may be another shard than the
+        # shard of ``row``.
         near: Any = getattr(self._state, "near", None)
         alias = colocated_alias(options, near) if near is not None else None
         if alias is not None and alias != using:
@@ -172,7 +172,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         """Raise an error unless the shard key of this instance belongs on the shard ``alias``.
 
         :raises ShardKeyChanged: the key belongs on another shard, and the row is stored already.
-        :raises CrossShardRelation: the key belongs on another shard, and the row is new.
+        :raises CrossShardRelation: the row is new, and its key belongs on another shard. If the key
+            is generated, near= or a related row may also require another shard.
         """
         options = self._shard_options()
         key = options.key
@@ -208,8 +209,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         )
 
     def _refuse_wrong_shard_of_new_id(self, alias: str, required: Shard | None) -> None:
-        # The shard that stores the row generates its shard key. So before the insert, only near= or
-        # a relation can require a certain shard.
+        # The shard key is generated for the shard that stores the row, so the key does not require
+        # a certain shard. Only near= or a relation can require one.
         if required is None or required.group != self._shard_options().group:
             raise CrossShardRelation(
                 f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
@@ -271,8 +272,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         options = self._shard_options()
         key = options.key
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # In multi-table inheritance, Django also updates the tables of parent models. Such a
-            # table may lack the column of the shard key.
+            # In multi-table inheritance, Django also updates the tables of parent models. If this
+            # table has no column of the shard key, the key cannot be a condition.
             return bool(
                 super()._do_update(base_qs, using, pk_val, values, update_fields, forced_update)
             )
@@ -302,8 +303,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
-        # The queryset that the caller passes may name no shard. In this case, read it on this row's
-        # shard.
+        # If the caller passes a queryset that names no shard, send its query to this row's shard.
         alias = self._state.db
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None

@@ -68,10 +68,10 @@ class KeyColumn:
 
     @property
     def is_colocated_with_target(self) -> bool:
-        """Whether the databases with this column's table also have the table of ``target``.
+        """Whether the table of ``target`` is in the same databases as the table of this column.
 
-        If so, a migration that changes ``target`` also changes this column, because its foreign key
-        refers to ``target``.
+        If so, a migration that changes ``target`` also changes this column: Django changes the
+        column of a foreign key together with the field to which the foreign key refers.
         """
         options, target_options = shard_options(self.model), shard_options(self.target.model)
         return (
@@ -143,10 +143,10 @@ def key_columns(model: Any) -> tuple[KeyColumn, ...]:
 
 
 def declared_inexact_collation(key: KeyColumn, collations: Collations) -> str | None:
-    """Return the declared collation of ``key`` if the column certainly compares inexactly with it.
+    """Return the collation that the models declare for ``key``, if it certainly compares inexactly.
 
-    Return None if the declaration does not tell this; the column in the database must then be
-    checked.
+    A collation compares inexactly if it treats different keys as equal. Return None if that is not
+    certain; the column in the database must then be checked.
     """
     collation: str | None = getattr(key.target, "db_collation", None)
     if not collation:
@@ -242,7 +242,8 @@ def describe_inexact(key: KeyColumn, what: str) -> str:
     )
 
 
-#: Text key columns, by table, each with its type in the database. The type is None on SQLite.
+#: The columns with text keys, keyed by table. Each column is paired with its type in the database;
+#: on SQLite, the type is None.
 _Tables = Mapping[str, tuple[tuple[KeyColumn, ColumnType | None], ...]]
 
 
@@ -367,8 +368,8 @@ class TextKeyGuard:
                 if inexact is None and exists:
                     verified[table] = columns_with_types
             # Most shards have the same tables. To save memory, their entries share one mapping of
-            # tables. Replace the entry of a shard as a whole, because another thread may check the
-            # same shard at once. Both threads find the same result.
+            # tables. Two threads may check the same shard at the same time. So replace the entry of
+            # a shard as a whole; both threads store the same result.
             tables = self._shared_tables.setdefault(tuple(verified.items()), verified)
             self._verified[shard.alias] = _Verified(shard.node, tables)
 

@@ -31,7 +31,7 @@ _random = random.SystemRandom()
 
 
 class Strategy(ABC):
-    """A routing strategy: finds the shard of a key. All threads of a process share one instance.
+    """A routing strategy finds the shard of a key. All threads of a process share one instance.
 
     :param group: the group that uses the strategy; its shards are numbered from 0.
     :param options: ``STRATEGY_OPTIONS`` of the group.
@@ -42,13 +42,13 @@ class Strategy(ABC):
     #: Whether a key must be placed (its shard chosen and recorded) before :meth:`locate` finds its
     #: shard.
     places: ClassVar[bool] = False
-    #: The bits of a key that hold its shard number, as ``(shift, number of bits)``; None if keys do not
-    #: hold a shard number.
+    #: The position of the shard number in the bits of a key, as ``(shift, number of bits)``; None
+    #: if keys do not hold a shard number.
     embedded: tuple[int, int] | None = None
-    #: What determines the shard of a key. A change of the group's topology is allowed only if every
-    #: key stays on its shard; this attribute decides which changes are allowed. The default is
-    #: ``PLACED`` for a subclass whose ``places`` is true, and ``EMBEDDED`` for one that sets the
-    #: class attribute ``embedded``.
+    #: Says what determines the shard of a key. A change of the group's topology is allowed only if
+    #: every key stays on its shard, so the allowed changes depend on this attribute. The default is
+    #: ``PLACED`` if ``places`` is true, else ``EMBEDDED`` if a subclass sets the class attribute
+    #: ``embedded``, else ``COMPUTED``.
     key_routing: ClassVar[KeyRouting] = KeyRouting.COMPUTED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -105,7 +105,7 @@ class Strategy(ABC):
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
         """Return the results of :meth:`place` for many keys, as a dict from key to shard number.
 
-        :raises InvalidShardKey: no row can have one of the keys.
+        :raises InvalidShardKey: at least one of the keys is a key that no row can have.
         """
         numbers: dict[Any, int] = {}
         for key, number in self.locate_many(keys).items():
@@ -216,8 +216,10 @@ def make_strategy(group: ShardGroup) -> Strategy:
 
 
 def key_routing_of(group: ShardGroup) -> KeyRouting:
-    """Return what determines the shard of a key of ``group``. Does not create the strategy.
+    """Return the attribute ``key_routing`` of the strategy class in the settings of ``group``.
 
-    :raises InvalidConfiguration: the name in the settings of ``group`` is not that of a strategy.
+    The attribute says what determines the shard of a key. No instance of the class is created.
+
+    :raises InvalidConfiguration: the settings of ``group`` do not name a strategy class.
     """
     return strategy_class(group).key_routing

@@ -15,9 +15,9 @@ from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
 from sharded_orm.topology.model import ShardGroup
 
-#: Matches the keys that the directory stores unchanged. It stores a digest of every other key, so
-#: that no collation of the global database confuses two keys, such as "alice" and "Alice", or keys
-#: that differ by trailing spaces.
+#: A pattern for the keys that the directory stores unchanged. The directory stores a digest of
+#: every other key, so that no collation of the global database confuses two keys, such as "alice"
+#: and "Alice", or keys that differ by trailing spaces.
 _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
@@ -56,8 +56,8 @@ class DirectoryStrategy(Strategy):
     - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (an option;
       100,000 by default).
 
-    Cost: no query for remembered keys; one query for up to 500 other keys; two more round trips to
-    place those of them that are new.
+    Cost: remembered keys cost no query. Up to 500 other keys cost one query. If some of these keys
+    are new, placing them costs two more round trips.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
@@ -100,9 +100,9 @@ class DirectoryStrategy(Strategy):
         return {key: number for key, number in numbers.items() if number is not None}
 
     def forget(self, key: Any | None = None) -> None:
-        """Make this process forget the shard of ``key``, because the key was moved elsewhere.
+        """Make this process forget the shard of ``key``, after the key was moved to another shard.
 
-        :param key: None (the default) to forget the shards of all keys.
+        :param key: a shard key. With None, the default, the process forgets the shards of all keys.
         """
         with self._lock:
             if key is None:

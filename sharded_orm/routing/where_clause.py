@@ -26,18 +26,18 @@ from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 class ShardKey:
     """The group of a model, and the columns whose values name the shard of a row.
 
-    ``columns`` maps the name of each such column to None or to ``(shift, bits)``. None says that
-    the column's values are shard keys. ``(shift, bits)`` says that its values are ids, in which
-    these bits are the shard number. A column may hold such values itself, or be a foreign key to
-    them.
+    There are two kinds of such columns. The first kind holds shard keys: ``columns`` maps its name
+    to None. The second kind holds ids, in which some bits are the shard number: ``columns`` maps
+    its name to ``(shift, bits)``, the position of these bits. A foreign key to such a column is a
+    column of the same kind.
     """
 
     group: str
     columns: Mapping[str, tuple[int, int] | None]
 
 
-# Matches the names of methods of lookups and expressions that write SQL. If a class of a project
-# overrides such a method, the SQL of this class is unknown.
+# A pattern for the names of those methods of lookups and expressions that write SQL. If a class of
+# a project overrides such a method, the SQL of this class is unknown.
 _WRITES_SQL = re.compile(
     r"as_[a-z]+$|process_(lhs|rhs)$|(batch_process_rhs|get_rhs_op|select_format"
     r"|resolve_expression_parameter|get_bilateral_transforms)$"
@@ -55,9 +55,9 @@ def writes_own_sql(cls: type) -> bool:
 
 
 def compares_as(base: Any, lookup: Any) -> bool:
-    """Whether ``lookup`` matches the rows that a lookup of Django's class ``base`` would match.
+    """Whether ``lookup`` matches the same rows as a lookup of Django's class ``base``.
 
-    If not, ``lookup`` is of another kind, or the project has changed its SQL.
+    False if ``lookup`` is of another kind, or if a class of the project changes its SQL.
     """
     kind: Any = type(lookup)
     return _is_same(base, kind)
@@ -75,8 +75,8 @@ def _is_same(base: Any, kind: Any) -> bool:
 def is_equality(lookup: Any) -> bool:
     """Whether ``lookup`` is an equality or an ``__in``.
 
-    In each row that such a lookup matches, a column is equal to the compared value, or to one of
-    the compared values.
+    Every row that such a lookup matches has, in the compared column, the given value or one of the
+    given values.
     """
     return compares_as(Exact, lookup) or compares_as(In, lookup)
 
@@ -108,8 +108,9 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # The SQL is for several shards, and each of them is named by this condition: for all
-            # other shards, the condition was replaced earlier by one that matches no row.
+            # The SQL is for several shards. This condition is true on all of them, because for a
+            # shard on which it is false, it was replaced earlier by a condition that matches no
+            # row.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:
@@ -133,7 +134,10 @@ def _boolean() -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """The numbers of the shards on which rows may match a condition, and a text that says why."""
+    """The numbers of the shards on which rows may match a condition.
+
+    ``reason`` is a text that says why no other shard can have such rows: ``Photo.user_id = 7``.
+    """
 
     shards: frozenset[int]
     reason: str
@@ -272,10 +276,10 @@ class WhereReader:
 
 
 def compared_columns(lookup: Any) -> Sequence[tuple[Any, Iterable[Any]]]:
-    """Return pairs of a column that ``lookup`` compares, and the values with which it is compared.
+    """Return a pair for each column that ``lookup`` compares: the column, and the compared values.
 
-    A composite primary key gives one pair for each of its columns. The result is empty if ``__in``
-    or a composite key is compared with a subquery.
+    A composite primary key gives one pair for each of its columns. The result is empty if the
+    values come from a subquery, and ``lookup`` is an ``__in`` or compares a composite key.
 
     :param lookup: an equality or an ``__in``, for which :func:`is_equality` is true.
     """
@@ -304,10 +308,10 @@ def plain_values(values: Iterable[Any], field: Any) -> list[Any] | None:
     plain = []
     for value in values:
         if type(value) is Value:
-            # Django does not prepare the value inside Value() with the field, as it does with other
-            # values. The database then converts the value by its own rules: for MariaDB, "5abc"
-            # equals the number 5. So this value counts as plain only if it already has the type
-            # that the field would give it.
+            # Django converts other values to the type of the field, but not a value inside Value().
+            # The database then converts that value by its own rules: for MariaDB, "5abc" equals the
+            # number 5. So the value counts as plain only if it already has the type to which the
+            # field would convert it.
             unprepared, value = value.value, field.get_prep_value(value.value)
             if type(unprepared) is not type(value):
                 return None
