@@ -393,9 +393,9 @@ class ScriptExecutor:
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
         """Return the plan's first migration, which an earlier process began but did not finish.
 
-        The plan cannot finish the interrupted migration if it begins with another migration, or if
-        somebody has edited the operations. Return None in this case, if no part of the interrupted
-        migration took effect.
+        The plan cannot finish the interrupted migration if the plan begins with another migration,
+        or if somebody has edited the operations. In such a case, if no part of the interrupted
+        migration took effect, return None.
 
         :raises OperationError: the plan cannot finish the interrupted migration, and a part of this
             migration took effect.
