@@ -49,7 +49,7 @@ def _save_base(
     update_fields: Any = None,
 ) -> None:
     # Overrides Model.save_base(). The router or the caller has chosen the alias ``using``. So check
-    # that it is the shard of the rows that are related.
+    # that this alias is the shard of the two rows that are related.
     _refuse_other_shard(self, str(using))
     Model.save_base(self, raw, force_insert, force_update, using, update_fields)
 

@@ -266,9 +266,10 @@ class Colocation:
             or not self._are_colocated(selected, compared)
         ):
             return False
-        # If one side contains NULL, SQL's ``IN`` yields "unknown" instead of "false". The NULL may
-        # be in a row of another shard, and then ``IN`` yields "false" on this shard. Where "false"
-        # and "unknown" have different effects, such as under NOT, neither side may contain NULL.
+        # If one side contains NULL, SQL's ``IN`` yields "unknown" instead of "false". But a NULL in
+        # a row of another shard is not seen here, so ``IN`` yields "false" on this shard. Where
+        # "false" and "unknown" have different effects, such as under NOT, neither side may contain
+        # NULL.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)

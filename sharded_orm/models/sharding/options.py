@@ -210,7 +210,9 @@ class ShardOptions:
             )
 
     def locate(self, instance: Model) -> Shard | None:
-        """Return the shard of ``instance``; None if it has no shard yet. Chooses no shard.
+        """Return the shard of ``instance``, or None if it has no shard yet.
+
+        This method never chooses a shard.
 
         In most cases, the shard key tells the shard. If the key is not generated yet, or the model
         has no key, the shard is that of the row given as ``near=``. Without ``near=``, it is the

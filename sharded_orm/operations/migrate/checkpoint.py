@@ -85,8 +85,8 @@ class Checkpoint:
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults.
 
-        Fields with their default values are left out, because many checkpoints are written for each
-        shard.
+        Fields with their default values are left out to keep the journal small: many checkpoints
+        are written for each shard.
         """
         content = {
             field.name: value

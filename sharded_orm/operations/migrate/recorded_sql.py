@@ -127,10 +127,10 @@ class RecordedScript:
     def stretch(self, index: int) -> range:
         """Return the indexes of the statements, from ``index`` on, that one checkpoint can cover.
 
-        After an interruption, the schema must show how many of the statements took effect. So they
-        belong to one operation, and each of them leaves a different schema. The statement that
-        records the migration may follow them, because the rows of ``django_migrations`` show
-        whether it took effect.
+        After an interruption, the schema must show how many of these statements took effect. So the
+        statements all belong to one operation, and each statement leaves a different schema. The
+        statement that records the migration may come last, because the rows of
+        ``django_migrations`` show whether it took effect.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
