@@ -174,9 +174,9 @@ class ShardSession:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
         If the block is interrupted or fails, a later process must send ``post_migrate`` again. The
-        shard's checkpoint in the journal tells that process so. If the present checkpoint does
-        not tell it, a checkpoint of the kind END is written before the block. If the block raises an
-        error, a checkpoint of the kind END is always written.
+        shard's checkpoint in the journal must tell that process so. If the present checkpoint does
+        not, a checkpoint of the kind END is written before the block. If the block raises an error,
+        a checkpoint of the kind END is always written.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:
