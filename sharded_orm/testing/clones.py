@@ -49,9 +49,9 @@ class Cloner(ABC):
         return
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a context manager, in whose block the methods of the cloner share connections.
+        """Return a context manager for a ``with`` block that calls several methods of the cloner.
 
-        A cloner may also use separate connections for each call, as this base class does.
+        A subclass may let these calls share connections. Here, the context manager does nothing.
         """
         return nullcontext()
 

@@ -21,8 +21,9 @@ from sharded_orm.testing.clones import Cloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
-# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. It is removed there, because the
-# counter differs from shard to shard, and definitions of tables are compared.
+# Matches the AUTO_INCREMENT counter in a CREATE TABLE statement. The counter is removed from the
+# statement, because it differs from shard to shard, and the statements of a test shard are compared
+# with those of the template.
 _AUTO_INCREMENT = re.compile(r" AUTO_INCREMENT=\d+")
 
 
@@ -173,8 +174,9 @@ class MySQLCloner(Cloner):
         """Return a context manager that gives a cursor on the shard's node, with foreign key checks
         off.
 
-        The cursor has a separate session, which is kept until the end of the batch. The session has
-        no current schema, unless an earlier ``with`` block of the same batch has selected one.
+        The cursor has a session of its own. Within a ``with`` block of :meth:`batch`, each call for
+        the same node gives the same cursor, whose session is closed at the end of that block. So
+        an earlier call may have selected a current schema.
         """
         with self.batch():
             if shard.node not in self._cursors:

@@ -126,8 +126,8 @@ class GroupTestDatabases:
         :param worker: number of the worker, which becomes part of the shards' names.
         """
         cache_isolation.isolate_worker(self.configured.name)
-        # The parent process has stored the names of the test schemas in its settings. A spawned
-        # worker process has a copy of these settings.
+        # Read the names of the test schemas from the settings. The parent process has stored them
+        # there, and a spawned worker process has a copy of the parent's settings.
         setting = connection.settings_dict[_SETTING]
         self.names, self.keep = TestNames(**setting["names"]).for_worker(worker), setting["keep"]
         self._switch(connection)
@@ -163,13 +163,13 @@ class GroupTestDatabases:
             self.touched.clear()
         runtime.swap(with_test_group(runtime.topology(), self.configured, self.names))
         test_databases[self.configured.name] = self
-        # sharded_orm.apps connected another receiver of setting_changed earlier, and receivers run
-        # in the order of connection. That one drops the old configuration, so _settings_changed()
-        # reads the new one.
+        # Receivers run in the order in which they were connected. The receiver of sharded_orm.apps
+        # was connected earlier and drops the old configuration. So _settings_changed(), which is
+        # connected here, reads the new configuration.
         setting_changed.connect(self._settings_changed)
-        # Let the group's connection object keep any number of connection objects of shards. This
-        # thread's object was created before the test run, with a limit, and is used for the whole
-        # run. An object that is created from now on has no limit.
+        # The group's connection object keeps connection objects of shards, up to a limit. This
+        # thread's object was created before the test run, with a limit, so remove the limit here.
+        # An object that another thread creates from now on has no limit.
         connection.shards.limit = None
 
     def _settings_changed(self, *, setting: str, **kwargs: Any) -> None:
@@ -285,8 +285,9 @@ def _temporary_folder() -> str:
     owner = os.getpid()
 
     def remove() -> None:
-        # This also removes the folder if the test run was interrupted. A forked worker process must
-        # not remove the folder, which belongs to its parent process.
+        # This function is called when the process exits, so the folder is removed even if the test
+        # run was interrupted. A forked worker process must not remove the folder, which belongs to
+        # its parent process.
         if os.getpid() == owner:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -37,7 +37,10 @@ class TestSessionPool(TicketSessionPool):
         return super().lend(deadline)
 
     def give_back(self, session: TicketSession) -> None:
-        """Keep the session for the next test; close it if it would block dropping the database."""
+        """Keep the session for the next test, or close it.
+
+        It is closed if an open session would prevent the test database from being dropped.
+        """
         if session.prevents_drop:
             session.close()
         else:

@@ -143,11 +143,17 @@ class _Forward(_ByConditions):
 
 
 class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """The descriptor of a foreign key, such as ``photo.album``; prefetches over several shards."""
+    """The descriptor of a foreign key, such as ``photo.album``.
+
+    It prefetches over several shards.
+    """
 
 
 class ShardedForwardOneToOneDescriptor(_Forward, ForwardOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """The descriptor of a one-to-one field, such as ``profile.user``; prefetches over several shards."""
+    """The descriptor of a one-to-one field, such as ``profile.user``.
+
+    It prefetches over several shards.
+    """
 
 
 class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -256,7 +262,7 @@ def _install_reverse(model: Any, related: Any, *, field: Any) -> None:
     if accessor is None:
         return
     # If a foreign key refers to a proxy model, Django installs the other side's descriptor on the
-    # concrete model.
+    # concrete model. So look for the descriptor on both models.
     for holder in dict.fromkeys((related, related._meta.concrete_model)):
         descriptor = holder.__dict__.get(accessor)
         if type(descriptor) is ReverseOneToOneDescriptor:

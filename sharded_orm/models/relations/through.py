@@ -1,5 +1,5 @@
-"""Shards automatic many-to-many tables: each row is on the same shard as the two rows that it
-relates.
+"""Puts automatic many-to-many tables on shards: each row is on the same shard as the two rows that
+it relates.
 
 Django derives the models of these tables from its own :class:`~django.db.models.Model`. So this
 module gives them the methods that they would inherit from
@@ -49,7 +49,7 @@ def _save_base(
     update_fields: Any = None,
 ) -> None:
     # Overrides Model.save_base(). The router or the caller has chosen the alias ``using``. So check
-    # that it is the shard of the rows that are related.
+    # that this alias is the shard of the two rows that are related.
     _refuse_other_shard(self, str(using))
     Model.save_base(self, raw, force_insert, force_update, using, update_fields)
 
@@ -64,8 +64,8 @@ def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
 def _refuse_other_shard(self: Any, alias: str) -> None:
     """Raise if a row of an automatic many-to-many table cannot be saved on ``alias``.
 
-    That is so if ``alias`` is not a shard of the table's group, or if the row refers to a row that
-    is known to be on another shard.
+    Saving is refused if ``alias`` is not a shard of the table's group, or if the row refers to a
+    row that is known to be on another shard.
     """
     options = shard_options(type(self))
     assert options is not None

@@ -192,9 +192,10 @@ class Colocation:
     def _check_nested(self, query: Query, nested: Nested, outer: Sequence[Query]) -> None:
         """Raise unless each shard of the statement has all rows that the subquery reads.
 
-        The check passes in two cases: (1) The statement is for one shard, and the subquery's own
-        conditions name that shard. (2) A condition compares a column of the subquery with a column
-        of the outer query, and equal values of these columns are always on one shard.
+        The check passes in three cases: (1) The statement is for one shard, and the subquery's own
+        conditions name that shard. (2) No row can meet the subquery's own conditions. (3) A
+        condition compares a column of the subquery with a column of the outer query, and equal
+        values of these columns are always on one shard.
         """
         inner = nested.query
         parts = inner.combined_queries or (inner,)
@@ -221,10 +222,10 @@ class Colocation:
         return self._is_correlated(nested.query, outer) or self._is_compared(nested, outer)
 
     def _is_correlated(self, inner: Query, outer: Sequence[Query]) -> bool:
-        """Whether a condition such as ``ref=OuterRef("pk")`` keeps rows of ``inner`` on the outer
-        row's shard.
+        """Whether ``inner`` has a condition such as ``ref=OuterRef("pk")``, which only rows on the
+        outer row's shard can meet.
 
-        ``inner`` may have GROUP BY and a slice too, because the condition applies before them.
+        ``inner`` may also have a GROUP BY or a slice, because the condition applies before them.
         """
         for lookup in required_conditions(inner.where):
             if isinstance(lookup, Exact) and is_from_django(lookup):
@@ -265,9 +266,10 @@ class Colocation:
             or not self._are_colocated(selected, compared)
         ):
             return False
-        # If one side contains NULL, SQL's ``IN`` yields "unknown" instead of "false". The NULL may
-        # be in a row of another shard, and then ``IN`` yields "false" on this shard. Where "false"
-        # and "unknown" have different effects, such as under NOT, neither side may contain NULL.
+        # If one side contains NULL, SQL's ``IN`` yields "unknown" instead of "false". But a NULL in
+        # a row of another shard is not seen here, so ``IN`` yields "false" on this shard. Where
+        # "false" and "unknown" have different effects, such as under NOT, neither side may contain
+        # NULL.
         return nested.certain or (
             not any(_may_be_null(column, inner, _not_null_columns(inner)) for column in selected)
             and not any(_may_be_null(column, outer[-1], nested.not_null) for column in compared)

@@ -2,8 +2,9 @@
 
 ``get_source_expressions()`` does not list every subquery. Others are in the values of a lookup, in
 the condition of a joined relation, or in attributes that later versions of Django may add. So this
-module searches all attributes of an object. It refuses SQL text that contains SELECT, and
-expressions of classes outside Django that write SQL by methods of their own.
+module searches all attributes of an object. It refuses SQL text that contains SELECT or TABLE. It
+also refuses an expression of a project's class that writes its own SQL, unless the class has the
+decorator ``reads_own_row``.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ HOLDS_EXPRESSIONS = frozenset(
     }
 )  # fmt: skip
 #: Attributes of ``Query`` that hold names of fields and annotations. Django resolves these names to
-#: expressions when it compiles the query; :mod:`sharded_orm.models.sharding.ordering` does so
-#: earlier.
+#: expressions when it compiles the query. :mod:`sharded_orm.models.sharding.ordering` resolves them
+#: earlier, so that the expressions can be searched for subqueries.
 HOLDS_NAMES = frozenset({"distinct_fields", "order_by"})
 #: Attributes of ``Query`` in which no subquery has to be looked for. They hold flags, integers,
 #: names of tables and columns, model instances, or copies of expressions of a searched attribute.
 HOLDS_NONE = frozenset(
     {
         "_annotation_select_cache", "_constructor_args", "_db", "_extra_select_cache",
-        # A filtered relation is compiled only as part of a join. The join, which is searched, holds
-        # a copy of the relation's condition.
+        # This attribute need not be searched. A filtered relation is compiled only as part of a
+        # join, and the join, which is searched, holds a copy of the relation's condition.
         "_filtered_relations",
         "_lookup_joins", "alias_cols", "alias_prefix", "alias_refcount", "annotation_select_mask",
         "base_table", "combinator", "combinator_all", "compiler", "default_cols",
@@ -190,7 +191,10 @@ def columns(expression: Any) -> tuple[Col, ...]:
 
 
 def is_known(kind: type) -> bool:
-    """Whether the attributes of an expression of class ``kind`` show all that its SQL reads."""
+    """Whether the attributes of an expression of class ``kind`` contain all that its SQL refers to.
+
+    This is False for a class of a project that writes its own SQL without ``reads_own_row``.
+    """
     known = _known_kinds.get(kind)
     if known is None:
         known = _known_kinds[kind] = _shows_its_sql(kind)

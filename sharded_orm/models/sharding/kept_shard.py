@@ -26,7 +26,7 @@ class KeptShard:
     def close(self) -> None:
         """Forget the kept shard, and keep no shard from now on.
 
-        This holds for copies of the row too, because they share this object.
+        This holds for shallow copies of the row too, because they share this object.
         """
         self._is_open = False
 

@@ -39,8 +39,8 @@ class ShardOptions:
     def columns(self) -> dict[str, tuple[int, int] | None]:
         """The columns whose values name the shard of a row, in the format of ``ShardKey.columns``.
 
-        A column of ids has the bits of the shard number as (shift, bits). A column with shard keys
-        has None.
+        The dict maps the name of a column to ``(shift, bits)`` if the column's values are ids with
+        the shard number in these bits. It maps the name to None if the values are shard keys.
         """
         bits_by_column: dict[str, tuple[int, int] | None] = {}
         # In multi-table inheritance, the tables of parent and child may have columns of the same
@@ -56,18 +56,18 @@ class ShardOptions:
 
     @cached_property
     def where_key(self) -> ShardKey | None:
-        """The group, and the columns whose values name the shard; used by
+        """The group, and the columns whose values name the shard, for
         :mod:`sharded_orm.routing.where_clause`.
 
-        None if the model has no such column.
+        It is None if the model has no such column.
         """
         return ShardKey(self.group, self.columns) if self.columns else None
 
     def _shard_bits(self, field: Any) -> tuple[int, int] | Literal[False] | None:
-        """Return how the values of ``field`` name the shard.
+        """Return in which form the values of ``field`` contain the shard of a row.
 
-        ``(shift, bits)`` if a value is an id with the shard number in these bits; None if a value
-        is a shard key; False if the values do not name a shard.
+        Return ``(shift, bits)`` if each value is an id with the shard number in these bits. Return
+        None if each value is a shard key. Return False if the values do not tell the shard.
         """
         if self.key is not None and field.column == self.key.column:
             return None
@@ -210,7 +210,9 @@ class ShardOptions:
             )
 
     def locate(self, instance: Model) -> Shard | None:
-        """Return the shard of ``instance``; None if it has no shard yet. Chooses no shard.
+        """Return the shard of ``instance``, or None if it has no shard yet.
+
+        This method never chooses a shard.
 
         In most cases, the shard key tells the shard. If the key is not generated yet, or the model
         has no key, the shard is that of the row given as ``near=``. Without ``near=``, it is the
@@ -350,9 +352,9 @@ def describe(instance: Model) -> str:
 
     Does not call ``__str__()``, which may send a query.
     """
-    # Read __dict__ and not the attribute: while Model.__init__() runs, the primary key may not be
-    # set, and Django would try to load it. If ``instance`` is a lazy object such as request.user,
-    # the model instance is in its attribute _wrapped.
+    # While Model.__init__() runs, the primary key may not be set yet. If its attribute were read
+    # then, Django would try to load it. So read __dict__ instead. If ``instance`` is a lazy object
+    # such as request.user, the model instance is in the attribute _wrapped.
     model: Any = instance.__class__
     row: Any = getattr(instance, "_wrapped", instance)
     values = [row.__dict__.get(field.attname) for field in model._meta.pk_fields]
@@ -370,8 +372,9 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
         return str(alias)
-    # Read __dict__ and not the attribute. While Model.__init__() runs, a relation may be set before
-    # the shard key. For a missing key, the attribute would send a query, as for a deferred field.
+    # While Model.__init__() runs, a relation may be set before the shard key. If the attribute of
+    # the missing key were read then, Django would send a query, as for a deferred field. So read
+    # __dict__ instead.
     if other.key is not None and instance.__dict__.get(other.key.attname) is None:
         return None
     shard = other.locate(instance)

@@ -66,19 +66,20 @@ def own_names(model: Any) -> dict[str, str]:
 
 
 def resolved(query: Query, alias: str) -> tuple[Query, list[Any]]:
-    """Return a copy of ``query`` with all joins that its order needs, and a list of expressions.
+    """Return a copy of ``query``, and a list of the resolved expressions of its ORDER BY.
 
-    The list has the resolved expressions of ORDER BY. No query is sent.
+    The copy has all joins that ORDER BY and DISTINCT ON need. No query is sent.
 
     :param alias: the alias of a database for which the query can be compiled.
-    :raises FieldError: a name in the order does not exist. The error is Django's.
+    :raises FieldError: a name in ORDER BY or DISTINCT ON does not exist. Django raises this error.
     """
     copy = query.chain()
     compiler: Any = connections[alias].ops.compiler("SQLCompiler")(copy, connections[alias], alias)
     expressions: Iterable[Any]
     if copy.combinator:
-        # A name in the order of a union stands for a column of the result, so it needs no join. An
-        # expression there is added to each part of the union, so return it for the check.
+        # A name in the ORDER BY of a union stands for a column of the result, so it needs no join.
+        # Django adds an expression in that ORDER BY to each part of the union. So return the
+        # expression: the caller must check it.
         return copy, [name for name in copy.order_by if hasattr(name, "resolve_expression")]
     # Resolve the names as SQLCompiler.get_order_by() and get_distinct() do.
     expressions = [

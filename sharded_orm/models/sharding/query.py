@@ -102,8 +102,9 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
         if not any(map(_mentions_instance, condition.children)):
             return condition
         changed = Q()
-        # Add the instance's shard to a negated condition too, although it does not route the query:
-        # exclude(album=album) must not exclude a row of another shard that has the same album id.
+        # Add the instance's shard to a negated condition too, although negated conditions do not
+        # route the query: exclude(album=album) must not exclude a row of another shard that has the
+        # same album id.
         changed.connector, changed.negated = condition.connector, condition.negated
         changed.children = [_with_shard_conditions(options, child) for child in condition.children]
         return changed
@@ -133,7 +134,7 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
 
 
 def _names_shard(options: ShardOptions, name: str) -> bool:
-    """Whether a lookup compares by equality a field of the model whose values name the shard.
+    """Whether a lookup is a test for equality on a field whose values name the shard.
 
     :param name: the name of the lookup, as in ``filter()``, such as ``album`` or ``album__in``.
     """
@@ -153,6 +154,6 @@ def _mentions_instance(child: Any) -> bool:
         return False
     value = child[1]
     if isinstance(value, list | tuple | set | frozenset | ValuesView) and value:
-        # Ignore None in the list, as Django does: no row is equal to NULL.
+        # Ignore each None in the list, as Django does, because no value is equal to NULL.
         return {isinstance(item, Model) for item in value if item is not None} == {True}
     return isinstance(value, Model)

@@ -132,9 +132,10 @@ def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> lis
 
 
 def _is_default(field: Any, value: Any) -> bool:
-    """Whether ``value`` is the field's ``db_default``.
+    """Whether ``value`` is the ``db_default`` of ``field``.
 
-    A ``db_default`` reads no rows, because no database allows a default that does.
+    Such a value need not be checked. It reads no rows, because no database allows a default that
+    reads rows.
     """
     expression = getattr(value, "expression", None)
     return type(value) is DatabaseDefault and expression is field._db_default_expression

@@ -83,7 +83,7 @@ def _digests(shards: Sequence[Shard], state: AppliedState) -> Iterator[tuple[Sha
     except _SERVER_ERRORS as exc:
         if len(shards) > 1 and _answers(connection):
             # The server works, but one broken shard makes the query fail for all shards. Find that
-            # shard by querying each half of the shards.
+            # shard: query each half of the shards separately, and so on.
             half = len(shards) // 2
             yield from _digests(shards[:half], state)
             yield from _digests(shards[half:], state)

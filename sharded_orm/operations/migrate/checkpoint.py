@@ -12,8 +12,9 @@ from sharded_orm.operations.migrate.plan import Key
 class What(Enum):
     """The kind of the step that comes next, or that was under way when the process ended.
 
-    ``script``, ``index``, ``count`` and ``operation`` are fields of the :class:`Checkpoint`. A
-    script is a list of recorded SQL statements (:class:`RecordedScript`).
+    The descriptions of the kinds mention ``script``, ``index``, ``count`` and ``operation``, which
+    are fields of :class:`Checkpoint`. A script is a list of recorded SQL statements
+    (:class:`RecordedScript`).
     """
 
     STATEMENT = "statement"
@@ -84,8 +85,8 @@ class Checkpoint:
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults.
 
-        Fields with their default values are left out, because many checkpoints are written for each
-        shard.
+        Fields with their default values are left out to keep the journal small: many checkpoints
+        are written for each shard.
         """
         content = {
             field.name: value

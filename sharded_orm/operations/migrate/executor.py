@@ -143,7 +143,7 @@ class ScriptExecutor:
 
         Do nothing while the transaction of a migration is open.
 
-        :param unit: the migration that is continued or recorded after the check; None if there is none.
+        :param unit: the migration that is continued or recorded after the check, if there is one.
         :param before: the schema when ``script`` began; None if it was not read.
         :raises SchemaDiffers: the schema is not the one to which ``script`` must lead.
         """
@@ -200,9 +200,9 @@ class ScriptExecutor:
     ) -> None:
         """Run recorded statements of one migration.
 
-        Unless the whole migration is one transaction, write a checkpoint into the journal before
-        each *stretch*: consecutive statements for which the schema shows, after an interruption,
-        how many of them took effect.
+        A *stretch* is a sequence of statements. After an interruption, the schema shows how many
+        of them took effect. A checkpoint is written into the journal before each stretch, unless
+        the whole migration is one transaction.
 
         :param key: the key of ``script`` in the journal.
         :param run: the id of the journal run that stores ``script``.
@@ -393,9 +393,9 @@ class ScriptExecutor:
     def _interrupted_unit(self, checkpoint: Checkpoint) -> Unit | None:
         """Return the plan's first migration, which an earlier process began but did not finish.
 
-        The plan cannot finish the interrupted migration if it begins with another migration, or if
-        somebody has edited the operations. Return None in this case, if no part of the interrupted
-        migration took effect.
+        The plan cannot finish the interrupted migration if the plan begins with another migration,
+        or if somebody has edited the operations. In such a case, if no part of the interrupted
+        migration took effect, return None.
 
         :raises OperationError: the plan cannot finish the interrupted migration, and a part of this
             migration took effect.

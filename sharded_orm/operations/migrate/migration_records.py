@@ -26,7 +26,8 @@ class Records:
 
     To be used by one thread.
 
-    :param has_markers: whether an earlier process may have left markers on the shard.
+    :param has_markers: whether an earlier process may have left markers on the shard: rows that
+        prove the commit of an operation.
     """
 
     def __init__(self, alias: str, *, has_markers: bool = False) -> None:

@@ -76,7 +76,7 @@ class MigrationReport:
     #: Number of shards that this run has migrated.
     migrated: int = 0
     failures: list[Failure] = field(default_factory=list)
-    #: Shards whose database does not exist, if the request does not ask to create it.
+    #: Shards whose database does not exist. Empty if the request asks to create such databases.
     missing: list[Shard] = field(default_factory=list)
     #: Why the run ended before all shards were tried; "" if it did not end early.
     stopped: str = ""
@@ -353,8 +353,8 @@ def _unclear(shard: Shard) -> QuerySet[OperationStep]:
 class MigrationStatus:
     """How far the shards of a group are migrated now.
 
-    ``selected`` is the number of examined shards. ``current`` of them have no migration to run, and
-    ``behind`` of them have some.
+    ``selected`` is the number of examined shards. ``current`` is the number of examined shards that
+    have no migration to run. ``behind`` is the number of those that have at least one.
     """
 
     group: str

@@ -48,7 +48,8 @@ class Migrator:
         The shard's database must exist. This thread's connection to the shard is closed at the end.
 
         :param step: the shard's step in the journal, which holds the latest checkpoint.
-        :param stopping: called between two statements; returns whether to stop there.
+        :param stopping: a function that returns True if the migration is to stop. It is called only
+            while no step is half done.
         :raises OperationStopped: ``stopping`` returned True. Another call continues at this point.
         :raises OperationUnclear: an earlier process was interrupted in a step, and nothing shows
             whether the step took effect. An operator must find out, and report the answer by

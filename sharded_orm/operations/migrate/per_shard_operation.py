@@ -123,9 +123,9 @@ class PerShardOperation:
                 with self._observe_statements():
                     self._call(self._editor)
                 if self._editor.deferred_sql:
-                    # The schema editor's deferred statements run after the operation's transaction.
-                    # So the marker, a row that proves the commit of this transaction, does not
-                    # prove that these statements ran. Note this in the journal before the commit.
+                    # The marker is a row that proves the commit of this transaction. The schema
+                    # editor's deferred statements run after the commit, so the marker does not
+                    # prove that they ran. Note this in the journal before the commit.
                     self._forget_revertibility()
             for sql in self._editor.deferred_sql:
                 self._editor.execute(sql, None)

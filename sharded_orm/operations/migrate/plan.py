@@ -36,7 +36,10 @@ _SCHEMA_OPERATIONS = frozenset(
 
 @dataclass(frozen=True)
 class Piece:
-    """An operation with the project states before and after it runs in the plan's direction."""
+    """An operation, the project state before it, and the project state after it.
+
+    "Before" and "after" mean the order in which the plan runs, which may be backwards.
+    """
 
     operation: Operation
     from_state: ProjectState
@@ -219,8 +222,8 @@ class MigrationPlan:
         This is the state before the unit runs forwards, or after it runs backwards. The caller may
         change the returned object.
 
-        :param number: the index of the unit in the plan; the number of units for the state after a
-            plan that runs forwards.
+        :param number: the index of the unit in the plan. If the plan runs forwards, the number of
+            its units is allowed too, and gives the state at the end of the plan.
         """
         if not self.backwards:
             state = self._base.clone()
@@ -253,8 +256,8 @@ class MigrationPlan:
                     if number == operation:
                         for state in (piece.from_state, piece.to_state):
                             self._render(state)
-                        # Leave the loop before the generator's next step, which would change the
-                        # project states of this piece.
+                        # Leave the loop now: the next step of the generator pieces() would change
+                        # the project states that ``piece`` has.
                         shared_piece = self._per_shard_pieces[unit, operation] = piece
                         break
             assert shared_piece is not None

@@ -34,8 +34,8 @@ class MigrateOptions:
 class Planner:
     """Makes one plan per set of applied migrations and keeps it in memory. Thread-safe.
 
-    A new plan costs four queries, or none if no migration is applied. All migrations are read from
-    disk for it.
+    For each new plan, all migrations are read from disk. A new plan also costs four queries, but no
+    query if no migration is applied.
     """
 
     def __init__(self, options: MigrateOptions) -> None:

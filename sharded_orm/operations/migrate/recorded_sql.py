@@ -26,8 +26,9 @@ _ALTERS = re.compile(
     r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+|FULLTEXT\s+|SPATIAL\s+)?INDEX\b)",
     re.IGNORECASE | re.DOTALL,
 )
-# Types of query parameters that JSON lacks. A value of such a type is stored as {name: text}. Each
-# entry has the name as its key, the type, and the function that makes a value from the text.
+# The types of query parameters that JSON lacks. A parameter of such a type is stored as
+# {name: text}. This dict maps each name to the type, and to the function that makes a value of the
+# type from the text.
 _TYPES: Final[dict[str, tuple[type, Any]]] = {
     "bytes": (bytes, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
@@ -111,7 +112,10 @@ class RecordedScript:
     operations: int = 0
 
     def by_migration(self) -> Iterator[tuple[Key, list[tuple[int, RecordedStatement]]]]:
-        """Yield each migration with its statements, each as (index in the script, statement)."""
+        """Yield each migration with a list of its statements.
+
+        An item of the list is a pair: the statement's index in the script, and the statement.
+        """
         for key, group in groupby(enumerate(self.statements), lambda item: item[1].migration):
             yield key, list(group)
 
@@ -123,10 +127,10 @@ class RecordedScript:
     def stretch(self, index: int) -> range:
         """Return the indexes of the statements, from ``index`` on, that one checkpoint can cover.
 
-        After an interruption, the schema must show how many of the statements took effect. So they
-        belong to one operation, and each of them leaves a different schema. The statement that
-        records the migration may follow them, because the rows of ``django_migrations`` show
-        whether it took effect.
+        After an interruption, the schema must show how many of these statements took effect. So the
+        statements all belong to one operation, and each statement leaves a different schema. The
+        statement that records the migration may come last, because the rows of
+        ``django_migrations`` show whether it took effect.
         """
         first = self.statements[index]
         end, fingerprints = index + 1, {self.fingerprint_before(index)}
@@ -160,8 +164,8 @@ class RecordedScript:
     def altered_tables(self, before: SchemaSnapshot) -> list[str] | None:
         """Return the names of the tables that the script may alter.
 
-        Return None if any statement of the script does something else than alter existing tables,
-        or if a table changes that no statement mentions.
+        Return None if any statement of the script does something else than alter existing tables.
+        Also return None if the script changes a table whose name is in none of its statements.
 
         :param before: the schema at which the script begins.
         """

@@ -149,8 +149,9 @@ class Rehearsals:
         last = self._last
         if last is None or not snapshot.looks_like(last):
             self._last = last = snapshot
-        # If ``snapshot`` looks like the snapshot of the last shard, use the fingerprint of that
-        # one. Most shards are alike, and a comparison is cheaper than computing a fingerprint.
+        # If ``snapshot`` shows the same schema as the snapshot of the last shard, ``last`` is that
+        # older snapshot, whose fingerprint is already known. Most shards have the same schema, and
+        # a comparison is cheaper than computing a fingerprint.
         key = self.key(connection, segment, last.fingerprint)
         script = self.script(run, key)
         if script is None:

@@ -29,7 +29,9 @@ _LOCK_WAIT = 1.0
 
 
 class ShardSession:
-    """The state of one shard while one thread migrates it: connection, lock, checkpoint, records.
+    """Holds what one thread needs while it migrates one shard.
+
+    It has the shard's connection, lock and checkpoint, and gives access to ``django_migrations``.
 
     :param step: the shard's step in the journal.
     :param stopping: a function that returns True if the migration is to stop. It is called only
@@ -126,7 +128,9 @@ class ShardSession:
         )
 
     def amend(self, label: str = "", **changes: Any) -> None:
-        """Change the checkpoint of the step that is under way: :attr:`checkpoint` and the journal.
+        """Change the checkpoint of the step that is under way.
+
+        The change is made in :attr:`checkpoint` and in the journal.
 
         :param label: a new description of the step for people; "" keeps the present one.
         :param changes: new values of the checkpoint's fields, by name.
@@ -143,8 +147,8 @@ class ShardSession:
         does not count as interrupted. But record nothing if the database session was lost, because
         the server may still be running the statement.
 
-        :param label: if the step consists of several statements, a description of this one for
-            people; otherwise "".
+        :param label: a description, for people, of what the block executes. It becomes the step's
+            description if the block fails. If it is "", the step keeps its description.
         """
         try:
             yield
@@ -156,8 +160,8 @@ class ShardSession:
         if self.checkpoint.what is What.PER_SHARD and not (
             self.checkpoint.marker and self.checkpoint.reverts
         ):
-            # No marker proves that the operation took effect. So note it in the journal now:
-            # nothing else shows it if the process is killed before the next checkpoint.
+            # The operation took effect, but no marker proves it. So record this success in the
+            # journal now. Otherwise nothing would show it after a kill before the next checkpoint.
             self.amend(settled="done")
 
     @property
@@ -169,9 +173,10 @@ class ShardSession:
     def completion(self) -> Iterator[None]:
         """A context manager whose block sends ``post_migrate`` after the last migration.
 
-        After an interruption, a later attempt must send ``post_migrate`` again, and the shard's
-        checkpoint in the journal must lead it there. If the last checkpoint does not, write one of
-        the kind END before the block. Also write one of the kind END if the block raises an error.
+        If the block is interrupted or fails, a later process must send ``post_migrate`` again. The
+        shard's checkpoint in the journal must tell that process so. If the present checkpoint does
+        not, a checkpoint of the kind END is written before the block. If the block raises an error,
+        a checkpoint of the kind END is always written.
         """
         end = Checkpoint(What.END, self.step.run.id)
         if self.checkpoint is None or self.checkpoint.what is What.COMPARE:

@@ -47,12 +47,14 @@ class Recorder:
 
     @property
     def where(self) -> str:
-        """The name of the migration and the operation that run now, for error messages."""
+        """A text for error messages that names the migration and the operation that run now."""
         return f"{'.'.join(self._migration)} ({self._label})"
 
     def add_record(self, unit: Unit) -> None:
-        """Add the last statement of a unit (one migration, forwards or backwards). Forwards, it
-        inserts the migration's row into ``django_migrations``. Backwards, it deletes that row.
+        """Add the last statement of a unit (one migration, forwards or backwards).
+
+        Forwards, this statement inserts the rows of the migration into ``django_migrations``.
+        Backwards, it deletes these rows.
         """
         count = len(unit.operations)
         self.statements.append(
