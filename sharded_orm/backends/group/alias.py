@@ -39,8 +39,8 @@ class GroupAliasMixin(GroupTransactions):
     """
 
     # Whether ensure_connection() is running. Django's test cases patch ensure_connection(), so
-    # every connect must go through it. Therefore, if it is not running, connect() only calls
-    # ensure_connection(), which calls connect() again.
+    # every connect must go through that method. If it is not running, connect() only calls
+    # ensure_connection(), and ensure_connection() calls connect() again.
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -78,8 +78,8 @@ class GroupAliasMixin(GroupTransactions):
         return self._server
 
     def _refresh_server(self) -> None:
-        """Create the object that ``server`` returns anew, if the new topology has other settings
-        for the group.
+        """Replace the object that ``server`` returns, if the new topology has other settings for
+        the group.
         """
         generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)

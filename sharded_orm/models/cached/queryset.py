@@ -259,7 +259,7 @@ _ROUTINE: dict[type, bool] = {}
 def _is_routine(kind: Any) -> bool:
     """Whether each method of ``kind`` that ``get()`` calls is Django's or this library's.
 
-    If a project overrides one of these methods, ``get()`` must not take the short way around it.
+    If a project overrides one of these methods, ``get()`` must not skip the project's method.
 
     :param kind: a queryset class.
     """

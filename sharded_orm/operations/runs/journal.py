@@ -165,7 +165,7 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of steps that this process has created, and that :meth:`step` has not returned yet.
+        # Aliases of steps that this process has created and :meth:`step` has not returned yet.
         # Steps that continue an earlier step are left out. The steps listed here are empty, and no
         # other process writes them, so :meth:`step` need not read them.
         self._new_steps: set[str] = set()
