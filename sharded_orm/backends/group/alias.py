@@ -38,8 +38,9 @@ class GroupAliasMixin(GroupTransactions):
     the backend class. If one of these has to query a server, one node of the group is asked.
     """
 
-    # Whether ensure_connection() is running. If it is not, connect() calls ensure_connection(),
-    # because Django's test cases patch that method. ensure_connection() then calls connect() again.
+    # Whether ensure_connection() is running. Django's test cases patch ensure_connection(), so
+    # every connect must go through that method. If it is not running, connect() only calls
+    # ensure_connection(), and ensure_connection() calls connect() again.
     _connecting = False
     _connection: GroupConnection | None = None
 
@@ -77,7 +78,9 @@ class GroupAliasMixin(GroupTransactions):
         return self._server
 
     def _refresh_server(self) -> None:
-        """Replace the result of ``server`` if the group has other settings in the new topology."""
+        """Replace the object that ``server`` returns, if the new topology has other settings for
+        the group.
+        """
         generation = relocation.generation
         settings: dict[str, Any] | None = connections.settings.get(self.alias)
         if settings is not None and not relocation.same_place(self.settings_dict, settings):
@@ -101,7 +104,7 @@ class GroupAliasMixin(GroupTransactions):
             self.abandon_levels()
 
     def connect(self) -> None:
-        """Set the attributes that Django's connect() sets. Opens no session: only shards have them.
+        """Set the attributes that Django's connect() sets. Opens no database session.
 
         Called for every statement on every shard, so it must be cheap.
         """

@@ -1,8 +1,8 @@
 """Protocols between the connection object of a shard group and those of its shards.
 
 In each thread, a group's alias has one connection object, and so has each shard in use. The
-connection objects of the shards are called the group's members. Each protocol has only what the
-other side uses.
+connection objects of the shards are called the group's members. Each protocol lists only the
+attributes and methods that the other side uses.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ class GroupMember(Protocol):
         """Announce the transaction's writes to the cache. Called immediately before COMMIT."""
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the atomic blocks that this shard has opened for blocks of its group.
+        """End the atomic blocks that this shard has opened for levels of its group.
 
-        An open block of the group is called a level: the outermost block, or a savepoint.
+        A level is an open block of the group: the outermost block, or a savepoint.
 
-        :param depth: index of the outermost level to end. The levels inside it are ended first.
+        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels
+            inside it are ended first.
         :param commit: True to commit the transaction or release the savepoints; False to roll them
             back.
         """
@@ -130,7 +131,8 @@ class GroupAlias(Protocol):
     def block_options(self, level: Any) -> tuple[bool, bool]:
         """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``.
 
-        Both are False if no atomic block did, but, for example, ``transaction.savepoint()``.
+        Both are False if no atomic block opened the level. For example,
+        ``transaction.savepoint()`` opens a level without an atomic block.
 
         :param level: an open block of the group's transaction: the outermost one, or a savepoint.
         """

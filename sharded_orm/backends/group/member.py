@@ -51,8 +51,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
 
     def __init__(self, settings_dict: dict[str, Any], alias: str = DEFAULT_DB_ALIAS) -> None:
         # The atomic blocks that this shard has opened for the open blocks of its group, outermost
-        # first: item i belongs to group_wrapper.levels[i]. The shard may not have opened the group's
-        # inner blocks yet.
+        # first: item i belongs to group_wrapper.levels[i]. This list may be shorter than levels,
+        # because the shard opens its blocks only when it is used.
         self._mirrored: list[Atomic] = []
         # While this is True, reading in_atomic_block or atomic_blocks does not make this shard join
         # its group's transaction. Set, for example, while a block of _mirrored is entered or left,
@@ -107,9 +107,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             relocation.follow(self)
         group = self.group_wrapper
         if group is not None:
-            # If the group is connected, its connect() does almost nothing. But a test case that
-            # does not allow the group's alias has replaced connect() by a method that raises an
-            # error. So the call forbids all shards of the group, too.
+            # If the group is connected, its connect() does almost nothing. But if a test case does
+            # not allow the group's alias, Django has replaced connect() by a method that raises an
+            # error. Because of this call, the error is raised for each shard of the group, too.
             group.connect()
             if group.levels and len(group.levels) != len(self._mirrored) and not self._syncing:
                 self.join_group_transaction()
@@ -150,8 +150,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 # group's transaction, which was open on the earlier connection.
                 self._mirrored.clear()
                 group.remove_participant(self)
-        # Reading in_atomic_block makes this shard join its group's transaction, unless _syncing is
-        # set. Django's connect() reads it, but the shard must join only at the next statement.
+        # Django's connect() reads in_atomic_block, and this makes the shard join its group's
+        # transaction, unless _syncing is set. The shard must join only at the next statement, so
+        # set _syncing.
         syncing, self._syncing = self._syncing, True
         try:
             super().connect()
@@ -188,8 +189,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         super().close_if_unusable_or_obsolete()
 
     def close(self) -> None:
-        # Reading in_atomic_block makes this shard join its group's transaction, unless _syncing is
-        # set. Django's close() reads it, but a connection that is being closed must not join.
+        # Django's close() reads in_atomic_block, and this makes the shard join its group's
+        # transaction, unless _syncing is set. A connection that is being closed must not join, so
+        # set _syncing.
         syncing, self._syncing = self._syncing, True
         try:
             super().close()
@@ -267,13 +269,13 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 group.shards.record_use(self)
 
     def join_group_transaction(self) -> None:
-        """Open an atomic block on this shard for each open block of its group that has none on this
+        """Open an atomic block on this shard for each level of its group that has none on this
         shard yet.
 
-        An open atomic block of the group is called a level. Invariant: ``_mirrored`` has the
-        shard's blocks for the outermost levels, and Django's stack ``atomic_blocks`` has them in
-        the same order. Because ``with`` blocks nest, a block that the user opened on the shard
-        itself is at the right depth in that stack.
+        A level is an open block of the group: the outermost block, or a savepoint. Invariant:
+        ``_mirrored`` has the shard's blocks for the outermost levels, and Django's stack
+        ``atomic_blocks`` has these blocks in the same order. Because ``with`` blocks nest, a block
+        that the user opened on the shard itself is at the right depth in that stack.
         """
         group = self.group_wrapper
         assert group is not None
@@ -297,11 +299,12 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             self._syncing = self._unlogged = False
 
     def leave_group_levels(self, depth: int, *, commit: bool) -> None:
-        """End the atomic blocks that this shard has opened for blocks of its group.
+        """End the atomic blocks that this shard has opened for levels of its group.
 
-        An open block of the group is called a level: the outermost block, or a savepoint.
+        A level is an open block of the group: the outermost block, or a savepoint.
 
-        :param depth: index of the outermost level to end. The levels inside it are ended first.
+        :param depth: index, in the group's ``levels``, of the outermost level to end. The levels
+            inside it are ended first.
         :param commit: True to commit the transaction or release the savepoints; False to roll them
             back.
         :raises django.db.Error: the database refuses to commit or to release a savepoint. The level
@@ -334,9 +337,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def _drop_levels(self, depth: int) -> None:
         """Close the connection, and forget the blocks that this shard has opened for its group.
 
-        Called if a block of the group ends too early: the user has opened a block inside it, on
-        this shard alone, which is still open. Ending the blocks in the usual way would end the
-        user's block instead, and might commit it. The user's block ends later, by itself.
+        Called if a block of the group ends too early: inside it, the user has opened a block on
+        this shard alone, and the user's block is still open. Ending the blocks in the usual way
+        would end the user's block instead, and might commit it. The user's block ends later, by
+        itself.
 
         :param depth: index of the outermost block to forget.
         """
@@ -344,9 +348,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         while len(self._mirrored) > depth:
             index = self._atomic_blocks.index(self._mirrored.pop())
             del self._atomic_blocks[index]
-            # savepoint_ids has no entry for the outermost block, so the entry of an inner block is
-            # at the block's index minus one. If the outermost block is dropped, the next block
-            # becomes the outermost and loses its entry.
+            # savepoint_ids[i] belongs to atomic_blocks[i + 1], because the outermost block has no
+            # savepoint id. If the outermost block is dropped, the next block becomes the outermost,
+            # so its savepoint id is dropped.
             del self.savepoint_ids[max(index - 1, 0)]
 
     def savepoint_rollback(self, sid: str) -> None:

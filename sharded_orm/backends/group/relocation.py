@@ -67,8 +67,8 @@ def follow(wrapper: GroupMember) -> None:
 def close_relocated(wrapper: GroupMember) -> None:
     """Close ``wrapper`` if its shard has moved to another node and no atomic block is open.
 
-    Called when Django closes unusable connections. So session state on the old node ends with the
-    request.
+    Called when Django closes unusable connections, at the end of each request. So session state
+    keeps the connection on the old node no longer than the request.
     """
     settings = current_settings(wrapper)
     if (
@@ -114,7 +114,7 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
 
 
 def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether ``settings`` and ``other`` lead to one database, with the same connection options."""
+    """Whether ``settings`` and ``other`` name the same database, with the same options."""
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED
     }

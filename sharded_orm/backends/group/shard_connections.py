@@ -17,8 +17,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from sharded_orm.backends.group.contract import GroupMember
 
-# How many wrappers are checked for eviction when a new wrapper exceeds the limit. In a transaction over
-# thousands of shards no wrapper can be evicted: checking all of them each time would be quadratic.
+# How many wrappers at most are checked for eviction when a new wrapper exceeds the limit. In a
+# transaction over thousands of shards no wrapper can be evicted. If each new wrapper caused a check
+# of all others, the cost would be quadratic.
 _EVICTION_CHECKS = 8
 # Minimum seconds between two searches for idle connections older than CONN_MAX_AGE.
 _EXPIRY_INTERVAL = 1.0
@@ -29,8 +30,8 @@ class ShardConnections:
 
     ``wrappers`` is ordered by use, the least recently used wrapper first.
 
-    :param limit: the most wrappers to keep. Above the limit, idle wrappers are dropped. None to
-        keep all, as in test runs.
+    :param limit: the largest number of wrappers to keep. Above the limit, idle wrappers are
+        dropped. None to keep all, as in test runs.
     """
 
     def __init__(self, limit: int | None) -> None:

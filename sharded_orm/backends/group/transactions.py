@@ -1,9 +1,10 @@
 """Transactions of a whole shard group, such as ``atomic(using="photos")``.
 
-Such a block opens nothing at first. When a shard is first used inside the block, the shard opens its
-own transaction, with one savepoint for each nested block. All these transactions end with the group's
-outermost block: the shards commit one after the other. There is no two-phase commit. If a shard fails
-to commit, :exc:`PartialCommitError` says which shards had committed before.
+An atomic block on a group opens no transaction at first. When a shard is first used inside the
+block, the shard opens its own transaction, with one savepoint for each nested block. The
+transactions of all shards end with the group's outermost block: the shards commit one after the
+other. There is no two-phase commit. If a shard fails to commit, :exc:`PartialCommitError` says
+which shards had committed before.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         # Aliases of the participants that need a rollback. If there is any, the whole group needs a
         # rollback.
         self._broken = set()
-        # Aliases of the shards that are in a transaction of the group or of one shard alone.
+        # Aliases of the shards that are in a transaction: the group's, or one of their own.
         self._in_transaction = set()
         # on_commit functions of the shards that had already committed when another shard failed to
         # commit. They run when autocommit is switched on.
@@ -85,7 +86,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def block_options(self, level: Level) -> tuple[bool, bool]:
         """Return ``durable`` and ``_from_testcase`` of the atomic block that opened ``level``.
 
-        Both are False if no atomic block did, but, for example, ``transaction.savepoint()``.
+        Both are False if no atomic block opened the level. For example,
+        ``transaction.savepoint()`` opens a level without an atomic block.
         """
         # savepoint_ids has an entry for each block except the outermost one; the entry is None for a
         # block without a savepoint. If autocommit was switched off by hand, no block opened the
@@ -149,8 +151,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     def _savepoint_rollback(self, sid: str) -> None:
         self.validate_no_broken_transaction()
         depth = self._depth_of(sid)
-        # The group's savepoint stays open, and the blocks inside it end. Each shard ends its own
-        # savepoint for it, and opens a new one when the shard is next used.
+        # The group's savepoint stays open; only the blocks inside it end. But each shard ends its
+        # own savepoint of this level, and opens a new one when the shard is next used.
         half_released = any(level.half_released for level in self.levels[depth:])
         self._roll_back_to(depth)
         del self.levels[depth + 1 :]
@@ -200,9 +202,9 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def _commit(self) -> None:
         if self.needs_rollback:
-            # A transaction that needs a rollback must not be committed: raise an error. This
-            # happens only if autocommit was switched off by hand. Django's Atomic would have called
-            # rollback().
+            # A transaction that needs a rollback must not be committed, so raise an error. Django's
+            # Atomic calls rollback() for such a transaction. So this point is reached only if the
+            # user has switched autocommit off by hand.
             self.validate_no_broken_transaction()
         committed: list[str] = []
         participants = list(self.participants.values())
@@ -255,7 +257,7 @@ class GroupTransactions(BaseDatabaseWrapper):
             self._begin()
 
     def abandon_levels(self) -> None:
-        """End the group's transaction on all shards that take part in it.
+        """Roll back the group's transaction on all shards that take part in it.
 
         Called if the group's connection was closed inside the transaction.
         """

@@ -20,8 +20,8 @@ from sharded_orm.operations.cache import (
     status,
 )
 
-# Counters of problems, with their meaning. Counters that are not 0 are listed below the table, one
-# per line.
+# Counters of problems, with their meaning. Below the table, the command prints one line for each
+# model and each of these counters that is not 0.
 _TROUBLE = {
     "fills_lost": "not stored because of a write in between, or of another reader",
     "broken": "entries that could not be read",

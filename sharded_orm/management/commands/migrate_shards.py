@@ -388,7 +388,8 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
 class _SignalStopping(Stopping):
     """A stop flag that is set by a signal.
 
-    ``status`` is the exit status of a command that fails: 1, or 128 + the number of the signal.
+    If the command fails, ``status`` is its exit status. It is 128 + the number of the signal if a
+    signal has stopped the command, otherwise 1.
     """
 
     status = 1
@@ -408,9 +409,9 @@ class _SignalStopping(Stopping):
 def _signals() -> Iterator[_SignalStopping]:
     """Context manager: within the block, SIGINT and SIGTERM stop the work cleanly.
 
-    Yields the stop flag, which the signal sets. The same signal once more kills the process. Python
-    can install signal handlers only in the main thread. In any other thread, signals do not change
-    the flag.
+    Yields the stop flag, which these signals set. If the same signal arrives again, it kills the
+    process. Python can install signal handlers only in the main thread, so in any other thread no
+    signal sets the flag.
     """
     stopping = _SignalStopping()
     if threading.current_thread() is not threading.main_thread():

@@ -25,8 +25,8 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Process
 
-# The action "watch" shows when this process changes to another topology. This is the time between
-# two checks, in seconds.
+# Seconds between two checks by the action "watch", which shows when this process changes to another
+# topology.
 _POLL_INTERVAL = 0.1
 
 
@@ -364,7 +364,7 @@ def _usage_text(count: int, *, behind: int) -> str:
 def _load_held() -> tuple[Document | None, str | None]:
     """Load the topology that the source has at present.
 
-    Return ``(document, None)``. If that fails, return ``(None, error message)`` instead.
+    Return ``(document, None)``. If loading fails, return ``(None, error message)`` instead.
     """
     try:
         return topology.current(), None

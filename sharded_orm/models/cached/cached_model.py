@@ -3,7 +3,8 @@
 A model is cached if its ``ShardMeta`` has ``cache = True``. ``ShardMeta.isolate_key`` names a field
 by which the cached lists of a shard key are divided. In the name of a cache entry, a field value is
 represented by a *token*. The tokens of a field are *exact* if the database considers two values
-equal exactly when their tokens are equal. Values of other fields cannot be used in such names.
+equal exactly when their tokens are equal. If the tokens of a field are not exact, the values of the
+field cannot be used in names of cache entries.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
 
-#: What stands for NULL in names of cache entries, if an isolate key is NULL. No other value is
-#: represented by this text.
+#: The token (the text in names of cache entries) of an isolate key that is NULL. No other value has
+#: this token.
 NULL = "%N"
 
 # How many Scope objects each model remembers. A scope is a set of rows whose cache entries become
@@ -54,7 +55,7 @@ class TokenField:
 
     :param target: for a foreign key the field that it finally refers to; otherwise ``field``.
     :param exact: whether the database considers two values equal if and only if their tokens are
-    equal. If not, :meth:`token` returns None for every value.
+        equal. If not, :meth:`token` returns None for every value.
     :param pad: whether the database ignores trailing spaces when it compares values (default: no).
     """
 
@@ -117,8 +118,8 @@ class CachedModel:
     :param type: describes the model to :mod:`sharded_orm.cache`, which does not use the ORM.
     :param options: the shard options of the model; None for a global (not sharded) model.
     :param key_field: the shard key; None for a global model.
-    :param isolate_field: the field that ``isolate_key`` names; None without an isolate key.
-    :param pk_fields: the field of the primary key; all fields of a composite one.
+    :param isolate_field: the isolate key; None if the model has no isolate key.
+    :param pk_fields: the fields of the primary key; more than one if the primary key is composite.
     """
 
     model: type[models.Model]
@@ -153,8 +154,9 @@ class CachedModel:
     def isolate_token(self, value: Any) -> str | None:
         """Return the token of ``value`` as an isolate key: its form in names of cache entries.
 
-        NULL (``value`` is None) has a token, too. Return None if ``value`` has no token (see
-        :meth:`TokenField.token`), or the model has no isolate key.
+        Unlike other keys, an isolate key that is NULL (``value`` is None) has a token. Return None
+        if any other ``value`` has no token (see :meth:`TokenField.token`), if the tokens of the
+        field are not exact, or if the model has no isolate key.
         """
         field = self.isolate_field
         if field is None:
@@ -390,9 +392,9 @@ def _declared(field: Any) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def collations_of(model: Any) -> Collations:
-    """Return what is known of collations (which texts are equal) for the databases of ``model``.
+    """Return the object that tells which texts the databases of ``model`` treat as equal.
 
-    The engine in the settings decides. No database is connected.
+    The object is chosen by the ``ENGINE`` in the settings. No database is connected.
     """
     options = shard_options(model)
     if options is not None:
@@ -406,8 +408,8 @@ def collations_of(model: Any) -> Collations:
 def token_field(field: Any, collations: Collations) -> TokenField:
     """Return the :class:`TokenField` of ``field``.
 
-    The result knows whether the field has exact tokens: those that are equal exactly when the
-    database considers the values equal.
+    Its attribute ``exact`` says whether the database considers two values of the field equal
+    exactly when their tokens are equal.
 
     :param collations: tells which texts are equal in the database that has the field's column.
     """

@@ -247,9 +247,9 @@ def _fill(read: CachedRead, reader: Reader, rows: Sequence[Row], values: Sequenc
         pk = plan.pk_token(row)
         if pk is None:
             return
-        # The database may consider the row's shard key equal to the one in the conditions, though
-        # names of cache entries contain them differently. The request then has the wrong names for
-        # the row: store nothing.
+        # The database may consider the row's shard key equal to the shard key in the conditions,
+        # although their tokens differ. Then the request has the wrong entry names for the row, so
+        # store nothing.
         if position is not None and cached.key_token(row[position]) != request.scope.key:
             return
         pks.append(pk)

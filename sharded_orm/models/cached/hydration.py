@@ -32,8 +32,8 @@ class ConnectionState:
 
     The object tells whether the connection may use the cache now, and makes an
     :class:`InstanceFactory` for each model. It also implements
-    :class:`~sharded_orm.cache.repair.Sessions`: finds out whether database sessions have ended.
-    Used only by the connection's thread.
+    :class:`~sharded_orm.cache.repair.Sessions`, so it can find out whether database sessions have
+    ended. Only the connection's thread may use the object.
     """
 
     def __init__(self, connection: ShardConnectionMixin) -> None:
@@ -66,8 +66,8 @@ class ConnectionState:
         if not in_transaction and not (group is not None and group.levels):
             return True
         if connection.wrote or connection.needs_rollback or self._isolation != "read committed":
-            # The transaction must not use the cache: it sees its own uncommitted writes, or rows as
-            # of an earlier time, or it must be rolled back.
+            # The transaction must not use the cache, for one of three reasons: it has uncommitted
+            # writes of its own, it must be rolled back, or its reads may show an earlier state.
             return None
         return False
 
@@ -108,9 +108,10 @@ class InstanceFactory:
         self._model = model
         self.fingerprint = plan.fingerprint(connection.vendor)
         self.width = len(fields)
-        # Decoded rows are shared among connections with the same vendor and time zone, on which
-        # Django's converters depend. They are not shared if a field has its own converter
-        # (from_db_value): its values may be mutable, or depend on more than the row.
+        # Connections with the same vendor and time zone share decoded rows, because Django's
+        # converters depend on these two. Decoded rows are not shared if a field has its own
+        # converter (from_db_value): the converted values may be mutable, or depend on more than the
+        # row.
         self.decoded: Decoded | None = None
         if not any(column.get_db_converters(connection) for column in columns):
             self.decoded = plan.decoded(connection.vendor, connection.timezone_name)
@@ -190,6 +191,6 @@ def connection_state(alias: str) -> ConnectionState | None:
     connection = connections[alias]
     state: ConnectionState | None = connection.__dict__.get("_for_cache")
     if state is None and isinstance(connection, ShardConnectionMixin):
-        # Keep the ConnectionState on the connection object: it can be used for no other one.
+        # Keep the ConnectionState on its connection object, the only one that it can be used for.
         state = connection.__dict__["_for_cache"] = ConnectionState(connection)
     return state

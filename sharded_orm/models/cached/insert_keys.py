@@ -16,7 +16,7 @@ def returned_keys(compiler: Any, objs: Sequence[Any], key: Any, result: Any) -> 
     :param objs: the instances that were inserted.
     :param key: the field of the shard key.
     :param result: the rows that the INSERT returned.
-    :returns: the values in the order of ``objs``; None if the INSERT did not return them.
+    :returns: the shard keys in the order of ``objs``; None if the INSERT did not return them.
     """
     returned = list(compiler.returning_fields or ())
     names = [field.attname for field in returned]
@@ -48,7 +48,7 @@ def conflicts_within(query: Any, key: str) -> bool:
 def _unique_sets(model: Any) -> tuple[frozenset[str], ...]:
     """Return, for each unique constraint of ``model``, the names of its fields.
 
-    For a constraint on expressions the set of names is empty.
+    If a constraint is on expressions, its set of names is empty.
     """
     meta = model._meta
     unique_sets = [frozenset(names) for names in meta.unique_together]

@@ -85,8 +85,8 @@ class ModelCache:
     def statistics(self) -> dict[str, int]:
         """Return how often each cache event (hit, miss, …) has happened for the model.
 
-        The dict is keyed by the names of events that ``cache_stats --json`` has under ``counts``.
-        It counts events of this process since the process started.
+        The keys of the dict are the event names that ``cache_stats --json`` shows under ``counts``.
+        The numbers are those of this process since it started.
         """
         cached = cached_model(self._model)
         return statistics_of(cached) if cached is not None else dict.fromkeys(FIELDS, 0)
@@ -113,7 +113,7 @@ def statistics_of(cached: CachedModel) -> dict[str, int]:
 
 
 def void_tables(models: Iterable[CachedModel], alias: str) -> None:
-    """Make all cache entries of rows on ``alias`` void, for each of ``models``.
+    """Make void all cache entries of the rows that ``models`` have on ``alias``.
 
     Effective immediately, even inside of a transaction. One round trip per cache server.
 
@@ -136,7 +136,7 @@ def _void(rows: Iterable[VoidRows]) -> None:
 
 
 def after_migrate(sender: AppConfig, using: str, plan: Any = (), **kwargs: Any) -> None:
-    """Make all cache entries of rows in the migrated database void. Receiver of ``post_migrate``.
+    """Make void all cache entries of rows in the migrated database. Receiver of ``post_migrate``.
 
     The SQL of a migration may have changed rows. If a cache server is down, the migration does not
     fail: an error is logged, with the command that the operator must run later. Do nothing if no
@@ -209,8 +209,8 @@ def _rows(
     """Yield pairs: the alias of a database, and the rows there whose entries must become void.
 
     :param values: values of the model's keys; see :func:`_values`. Empty for all rows.
-    :param using: the alias of one shard. None for the shard that has the shard key in ``values``;
-        without a shard key, for all shards.
+    :param using: the alias of one shard. None means the shard that has the shard key in ``values``,
+        or all shards if ``values`` has no shard key.
     :raises ValueError: a field does not accept its value, or ``using`` has no rows of the model.
     """
     if using is not None and not _has_rows(cached, using):
@@ -289,13 +289,13 @@ def _in_transaction(cached: CachedModel, alias: str, *, only: bool) -> Any:
 
 
 def _refuse(cached: CachedModel, field: Any, tokens: Any, value: Any) -> None:
-    """Raise ValueError, because ``field`` does not accept ``value``.
+    """Raise ValueError if ``value`` has no token because ``field`` does not accept it.
 
-    Do nothing if no value of this field can be used in names of cache entries: then ``value`` may
-    be valid.
+    A *token* represents a value in names of cache entries. If the field has no exact tokens, no
+    value of the field has a token. Then ``value`` may be valid, so do nothing.
 
     :param tokens: the :class:`~sharded_orm.models.cached.cached_model.TokenField` of the field.
-    :param value: a value for which ``tokens`` has returned None, so no name can contain it.
+    :param value: a value for which ``tokens`` has returned None instead of a token.
     """
     if tokens is not None and tokens.exact:
         raise ValueError(f"{value!r} is no value of {cached.model.__name__}.{field.name}.")

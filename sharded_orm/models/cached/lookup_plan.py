@@ -1,6 +1,7 @@
 """The keys of each cached model, prepared for reads through the cache.
 
-For each key, this is its position in a row, its column, and the names of its field.
+For the primary key and the shard key, a plan has the position in a row, the column, and the names
+of the field. For the isolate key, it has only the column.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class LookupPlan:
         #: The columns of the shard key and the primary key. A query whose conditions set each of
         #: these columns equal to a value selects one object.
         self.object_columns = {*self.pk_columns, *([key.column] if key is not None else ())}
-        #: Maps each name that a key may have as an argument of get(). The value is True for the
-        #: primary key (which may also be the shard key), and False for any other shard key.
+        #: Tells which key an argument of get() gives. The dict is keyed by the argument's name,
+        #: such as "pk" or "user_id". The value is True for the primary key (which may also be the
+        #: shard key), and False for a shard key that is not the primary key.
         self.names: dict[str, bool] = {}
         if key is not None:
             self.names |= {key.name: False, key.attname: False}
@@ -42,10 +44,12 @@ class LookupPlan:
         self._decoded: dict[tuple[str, str], Decoded] = {}
 
     def fingerprint(self, vendor: str) -> str:
-        """Return the fingerprint of rows that a database of ``vendor`` (``"mysql"``, …) returned.
+        """Return the fingerprint of the format in which a database of ``vendor`` returns rows.
 
-        The fingerprint depends on the model's fields and the vendor. Cached rows with another
-        fingerprint are not used, because each vendor's driver returns rows in another format.
+        The format depends on the model's fields and the vendor's driver. Cached rows with another
+        fingerprint are not used.
+
+        :param vendor: Django's name of the vendor, such as ``"mysql"``.
         """
         return digest(self.cached.type.fingerprint, vendor)[:8]
 

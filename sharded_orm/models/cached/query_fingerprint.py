@@ -60,10 +60,10 @@ class QueryFingerprint:
 
     :param text: identifies the result of the query; None if the text must be the SQL, which
         :func:`compiled_text` returns.
-    :param equal: values keyed by column: one value for each condition ``column = value`` that every
-        row of the result must meet.
-    :param only_equal: whether the query has no conditions except those in ``equal``, no offset, and
-        no limit of 0.
+    :param equal: lists of values, keyed by column. A list has one value for each condition
+        ``column = value`` that every row of the result must meet.
+    :param only_equal: True if the query has no conditions except those in ``equal``, and no offset.
+        A limit is allowed, unless it is 0.
     """
 
     text: str | None

@@ -94,8 +94,8 @@ class CachedQuerySet(QuerySet[Any, Any]):
 
     def _fetch_all(self) -> None:
         if self._result_cache is None:
-            # Call the method of this class, because subclasses override it to choose the shard
-            # first, and the shard has been chosen by now.
+            # Call the method of this class, not an override in a subclass: an override would choose
+            # the shard first, but the shard has been chosen by now.
             read = CachedQuerySet._prepared(self)
             if read is not None:
                 self._result_cache = self._read_cached(read)
@@ -257,9 +257,9 @@ _ROUTINE: dict[type, bool] = {}
 
 
 def _is_routine(kind: Any) -> bool:
-    """Whether ``get()`` calls only methods of Django or this library on the class ``kind``.
+    """Whether each method of ``kind`` that ``get()`` calls is Django's or this library's.
 
-    If a project overrides one of these methods, ``get()`` must call it.
+    If a project overrides one of these methods, ``get()`` must not skip the project's method.
 
     :param kind: a queryset class.
     """

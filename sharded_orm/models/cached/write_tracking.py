@@ -7,8 +7,9 @@ the rows are first read from the database, under a lock and in the same transact
 is then limited to the rows read, so that it cannot change a row that another transaction adds in
 between.
 
-Saving or deleting a single instance mostly avoids this query for the keys: the keys of the instance
-are added to the conditions of the statement. If no row matches then, the query is made after all.
+When a single instance is saved or deleted, this read is mostly avoided: the keys of the instance
+are added to the conditions of the statement. If no row matches these conditions, the read is made
+after all.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _writing: ContextVar[Any] = ContextVar("sharded_orm_writing", default=None)
 def writing(instance: Any) -> Iterator[None]:
     """Context manager for a block that saves or deletes ``instance``.
 
-    The cache must know the keys of each written row. A statement in the block takes them from
+    The cache must know the keys of each written row. A statement in the block takes the keys from
     ``instance``, so that no query for the keys is needed. The keys are also added to the conditions
-    of the statement. If they are wrong, no row matches, and the query for the keys is made then.
+    of the statement. So if the keys are wrong, no row matches; then they are queried after all.
     """
     token = _writing.set(instance)
     try:
@@ -59,7 +60,7 @@ class KeyColumns(NamedTuple):
     :param fixed: names of the fields that identify a row in the cache: primary key and shard key.
     :param isolate: the name of the isolate key's field; None if the model has no isolate key.
     :param columns: the columns of the primary key, the shard key and the isolate key, in this
-        order; None for a key that the model does not have, and for a composite primary key.
+        order. None stands for a key that the model does not have, and for a composite primary key.
     """
 
     fixed: frozenset[str]
@@ -96,12 +97,12 @@ def _key_columns(model: Any) -> KeyColumns:
 class AffectedRows(NamedTuple):
     """The rows that a write affects, as tokens of their keys.
 
-    A *token* represents a value in the names of cache entries. An attribute is None if its keys
-    are unknown, or too many to list.
+    A *token* represents a value in the names of cache entries. An attribute is None if the keys of
+    its kind are unknown or too many to list, or if the model has no key of this kind.
 
     :param keys: tokens of the shard keys.
     :param pks: tokens of the primary keys.
-    :param isolates: tokens of the isolate keys; None for a model without isolate key, too.
+    :param isolates: tokens of the isolate keys.
     """
 
     keys: tuple[str, ...] | None
@@ -303,15 +304,16 @@ class TrackedWrite:
     ) -> tuple[AffectedRows, list[tuple[str, Any]]] | None:
         """Guess the keys of the written row, for a statement whose conditions name one primary key.
 
-        The guessed shard key is that of the instance that is being saved or deleted. The guessed
-        isolate key is the value that the statement sets (the row probably has it already). If the
-        statement sets no isolate key, it is that of the instance.
+        Only keys that the conditions do not determine are guessed. The guessed shard key is that of
+        the instance that is being saved or deleted. The guessed isolate key is the value that the
+        statement sets, because the row probably has this value already. If the statement sets no
+        isolate key, the instance's isolate key is used.
 
         :param rows: the keys that the conditions of the statement determine.
-        :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if there is none.
-        :returns: the guessed keys, and conditions to add to the statement, as pairs of attname and
-            value. With these conditions, the statement changes no row if the guess is wrong. None
-            instead of both if nothing can be guessed.
+        :param new_isolate: the isolate key that the statement sets; ``_ABSENT`` if it sets none.
+        :returns: all keys of the row, and conditions to add to the statement, as pairs of attname
+            and value. With these conditions, the statement changes no row if the guess is wrong.
+            None, without conditions, if a key cannot be guessed.
         """
         cached = self._cached
         if rows.pks is None or len(rows.pks) != 1 or len(self._query.alias_map) > 1:
@@ -345,7 +347,7 @@ class TrackedWrite:
     def _rows_by_conditions(self) -> AffectedRows:
         """Return the keys of the affected rows, as far as the conditions of the query tell them.
 
-        In the result, a kind of key that the conditions do not tell is None.
+        If the conditions do not tell the keys of one kind, that attribute of the result is None.
         """
         cached = self._cached
         pk, key, isolate = columns = _key_columns(self._query.model).columns
@@ -479,6 +481,6 @@ class TrackedWrite:
         ]
 
 
-# Implementations of pre_save() after which the attribute of the instance has the stored value. Any
-# other implementation may return a value for the column without setting the attribute.
+# Known implementations of a field's pre_save() that leave the stored value in the attribute of the
+# instance. Any other one may return a value for the column without setting the attribute.
 _SETS_ATTRIBUTE = frozenset({Field.pre_save, DateField.pre_save})

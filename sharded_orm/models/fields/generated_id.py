@@ -84,8 +84,9 @@ class EmbeddedShardMixin:
 def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     """Return the fields of the model's own table that are of type :class:`EmbeddedShardMixin`.
 
-    A field whose ``outermost`` is true is the last in the tuple. Each field's ``insert_rows()``
-    calls that of the field before it, so the last one is called first.
+    The ``insert_rows()`` method of each field in the tuple calls the method of the field before it.
+    So the method of the last field is called first, and a field whose ``outermost`` is True is the
+    last one.
     """
     # Use the concrete model: a proxy model has no fields, and its rows are those of its concrete
     # model.
@@ -97,7 +98,7 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
 def shard_of(alias: str) -> Shard | None:
     """Return the shard whose alias is ``alias``, or None if there is no such shard.
 
-    None, for example, for the template schema of a group, from which test shards are cloned.
+    For example, a template schema, from which test shards are cloned, has an alias but is no shard.
     """
     if database_settings.template_group(alias) is not None:
         return None
@@ -107,8 +108,8 @@ def shard_of(alias: str) -> Shard | None:
 def forget_shard_choice(instances: Sequence[Any]) -> None:
     """Forget for each stored row how its shard was chosen.
 
-    The row given as ``near=`` decided on the shard, or the shard was drawn at random. A later copy
-    of the instance must not inherit this choice.
+    The shard was that of the row given as ``near=``, or it was drawn at random. A later copy of the
+    instance must not inherit this choice.
 
     :param instances: the model instances of the stored rows.
     """
@@ -118,7 +119,7 @@ def forget_shard_choice(instances: Sequence[Any]) -> None:
 
 
 def _get_near(instance: Any) -> Any:
-    """Return the row given as ``near=``, whose shard gets ``instance``; None if none was given."""
+    """Return the row given as ``near=`` for ``instance``; None if no row was given."""
     return getattr(instance._state, "near", None)
 
 

@@ -28,8 +28,8 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     this type.
 
     Cost of new rows: one INSERT, with BEGIN and COMMIT around it if no transaction is open. If the
-    INSERT returns no ids (INSERT IGNORE, or many rows on MySQL), one query more checks them. Rows
-    with explicit ids cost only the INSERT.
+    INSERT returns no ids (INSERT IGNORE, or many rows on MySQL), one more query checks the ids. If
+    all rows have explicit ids, the cost is only the INSERT.
     """
 
     layout: PackedLayout
@@ -70,8 +70,8 @@ class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[ty
     ) -> list[Any]:
         shard = shard_of(alias)
         if shard is None:
-            # The alias is not that of a shard. It may be that of a template schema, from which test
-            # shards are cloned, or of the database that had the rows before sharding. There is no
+            # The alias is not that of a shard. It may belong to a template schema, from which test
+            # shards are cloned, or to the database that had the rows before sharding. There is no
             # shard number, so insert without a check of the ids.
             return insert(returning)
         explicit = [v for row in instances if (v := getattr(row, self.attname)) is not None]

@@ -13,8 +13,8 @@ from sharded_orm.backends.features import features_of
 def exact_collation(connection: BaseDatabaseWrapper) -> str | None:
     """Return the name of a collation that compares all characters, including trailing spaces.
 
-    Return None if the database's default collation is to be used. The default is exact on SQLite,
-    and in every database of PostgreSQL. MySQL has an exact collation from 8.0.17 on.
+    Return None on SQLite and PostgreSQL, because their default collation is exact. The collation
+    returned for MySQL exists from MySQL 8.0.17 on.
     """
     return features_of(connection).collations.exact_collation(connection)
 

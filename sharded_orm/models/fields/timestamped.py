@@ -43,10 +43,10 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
     Cost of a new row: one INSERT. If another process has generated the same id, one query finds
     that out, and the INSERT is repeated with an id of a later millisecond.
 
-    With ``ignore_conflicts`` or ``update_conflicts``, ``bulk_create()`` could treat that process's
-    row as a conflict: it would drop the new row, or update the other one. So it then raises
-    :exc:`NotSupportedError` for rows without ids. It does not on PostgreSQL, nor for updates on
-    SQLite whose ``unique_fields`` leave this field out.
+    With ``ignore_conflicts`` or ``update_conflicts``, ``bulk_create()`` could treat the other
+    process's row as a conflict: it would drop the new row, or update the other one. So it raises
+    :exc:`NotSupportedError` if a row has no id. Two cases are safe and raise nothing: any insert on
+    PostgreSQL, and on SQLite an update whose ``unique_fields`` leave this field out.
     """
 
     layout: TimestampedLayout
@@ -132,8 +132,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         """Whether this ``bulk_create()`` would treat an equal id from another process as a
         conflict.
 
-        It would then drop the new row, or update the row of that process, although the two rows
-        have nothing to do with each other.
+        Such an INSERT would drop the new row, or update the row of the other process, although the
+        two rows have nothing to do with each other.
         """
         has_target = connection.features.supports_update_conflicts_with_target
         if on_conflict == OnConflict.UPDATE and has_target:
@@ -179,7 +179,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         for _ in range(TRIES):
             try:
                 # No savepoint is needed, even before a second attempt: MySQL and SQLite roll back
-                # only the failed statement. PostgreSQL would not, but does not get here.
+                # only the failed statement. This method is never called for PostgreSQL, which would
+                # refuse the second attempt.
                 return insert(returning)
             except IntegrityError:
                 taken = self._taken(new, alias) if self.unique else []
@@ -195,8 +196,8 @@ class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: i
         # Use a plain QuerySet, because the model's own manager may hide rows.
         stored: Any = models.QuerySet(self.model).using(alias)
         if connection.in_atomic_block and connection.features.has_select_for_update:
-            # Inside a transaction, a plain SELECT reads a snapshot, which may be older than the
-            # other process's row. A locking SELECT reads the latest rows.
+            # Inside a transaction, a plain SELECT may read a snapshot that is older than the row of
+            # another process with the same id. A locking SELECT reads the latest rows.
             stored = stored.select_for_update()
         condition = {f"{self.name}__in": list(by_id)}
         ids = stored.filter(**condition).values_list(self.name, flat=True)

@@ -165,8 +165,9 @@ class JournalRun:
         self.resumed = resumed
         self.finished = False
         self.lease = lease
-        # Aliases of the steps that this process has created and that :meth:`step` has not returned
-        # yet. No other process writes these steps, so :meth:`step` need not read them.
+        # Aliases of steps that this process has created and :meth:`step` has not returned yet.
+        # Steps that continue an earlier step are left out. The steps listed here are empty, and no
+        # other process writes them, so :meth:`step` need not read them.
         self._new_steps: set[str] = set()
 
     def check(self) -> None:
@@ -191,7 +192,7 @@ class JournalRun:
     def note(self, **arguments: Any) -> None:
         """Add ``arguments`` to those stored in the run.
 
-        A stored argument with the same name is replaced; the others stay.
+        A stored argument with the same name is replaced. The other stored arguments stay.
         """
         merged = {**self.arguments, **arguments}
         self._write(arguments=merged)
@@ -220,8 +221,8 @@ class JournalRun:
     def create_steps(self, aliases: Iterable[str]) -> None:
         """Create a step for each alias that has no step in this run.
 
-        If an earlier run left the shard's step open, the new step continues that step: it begins with
-        the same state and position.
+        If an earlier run left the step of a shard open, the new step continues the earlier step: it
+        begins with the same state and position.
 
         Cost: five statements for each 500 steps.
         """
@@ -263,7 +264,8 @@ class JournalRun:
     def step(self, alias: str) -> JournalStep:
         """Return the step of ``alias``, which :meth:`create_steps` must have created.
 
-        Needs one query. The first call for a step that this process has created needs no query.
+        Needs one query. But if this process has created the step, and the step continues no earlier
+        one, the first call needs no query.
         """
         if alias in self._new_steps:
             self._new_steps.discard(alias)
@@ -376,9 +378,9 @@ class Scripts:
         )
 
     def put(self, run: JournalRun | int, key: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Store ``content`` under ``key``, unless the run has a content there already.
+        """Store ``content`` under ``key``, unless the run has stored a content there before.
 
-        Return the stored content. It differs from ``content`` if other content was there already.
+        Return the content that is now stored under ``key``: the new one or the earlier one.
         """
         script = OperationScript(run_id=_run_id(run), key=key, content=content)
         OperationScript.objects.using(DEFAULT_DB_ALIAS).bulk_create([script], ignore_conflicts=True)

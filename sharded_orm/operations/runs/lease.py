@@ -36,8 +36,8 @@ class DatabaseClock(Now):
     """The present time of the database's clock, in UTC. Used because hosts' clocks may differ."""
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, Any]:
-        # Now.as_mysql is not used: it gives the time in the session's time zone. If that has
-        # daylight saving, differences between two times may be wrong by an hour.
+        # Now.as_mysql is not used: it gives the time in the session's time zone. If that time zone
+        # has daylight saving, the difference between two times may be wrong by an hour.
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
@@ -155,7 +155,7 @@ def take(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[Lease, boo
 def with_silence(rows: QuerySet[OperationRun]) -> QuerySet[OperationRun]:
     """Annotate runs with ``silent``: the time since the last sign of life of the run's process.
 
-    ``silent`` is None if the last process has released the run without finishing it.
+    ``silent`` is None if the last process has released the run but not finished it.
     """
     since = DatabaseClock() - F("alive_at")
     return rows.annotate(silent=ExpressionWrapper(since, output_field=DurationField()))

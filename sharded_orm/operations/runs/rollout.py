@@ -18,7 +18,7 @@ from django.db import connections
 from sharded_orm.exceptions import InvalidWaves
 from sharded_orm.topology.model import Shard
 
-# During a pause, the seconds between two checks of whether the work was stopped.
+# A pause checks at this interval, in seconds, whether the work was stopped.
 _CHECK_INTERVAL = 0.1
 
 
@@ -99,7 +99,8 @@ def work_through(
 
     :param work: works on one shard; returns True if the shard has succeeded, False if it has
         failed. If a call raises an exception, ``stopping`` is set, and the other threads finish.
-        Then the exception is raised here; if there are several, one of them.
+        Then this function raises the exception; if several calls have raised one, it raises one of
+        them.
     :param stopping: after this flag is set, no other shard is begun, and ``work`` should end soon.
         The flag is set here if the canary fails or too many shards fail.
 
