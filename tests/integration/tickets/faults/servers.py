@@ -242,3 +242,5 @@ def suffer(
             workload.wait_for_ids_above(1 - place, partner.position(sequence), all)
     # Not all of them: the next fault may come while some still avoid this server.
     workload.wait_for_ids_above(place, server.position(sequence), any)
+    # A call that has already given up on this server must not meet the fault of the other one.
+    workload.wait_for_new_calls()

@@ -30,6 +30,8 @@ class Report:
     #: Seconds of the longest call.
     longest: float = 0.0
     calls: int = 0
+    #: When the last completed call began, by the clock that all processes share.
+    began: float = 0.0
     failure: str = ""
     ended: bool = False
 
@@ -40,7 +42,7 @@ def _draw(
     """Draw ids into a file until ``stop``, and at least ``minimum`` ids."""
     drawn = array("q")
     count = calls = 0
-    longest = 0.0
+    longest = began = 0.0
     highest = [0] * len(project.aliases)
     dice = random.Random(path.name)
     with path.open("ab", buffering=0) as file:
@@ -52,7 +54,7 @@ def _draw(
             # Written before the report: SIGKILL may come between the two.
             file.write(drawn.tobytes())
             del drawn[:]
-            reports.send(Report(count, tuple(highest), longest, calls, **more))
+            reports.send(Report(count, tuple(highest), longest, calls, began, **more))
 
         try:
             project.configure()
@@ -155,6 +157,13 @@ class Workload:
         self.wait_for(
             f"that {quantity.__name__} have an id of server {place + 1} above {number}",
             lambda: quantity(member.last.highest[place] > number for member in self.members),
+        )
+
+    def wait_for_new_calls(self) -> None:
+        """Wait until each process has completed a call that began after now."""
+        now = time.monotonic()
+        self.wait_for(
+            "a new call of all", lambda: all(member.last.began > now for member in self.members)
         )
 
     def _check(self) -> None:
