@@ -291,7 +291,8 @@ def stamp(guards: Iterable[Guard]) -> str:
 
 
 def revision(guards: Iterable[Guard]) -> str:
-    """Return the revision of ``guards``: a digest that is a part of the name of each valid list.
+    """Return the revision of ``guards``: a digest. The name of a cached list contains it, so a list
+    with an older revision in its name is no longer found.
 
     :param guards: the guards of the list's scope and of all wider scopes, the widest scope first.
         Any change to the last guard (that of the list's scope) changes the revision; another

@@ -24,8 +24,9 @@ class RequestCache:
     """A first level: what one request, or one ``cache_scope()`` block, has read.
 
     The threads and tasks of the request share the first level. It has one dict of entries for each
-    shard key or global table. The key of such a dict is the name of the *home guard*: the guard
-    (entry that says whether other entries are valid) of that shard key or table. A write drops each
+    shard key or global table. Each dict is stored under the name of the *home guard* of that shard
+    key or table: the cache entry that says whether the other entries of that key or table are
+    valid. A write drops each
     dict whose entries it may affect.
 
     A reader gets the dict *before* it queries the database, and later puts the rows into this dict.

@@ -260,9 +260,8 @@ def _pack(prefix: bytes, row: Row) -> bytes | None:
     except ValueError:  # The row has an integer of thousands of digits.
         return None
     if "[" in text or "]" in text:
-        # All brackets are inside JSON strings, where they can be escaped. A backslash before a
-        # bracket cannot change the meaning of the escape, because _dump() has doubled each
-        # backslash.
+        # These brackets are inside JSON strings, where a bracket may be written as an escape. A
+        # backslash before a bracket does not matter, because _dump() has doubled each backslash.
         text = text.replace("[", "\\u005b").replace("]", "\\u005d")
     value = prefix + text.encode("utf-8", "surrogatepass")
     return value + crc32(value).to_bytes(4, "little")

@@ -66,8 +66,8 @@ class GlobalModel(models.Model):
     """A model whose rows are in the global database, because they belong to no shard key (Y1).
 
     ``class ShardMeta`` is optional. Its ``cache = True`` turns on the cache for the model. Its
-    ``isolate_key`` names a field: a cached list of the rows with one value of this field stays
-    valid when rows with other values are written (Y16).
+    ``isolate_key`` names a field. A write makes only those cached lists void that are for the same
+    value of this field (Y16).
     """
 
     _is_sharded: ClassVar[bool] = False

@@ -296,9 +296,9 @@ class _Root(SQLCompiler):
     def _compile_selected(self, expression: Any) -> Any:
         """Return the SQL of an expression of the select list, as ``SQLCompiler.get_select()`` does.
 
-        The expression may be a subquery that can have no rows. Then the result is the SQL of the
-        value that Django uses instead, such as 0 for a count. The error of the subquery must not go
-        on to the whole query, which may still have rows.
+        The expression may be a subquery of which Django knows that it has no rows (EmptyResultSet).
+        The result is then the SQL of the value that Django uses instead, such as 0 for a count,
+        because the whole query may still have rows.
         """
         try:
             return self.compile(expression)

@@ -2,8 +2,8 @@
 
 This module uses neither Django nor a database driver. A document has the same structure as
 ``NODES`` and ``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there.
-Thus a topology source (P2) publishes what an operator changes. What belongs to a deploy, above all
-credentials, stays in the settings.
+A topology source (Pinterest, P2) publishes the document to all processes. What belongs to a deploy,
+above all credentials, stays in the settings.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ class GroupAliasMixin(GroupTransactions):
     """
 
     # Whether ensure_connection() is running. Django's test cases patch ensure_connection(), so
-    # every connect must go through that method. If it is not running, connect() only calls
-    # ensure_connection(), and ensure_connection() calls connect() again.
+    # every connect must go through that method. A connect() from elsewhere therefore calls
+    # ensure_connection(), which sets this attribute and calls connect() again. That second call
+    # connects.
     _connecting = False
     _connection: GroupConnection | None = None
 

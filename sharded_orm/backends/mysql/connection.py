@@ -263,7 +263,7 @@ class VirtualConnection(DriverFace):
             self._lose(exc)
 
     def record_checks(self, off: bool) -> None:
-        """Note that foreign key checks on the held session were switched off or on.
+        """Record that a statement has switched foreign key checks off or on in the held session.
 
         :param off: whether the checks are off now.
         """

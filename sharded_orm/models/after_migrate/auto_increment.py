@@ -46,7 +46,7 @@ def after_migrate(
     :param counted: a lower bound of each table's next id, keyed by table, as read by
         ``migrate_shards``; None if the next ids were not read.
 
-    Sends nothing for an app without packed ids, or if ``counted`` shows that all counters are high
+    Costs no query for an app without packed ids, or if ``counted`` shows that all counters are high
     enough. Otherwise one query lists the tables, and for each table with packed ids at most two
     more queries read and set its counter.
     """

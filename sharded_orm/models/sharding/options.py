@@ -91,10 +91,9 @@ class ShardOptions:
 
     @cached_property
     def relation_arguments(self) -> list[str]:
-        """Return keyword arguments, such as ``photo=…``, for the relations of this model.
-
-        If a model has no shard key, such an argument names the shard of a row. Error messages
-        suggest these arguments.
+        """Return texts such as ``photo=…`` for an error message: the keyword arguments, one for
+        each relation of this model, by which a query can name its shard if the model has no shard
+        key.
         """
         return [
             f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation

@@ -49,9 +49,10 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
 
 
 def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if new values may read rows of another database.
+    """Raise :exc:`CrossShardRelation` if an expression among the new values reads rows that may be
+    in another database.
 
-    Each database that the update is sent to must have all rows that the values read.
+    Each database to which the update is sent must have all rows that these expressions read.
 
     :param query: the query for the rows to update.
     :param values: the new values, some of which may be expressions.

@@ -165,7 +165,7 @@ class ScriptExecutor:
 
     @staticmethod
     def _end_operation(script: RecordedScript, unit: Unit) -> int:
-        """Return how many operations of ``unit`` are done when ``script`` (recorded SQL) ends."""
+        """Return the number of operations of ``unit`` that ``script`` (recorded SQL) covers."""
         return len(unit.operations) if script.units else script.operations
 
     def _run_per_shard(self, number: int, operation: int) -> None:

@@ -201,7 +201,7 @@ class PerShardOperation:
     def _effect(self, sql: str) -> Effect:
         effect: Effect = self._editor.connection.effect_of(sql)
         # A session variable ends with the session and is set again after an interruption. So a
-        # statement that sets one counts as a statement without effect: nothing must be checked.
+        # statement that sets such a variable needs no check after an interruption.
         return Effect.NOTHING if _SESSION_SETTING.match(sql) else effect
 
 

@@ -312,8 +312,9 @@ class RedisServer(RemoteServer):
         return (
             values[:middle],
             [
-                # tuple.__new__() makes a FoundEntry in half the time of its constructor. The entry
-                # has no lease. The placeholder of another reader's lease counts as missing.
+                # tuple.__new__() makes a FoundEntry in half the time of its constructor. The third
+                # item, a lease, is always None here. If the value is the placeholder of another
+                # reader's lease, the entry counts as missing.
                 tuple.__new__(
                     FoundEntry, (None if value and value.startswith(_PLACEHOLDER) else value, None)
                 )
