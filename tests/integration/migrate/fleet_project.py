@@ -6,6 +6,8 @@ import json
 import os
 import secrets
 import select
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -178,17 +180,22 @@ class Fleet:
 
     def start(self, *arguments: object, stderr: int = PIPE) -> PythonProcess:
         return PythonProcess(
-            ["-W", "error", "-m", "django", *map(str, arguments)],
-            cwd=self.folder,
-            env={
-                **{k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")},
-                "DJANGO_SETTINGS_MODULE": "settings",
-                "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}{os.pathsep}"
-                + os.environ.get("PYTHONPATH", ""),
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
-            stderr=stderr,
+            self._command(*arguments), cwd=self.folder, env=self._environment, stderr=stderr
         )
+
+    @staticmethod
+    def _command(*arguments: object) -> list[str]:
+        return ["-W", "error", "-m", "django", *map(str, arguments)]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {
+            **{k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")},
+            "DJANGO_SETTINGS_MODULE": "settings",
+            "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}{os.pathsep}"
+            + os.environ.get("PYTHONPATH", ""),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
     def finish(self, process: PythonProcess, status: int = 0) -> Done:
         out, err = process.communicate(timeout=PATIENCE)
@@ -198,6 +205,19 @@ class Fleet:
     def python(self, code: str) -> str:
         """Run ``code`` with the project set up, and return its output."""
         return self.manage("shell", "--no-imports", "-c", code).out
+
+    def python_alone(self, code: str) -> str:
+        """Run ``code`` like :meth:`python`, in an interpreter that shares no memory with another."""
+        command = [sys.executable, *self._command("shell", "--no-imports", "-c", code)]
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=PATIENCE,
+        ).stdout
 
     def columns(self) -> dict[str, str]:
         """Return the columns of ``shop_order`` on each shard that has the table."""

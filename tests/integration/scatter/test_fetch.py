@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import uuid
 from decimal import Decimal
 from typing import Any
@@ -81,9 +82,16 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("part", [slice(None), slice(7), slice(5, 12), slice(35, None)], ids=str)
-def test_order_and_slices(rows: None, order: list[Any], part: slice) -> None:
+SLICES = [slice(None), slice(7), slice(5, 12), slice(35, None)]
+
+
+def test_order_and_slices(rows: None, subtests: pytest.Subtests) -> None:
+    for order, part in itertools.product(ORDERS, SLICES):
+        with subtests.test(order=str(order), part=str(part)):
+            check_order(order, part)
+
+
+def check_order(order: list[Any], part: slice) -> None:
     queryset = one_database(Sample).order_by(*order)[part]
     found = fetch(queryset)
     assert [row.pk for row in found] == [row.pk for row in queryset]
@@ -163,8 +171,13 @@ def _plain(found: Any) -> Any:
     return [(row.pk if hasattr(row, "pk") else row) for row in found]
 
 
-@pytest.mark.parametrize("case", SAME)
-def test_same_rows(rows: None, case: str) -> None:
+def test_same_rows(rows: None, subtests: pytest.Subtests) -> None:
+    for case in SAME:
+        with subtests.test(case):
+            check_same_rows(case)
+
+
+def check_same_rows(case: str) -> None:
     queryset = SAME[case](one_database(Sample), one_database(Part))
     one = _plain(queryset)
     assert repr(_plain(fetch(queryset))) == repr(one)
@@ -211,9 +224,16 @@ AGGREGATES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("where", [Q(), Q(id__gt=12), Q(id=-1), Q(id__in=[])], ids=str)
-@pytest.mark.parametrize("case", AGGREGATES)
-def test_aggregates(rows: None, case: str, where: Q) -> None:
+CONDITIONS = [Q(), Q(id__gt=12), Q(id=-1), Q(id__in=[])]
+
+
+def test_aggregates(rows: None, subtests: pytest.Subtests) -> None:
+    for case, where in itertools.product(AGGREGATES, CONDITIONS):
+        with subtests.test(case, where=str(where)):
+            check_aggregates(case, where)
+
+
+def check_aggregates(case: str, where: Q) -> None:
     queryset = one_database(Sample).filter(where)
     one = queryset.aggregate(**AGGREGATES[case])
     many = scatter.aggregate(queryset, targets(queryset), AGGREGATES[case])
@@ -234,8 +254,8 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(rows: None, case: str) -> None:
-    queryset: QuerySet[Any] = REFUSED[case](one_database(Sample))
-    with pytest.raises(ScatterNotSupported, match="Remedy"):
-        fetch(queryset)
+def test_refused(rows: None, subtests: pytest.Subtests) -> None:
+    for case, make in REFUSED.items():
+        queryset: QuerySet[Any] = make(one_database(Sample))
+        with subtests.test(case), pytest.raises(ScatterNotSupported, match="Remedy"):
+            fetch(queryset)
