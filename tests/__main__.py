@@ -59,8 +59,8 @@ class Lane:
 
     def command(self, report: Path, arguments: Sequence[str]) -> list[str]:
         """The command line; the report in JUnit's format goes to ``report``."""
-        command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *arguments]
-        command += ["-o", "tmp_path_retention_policy=failed"]
+        options = [f"--junitxml={report}", "-o", "tmp_path_retention_policy=failed"]
+        command = [sys.executable, "-m", "pytest", *options, *arguments]
         if self.on_mariadb:
             chosen = ["--ds=tests.settings.mysql", "-m", "every_backend or mysql_settings"]
             own_servers = [sys.executable, "-m", "tests.services.mariadb", "--"]

@@ -163,8 +163,23 @@ def run_python(
     input: str = "",
     stderr: int | IO[Any] = PIPE,
     timeout: float,
+    new_interpreter: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, like ``subprocess.run``."""
+    """Run a program to its end, like ``subprocess.run``.
+
+    :param new_interpreter: whether it runs in an interpreter of its own, not in a forked one.
+    """
+    if new_interpreter:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=cwd,
+            env=env,
+            input=input,
+            stdout=PIPE,
+            stderr=stderr,
+            text=True,
+            timeout=timeout,
+        )
     process = PythonProcess(
         arguments, cwd=cwd, env=env, stdin=PIPE if input else DEVNULL, stderr=stderr
     )

@@ -78,7 +78,7 @@ def delete_selected(
 
 # With ``takes_selection``, ActionsMixin calls the action once for the whole selection, not once for
 # each shard.
-delete_selected.takes_selection = True  # type: ignore[attr-defined]  # Django sets such attributes, too
+delete_selected.takes_selection = True  # type: ignore[attr-defined]  # a function has no such attribute; admin.action() of Django sets its own in the same way
 
 
 class DeleteViewsMixin(ObjectViewsMixin):

@@ -32,7 +32,7 @@ else:
 
 
 class ShardedInlineChecks(InlineModelAdminChecks):
-    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # Django's checks of inlines narrow its type, too
+    def check(self, inline_obj: Any, **kwargs: Any) -> list[Any]:  # type: ignore[override]  # the signature of Django's own InlineModelAdminChecks, which differs from that of its base
         errors = super().check(inline_obj, **kwargs)
         return errors or self._check_shard(inline_obj)
 

@@ -39,15 +39,16 @@ def _check(name: str, value: object, last: int | None = None) -> None:
         raise InvalidID(f"{name}={value!r} does not fit: it must be {limit}.")
 
 
+@dataclass(frozen=True)
 class _Layout:
-    """Base class of the layouts. Subclasses are frozen dataclasses, so layouts compare by value."""
+    """Base class of the layouts. All are frozen dataclasses, so layouts compare by value."""
 
     def deconstruct(self) -> tuple[str, tuple[()], dict[str, Any]]:
         """Return what migrations need to recreate the layout.
 
         That is the dotted path of the class, its arguments, and its keyword arguments.
         """
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
         return f"{type(self).__module__}.{type(self).__qualname__}", (), parts
 
     def _check_widths(self, total: int, **widths: int) -> None:

@@ -6,13 +6,11 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT
-from typing import Any
+from subprocess import STDOUT
 
 import pytest
 
@@ -63,16 +61,14 @@ class Project:
         }
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        options: dict[str, Any] = {
-            "cwd": ROOT,
-            "env": self.environment,
-            "stderr": STDOUT,
-            "timeout": PATIENCE,
-        }
-        if self.new_interpreter:
-            command = [sys.executable, *arguments]
-            return subprocess.run(command, stdin=DEVNULL, stdout=PIPE, text=True, **options)
-        return run_python(arguments, **options)
+        return run_python(
+            arguments,
+            cwd=ROOT,
+            env=self.environment,
+            stderr=STDOUT,
+            timeout=PATIENCE,
+            new_interpreter=self.new_interpreter,
+        )
 
 
 @contextmanager

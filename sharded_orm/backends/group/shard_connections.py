@@ -127,4 +127,4 @@ def _thread_wrapper(alias: str) -> Any:
     """Return this thread's connection object of ``alias``, or None. Unlike Django's look-up, creates
     nothing.
     """
-    return getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # private: the public look-up would make one
+    return getattr(connections._connections, alias, None)  # type: ignore[attr-defined]  # a private attribute of Django's handler, because its public look-up creates a missing connection

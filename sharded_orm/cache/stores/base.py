@@ -174,9 +174,9 @@ class CacheServer(ABC):
     def counters(self, names: Sequence[str]) -> list[int]:
         """Return the values of counters; 0 for a missing one."""
 
-    @abstractmethod
     def reset_counters(self, names: Sequence[str]) -> None:
-        """Set counters to 0."""
+        """Set counters to 0, by deleting them."""
+        self.finish(names, ())
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

@@ -172,9 +172,6 @@ class LocalServer(CacheServer):
                 int(value) if value and value.isdigit() else 0 for value in map(self._value, names)
             ]
 
-    def reset_counters(self, names: Sequence[str]) -> None:
-        self.finish(names, ())
-
     def info(self) -> dict[str, Any]:
         with self._locked():
             return {

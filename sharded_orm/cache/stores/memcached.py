@@ -299,9 +299,6 @@ class MemcachedServer(RemoteServer):
         values, _, _ = self.read(names)
         return [int(value) if value and value.strip().isdigit() else 0 for value in values]
 
-    def reset_counters(self, names: Sequence[str]) -> None:
-        self.finish(names, ())
-
     def info(self) -> dict[str, Any]:
         return self._exchange(b"stats\r\n", _parse_stats)
 

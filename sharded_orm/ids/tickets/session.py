@@ -201,7 +201,9 @@ class TicketSession(ABC):
         columns = ", ".join(map(self._wrapper.ops.quote_name, _COLUMNS))
         try:
             rows = self.execute(f"SELECT {columns} FROM {self.table}{clause}", params, deadline)
-        except Exception as exc:  # Each driver has different classes of errors.
+        except (
+            Exception
+        ) as exc:  # The drivers have no common class of errors; others are raised again.
             if self.is_missing_table(exc):
                 return []
             raise

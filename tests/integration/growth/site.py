@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.integration.promotion.site import PREAMBLE, ROOT, SOURCE, Done
+from tests.integration.promotion.site import PREAMBLE, ROOT, SOURCE, Done, create_once
 from tests.integration.promotion.source import replace_file
 from tests.patience import PATIENCE
 from tests.python_process import PythonProcess
@@ -55,20 +55,14 @@ class Site:
         }  # fmt: skip
         replace_file(self.document_file, json.dumps(document))
         self.save()
-        self._make_databases()
+        create_once(folder, _content_by_name, self._make_databases)
         if nodes:
             self.manage("migrate_shards", "--create")
 
     def _make_databases(self) -> None:
-        """Create the databases: by commands once in a test run, after that by copying files."""
-        if not _content_by_name:
-            for alias in ("default", "directory"):
-                self.manage("migrate", "--database", alias)
-            self.manage("migrate_shards", "--create")
-            for path in self.folder.rglob("*.sqlite3"):
-                _content_by_name[str(path.relative_to(self.folder))] = path.read_bytes()
-        for name, content in _content_by_name.items():
-            (self.folder / name).write_bytes(content)
+        for alias in ("default", "directory"):
+            self.manage("migrate", "--database", alias)
+        self.manage("migrate_shards", "--create")
 
     def move_to_zookeeper(self, zookeeper: ZooKeeperServer) -> None:
         """Have processes that start from now on read the topology from ZooKeeper."""

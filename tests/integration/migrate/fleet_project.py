@@ -6,8 +6,6 @@ import json
 import os
 import secrets
 import select
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
-from tests.python_process import PythonProcess
+from tests.python_process import PythonProcess, run_python
 from tests.services.mariadb import Address
 
 ROOT = Path(__file__).parents[3]
@@ -208,16 +206,15 @@ class Fleet:
 
     def python_alone(self, code: str) -> str:
         """Run ``code`` like :meth:`python`, in an interpreter that shares no memory with another."""
-        command = [sys.executable, *self._command("shell", "--no-imports", "-c", code)]
-        return subprocess.run(
-            command,
+        done = run_python(
+            self._command("shell", "--no-imports", "-c", code),
             cwd=self.folder,
             env=self._environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
             timeout=PATIENCE,
-        ).stdout
+            new_interpreter=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def columns(self) -> dict[str, str]:
         """Return the columns of ``shop_order`` on each shard that has the table."""

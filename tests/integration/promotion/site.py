@@ -40,8 +40,7 @@ try:
 except Entry.DoesNotExist:
     answer = "is not there"
 """
-#: The content of the global database after `migrate`, once a test has run it.
-_migrated: list[bytes] = []
+_content_by_name: dict[str, bytes] = {}
 ALL_MOVES = ["photos 0-1", "photos 2-3", "visits 0-0"]
 
 
@@ -56,6 +55,21 @@ GROUPS = {
     "photos": _group("modulo", (0, 1), (2, 3)),
     "visits": {**_group("directory", (0, 0)), "DATABASE_NAME": "photos_visits_{shard}"},
 }
+
+
+def create_once(
+    folder: Path, content_by_name: dict[str, bytes], create: Callable[[], None]
+) -> None:
+    """Create the databases in ``folder``: by ``create`` once in a test run, after that by copying.
+
+    :param content_by_name: the content of the files, filled by the first call.
+    """
+    if not content_by_name:
+        create()
+        for path in folder.rglob("*.sqlite3"):
+            content_by_name[str(path.relative_to(folder))] = path.read_bytes()
+    for name, content in content_by_name.items():
+        (folder / name).write_bytes(content)
 
 
 @dataclass
@@ -194,13 +208,12 @@ class Site:
         wait_until_equal(self.pair)
 
     def _create_default(self) -> None:
-        """Create the global database: by a command once in a test run, after that by a copy."""
-        file = self.folder / "default.sqlite3"
-        if not _migrated:
+
+        def migrate() -> None:
             done = self.manage("migrate", "--database", "default")
             assert done.code == 0, done.err
-            _migrated.append(file.read_bytes())
-        file.write_bytes(_migrated[0])
+
+        create_once(self.folder, _content_by_name, migrate)
 
     # ##### Processes of the site #####
 

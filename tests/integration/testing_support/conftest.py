@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import STDOUT
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE
+from tests.python_process import run_python
 from tests.services.mariadb import Address
 
 ROOT = Path(__file__).parents[3]
@@ -56,15 +56,14 @@ class Project:
     def run(self, *command: str, **environment: str) -> Run:
         record = self.folder / "ran"
         record.unlink(missing_ok=True)
-        done = subprocess.run(
-            [sys.executable, "-W", "error::ResourceWarning", *command],
+        done = run_python(
+            ["-W", "error::ResourceWarning", *command],
             cwd=ROOT,
             env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            stderr=STDOUT,
             timeout=PATIENCE,
+            # The runs start processes with multiprocessing.
+            new_interpreter=True,
         )
         lines = record.read_text().splitlines() if record.exists() else []
         recorded = [tuple(line.split(" ", 2)) for line in lines]

@@ -54,7 +54,7 @@ class Store(CacheServer):
     def guard(self, name: str) -> Guard:
         return parse(self.data[name])
 
-    lease = fill = mark = add = count = counters = reset_counters = info = close = None  # type: ignore[assignment]
+    lease = fill = mark = add = count = counters = info = close = None  # type: ignore[assignment]
 
 
 class Database:

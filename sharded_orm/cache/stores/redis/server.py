@@ -434,7 +434,7 @@ class RedisServer(RemoteServer):
 
     def reset_counters(self, names: Sequence[str]) -> None:
         if names:
-            # As bytes, like in counters().
+            # finish() would add the incarnation to the names. See counters().
             (reply,) = self._pipeline([(b"UNLINK", *(name.encode("ascii") for name in names))])
             self._checked(reply, int)
 
