@@ -204,6 +204,7 @@ class ManyBeside(RelatedRows):
     def _check_targets(self, objs: Any) -> None:
         # Raise errors about ``objs`` before Django opens a transaction. An error inside the
         # transaction would make the transaction unusable.
+        _refuse_unrelatable(self._rel.field, self.instance, objs)
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
         self._refuse_absent(objs)
 
