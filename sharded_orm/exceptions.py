@@ -12,6 +12,7 @@
     │   ├── NoOpenShard            (OperationalError)      no shard of the group takes new keys
     │   ├── ShardKeyChanged        (ValueError)            a write would change a row's shard key
     │   ├── CrossShardRelation     (ValueError)            a join or relation leaves the shard
+    │   │   └── CrossKeyRelation                           a relation joins rows of two shard keys
     │   ├── UnknownExpression      (NotSupportedError)     an expression may read rows of other shards
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
     │   └── UnknownModel           (LookupError)           no sharded model has that name
@@ -121,6 +122,10 @@ class ShardKeyChanged(RoutingError, ValueError):
 
 class CrossShardRelation(RoutingError, ValueError):
     """A query joins rows of different shards, or an instance refers to a row of another shard."""
+
+
+class CrossKeyRelation(CrossShardRelation):
+    """A row refers to a row of another shard key. The two rows may be on one shard by chance only."""
 
 
 class UnknownExpression(RoutingError, NotSupportedError):

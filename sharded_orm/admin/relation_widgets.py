@@ -13,6 +13,7 @@ from django.utils.http import urlencode
 
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, scope_of, stored_value
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.same_key import needs_same_key
 
 if TYPE_CHECKING:
     _Admin = BaseModelAdmin[Any]
@@ -122,23 +123,21 @@ class PickersMixin(_Admin):
         related = self._options_in_group(db_field)
         widget = getattr(field, "widget", None)
         if related is not None and isinstance(widget, widgets.RelatedFieldWidgetWrapper):
-            scope = self._scope(request)
-            scope_query = _scope_query(scope)
-            if scope.key is not None and _same_key(scope.options, related):
-                scope_query = {**scope_query, KEY_VAR: str(scope.key)}
-            field.widget = Wrapper.like(widget, scope_query)
+            field.widget = Wrapper.like(widget, _scope_query(self._scope(request), related))
         return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        if self._options_in_group(db_field) is None:
+        related = self._options_in_group(db_field)
+        if related is None:
             return super().formfield_for_foreignkey(db_field, request, **kwargs)
-        return self._picker(super().formfield_for_foreignkey, Autocomplete, RawId, db_field, request, kwargs)  # fmt: skip
+        return self._picker(super().formfield_for_foreignkey, Autocomplete, RawId, db_field, related, request, kwargs)  # fmt: skip
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        if self._options_in_group(db_field) is None:
+        related = self._options_in_group(db_field)
+        if related is None:
             return super().formfield_for_manytomany(db_field, request, **kwargs)
         kwargs.setdefault("form_class", SeveralRows)
-        return self._picker(super().formfield_for_manytomany, Autocompletes, RawIds, db_field, request, kwargs)  # fmt: skip
+        return self._picker(super().formfield_for_manytomany, Autocompletes, RawIds, db_field, related, request, kwargs)  # fmt: skip
 
     def _picker(
         self,
@@ -146,6 +145,7 @@ class PickersMixin(_Admin):
         autocomplete: Any,
         raw_id: Any,
         db_field: Any,
+        related: ShardOptions,
         request: HttpRequest,
         kwargs: dict[str, Any],
     ) -> Any:
@@ -160,14 +160,17 @@ class PickersMixin(_Admin):
                 rel = db_field.remote_field
                 kwargs["widget"] = raw_id(rel, self.admin_site, using=scope.alias)
         if isinstance(kwargs.get("widget"), RawId | RawIds | _Autocomplete):
-            kwargs["widget"].scope_query = _scope_query(scope)
+            kwargs["widget"].scope_query = _scope_query(scope, related)
         field = make(db_field, request, **kwargs)
         if field is not None:
             # Bind the queryset of the choices to the shard; the project may have passed a queryset
             # that is not bound. The template evaluates the queryset after the view, when a query
             # has no default shard.
             rows = field.queryset
-            field.queryset = rows.none() if scope.alias is None else rows.using(scope.alias)
+            rows = rows.none() if scope.alias is None else rows.using(scope.alias)
+            if related.key is not None and (key := _shared_key(scope, related)) is not None:
+                rows = rows.filter(**{related.key.attname: key})
+            field.queryset = rows
         return field
 
     def _scope(self, request: HttpRequest) -> ShardScope:
@@ -197,18 +200,18 @@ def can_be_related(field: Any, value: Any) -> bool:
     return stored_value(target, value) is not None
 
 
-def _scope_query(scope: ShardScope) -> dict[str, str]:
+def _scope_query(scope: ShardScope, related: ShardOptions) -> dict[str, str]:
+    """Return the URL parameters of ``scope`` for a page about rows of a related model."""
     # Name the shard in the URL. If the scope is a shard key that has no shard yet, name the key:
     # the linked list will then be empty. If the scope is the whole group, name nothing.
-    return {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
+    query = {SHARD_VAR: scope.home.alias} if scope.home is not None else scope.query
+    key = _shared_key(scope, related)
+    return query if key is None else {**query, KEY_VAR: str(key)}
 
 
-def _same_key(options: ShardOptions, other: ShardOptions) -> bool:
-    """Whether equal shard keys of two models mean the same thing, such as the same user."""
-    key: Any = options.key
-    other_key: Any = other.key
-    if key is None or other_key is None or options.key_is_generated or other.key_is_generated:
-        return False
-    if key.remote_field is not None or other_key.remote_field is not None:
-        return key.related_model is other_key.related_model
-    return key.name == other_key.name and type(key) is type(other_key)
+def _shared_key(scope: ShardScope, related: ShardOptions) -> Any:
+    """Return the shard key that rows of a related model must have; None if they may have any key.
+
+    It is None, too, if the key of the row that the page is about is not known.
+    """
+    return scope.key if needs_same_key(scope.options, related) else None

@@ -13,6 +13,7 @@ from django.utils.http import urlencode
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidFocus, InvalidShardKey, RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, target_field
+from sharded_orm.models.sharding.same_key import needs_same_key
 from sharded_orm.topology.model import Shard
 
 SHARD_VAR, KEY_VAR = "_shard", "_key"
@@ -86,8 +87,9 @@ def scope_of(request: HttpRequest, options: ShardOptions) -> ShardScope:
         of_group: ShardScope | None = scopes.get(options.group)
         if of_group is not None:
             # set_scope() was called for another model of the shard group: use the shard of that
-            # model's scope.
-            scope = ShardScope(options, shard=of_group.home, home=of_group.home)
+            # model's scope, and its key if rows of both models are related within one key.
+            key = of_group.key if needs_same_key(of_group.options, options) else None
+            scope = ShardScope(options, shard=of_group.home, key=key, home=of_group.home)
         else:
             scope = read_scope(request.GET, options)
         scopes[options.model] = scope

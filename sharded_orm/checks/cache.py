@@ -13,7 +13,7 @@ No check in this module connects to a database or a cache server.
 ``sharded_orm.E032``  the database treats different values of a cached model's key as equal
 ``sharded_orm.E033``  ``cache = True`` is set on a child of multi-table inheritance
 ``sharded_orm.W034``  a cached model has ``managed = False``: other programs may write its rows
-``sharded_orm.E035``  ``ShardMeta`` has an unknown name, or ``cache`` is not a bool
+``sharded_orm.E035``  ``ShardMeta`` has an unknown name, or ``cache`` or ``same_key`` is no bool
 ``sharded_orm.W036``  the isolation level makes reads in a transaction bypass the cache
 ==================  ==========================================================
 """
@@ -46,7 +46,7 @@ from sharded_orm.models.cached.cached_model import (
 from sharded_orm.models.global_models import GlobalModel
 from sharded_orm.models.sharding.options import shard_options
 
-_NAMES = {"group", "shard_key", "cache", "isolate_key"}
+_NAMES = {"group", "shard_key", "same_key", "cache", "isolate_key"}
 # Isolation levels under which reads in a transaction bypass the cache, because the cache may be
 # newer than the rows that the transaction may see.
 _SNAPSHOTS = {"repeatable read", "serializable"}
@@ -164,14 +164,15 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
             obj=model,
             id="sharded_orm.E035",
         )
-    cache = getattr(meta, "cache", False)
-    if not isinstance(cache, bool):
-        yield checks.Error(
-            f"ShardMeta.cache is {cache!r}.",
-            hint="Set it to True or False.",
-            obj=model,
-            id="sharded_orm.E035",
-        )
+    for name, default in (("cache", False), ("same_key", True)):
+        value = getattr(meta, name, default)
+        if not isinstance(value, bool):
+            yield checks.Error(
+                f"ShardMeta.{name} is {value!r}.",
+                hint="Set it to True or False.",
+                obj=model,
+                id="sharded_orm.E035",
+            )
 
 
 def _child(model: Any) -> Iterator[checks.CheckMessage]:

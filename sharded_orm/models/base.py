@@ -28,6 +28,7 @@ from sharded_orm.models.sharding.options import (
     shard_key_required,
     shard_options,
 )
+from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_constraint, check_insert, check_update
 from sharded_orm.topology.model import Shard
 
@@ -143,6 +144,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def _refuse_relations_to_other_shards(self, options: ShardOptions, using: str) -> None:
         # Check the relations before the save, too. Django asks the router about a relation only
         # when a row is assigned to it, and the shard key may have been set after that.
+        refuse_related_of_other_key(self)
         related: dict[str, Any] = self._state.fields_cache
         for name, other in related.items():
             alias = other._state.db if isinstance(other, models.Model) else None

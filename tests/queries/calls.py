@@ -67,6 +67,13 @@ class Case:
         columns.pop(self.relation.field or "", None)
         return columns
 
+    def without_key(self) -> dict[str, Any]:
+        """Values of a row that gets its key from the row that it is related to.
+
+        A plain database has no shard key to give, so the values have it there.
+        """
+        return self.new(None if self.world.aliases is not None else ONE)
+
     def made(self, **values: Any) -> Any:
         return getattr(self.world.models, self.relation.model)(**self.new(**values))
 
@@ -202,7 +209,7 @@ CALLS: dict[str, dict[str, Call]] = {
     "create": {
         "": lambda rows, case: rows.create(**case.new()),
         "for another key": lambda rows, case: rows.create(**case.new(TWO)),
-        "without a key": lambda rows, case: rows.create(**case.new(None)),
+        "without a key": lambda rows, case: rows.create(**case.without_key()),
     },
     "get_or_create": {
         "new": lambda rows, case: rows.get_or_create(**case.new()),

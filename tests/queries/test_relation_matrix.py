@@ -28,7 +28,7 @@ RELATIONS = {
         Relation("second", "sold", AGENT, "Item", "seller", (101, 102), 104, 106),
         Relation("inside the group", "items", ("Shelf", 11), "Item", "shelf", (101, 104), 105, 102),
         Relation("to a global model", "items", ("City", 5), "Item", "city", (101, 102), 104, 106),
-        Relation("self", "children", ("Item", 101), "Item", "parent", (104, 105), 103, 106),
+        Relation("self", "children", ("Item", 101), "Item", "parent", (104, 105), 107, 106),
         Relation("many-to-many", "labels", ("Item", 101), "Label", None, (21, 24), 25, 22),
         Relation("its other side", "items", ("Label", 21), "Item", None, (101, 104), 105, 102),
         Relation("many-to-many self", "friends", ("Item", 101), "Item", None, (104,) * 2, 105, 102),
@@ -162,8 +162,8 @@ def refusals(relation: Relation, way: str) -> set[str]:
             return (found | OF_THE_KEY) - {"create (without a key)"}
         return found | WITHOUT_KEY
     if relation.name in BESIDE:
-        if way == "":
-            found |= NOT_BESIDE
+        if way == "":  # the manager sets the key
+            found = (found | NOT_BESIDE) - {"create (without a key)"}
             if relation.field is None:
                 found |= NOT_THERE
         return found

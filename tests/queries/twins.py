@@ -83,8 +83,8 @@ class World:
         agents = {pk: self._create("Agent", id=pk, name=f"agent {pk}") for pk in (ONE, TWO, NEAR)}
         cities = {pk: self._create("City", id=pk, name=f"city {pk}") for pk in (5, 6)}
         shelves = {
-            pk: self._create("Shelf", id=pk, name=f"shelf {pk}", owner=agents[pk - 10])
-            for pk in (10 + ONE, 10 + TWO, 10 + NEAR)
+            pk: self._create("Shelf", id=pk, name=f"shelf {pk}", owner=agents[owner])
+            for pk, owner in ((11, ONE), (12, TWO), (13, NEAR), (14, ONE))
         }
         labels = {
             pk: self._create(
@@ -101,6 +101,7 @@ class World:
             (104, ONE, ONE, NEAR, 11, None, 101),
             (105, ONE, TWO, TWO, None, 6, 101),
             (106, TWO, None, ONE, 12, None, 102),
+            (107, ONE, None, TWO, None, None, None),
         ):
             items[pk] = self._create(
                 "Item",

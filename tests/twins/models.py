@@ -35,6 +35,7 @@ class OnEvents(ShardedModel):
     class ShardMeta:
         group = "events"
         shard_key = "owner"
+        same_key = False  # queries are compared for relations of any two rows of a shard
 
 
 class Trunk(TrunkColumns, OnEvents):

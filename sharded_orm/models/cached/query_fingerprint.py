@@ -60,10 +60,10 @@ class QueryFingerprint:
 
     :param text: identifies the result of the query; None if the text must be the SQL, which
         :func:`compiled_text` returns.
-    :param equal: lists of values, keyed by column. A list has one value for each condition
-        ``column = value`` that every row of the result must meet.
-    :param only_equal: True if the query has no conditions except those in ``equal``, and no offset.
-        A limit is allowed, unless it is 0.
+    :param equal: lists of different values, keyed by column. Every row of the result must meet the
+        condition ``column = value`` for each of them.
+    :param only_equal: True if the query has no conditions except those in ``equal``, each of them
+        once, and no offset. A limit is allowed, unless it is 0.
     """
 
     text: str | None
@@ -182,7 +182,10 @@ class _Conditions:
         elif type(value := _plain_value(value)) not in IMMUTABLE:
             return None
         elif required and value is not None and issubclass(kind, Exact):
-            self._equal.setdefault(column.target.column, []).append(value)
+            values = self._equal.setdefault(column.target.column, [])
+            # A related manager adds the shard key, and the caller may name the same key once more.
+            if value not in values:
+                values.append(value)
         return (kind.__name__, column.target.column, value)
 
 

@@ -193,8 +193,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
     """Return the one value that names the shard of a simple query; None if the query is not simple.
 
     A simple query reads one table, and its conditions compare columns with plain values, joined by
-    AND. Exactly one of them is an equality with the shard key, or with an id that carries its
-    shard. Sends nothing.
+    AND. One of them is an equality with the shard key, or with an id that carries its shard, and
+    no other condition names another value for these columns. Sends nothing.
     """
     where = query.where
     if (
@@ -226,7 +226,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
                 continue
             return None
         if field is key or (field.column in columns and options.names_shard(field)):
-            if value is not None:
+            # A related manager adds the shard key, and the caller may name the same key once more.
+            if value is not None and (type(value) is not type(lookup.rhs) or value != lookup.rhs):
                 return None
             value = lookup.rhs
             if type(value) not in _PLAIN_KEYS:

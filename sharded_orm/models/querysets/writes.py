@@ -18,12 +18,20 @@ from sharded_orm.models.fields.generated_id import (
     generated_id_fields,
 )
 from sharded_orm.models.querysets.base import RoutedQuerySet
-from sharded_orm.models.querysets.route import colocation_on
+from sharded_orm.models.querysets.route import colocation_on, plain_key
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
     describe,
+    options_of,
     shard_key_required,
+)
+from sharded_orm.models.sharding.same_key import (
+    joined_instances,
+    key_names,
+    known_key,
+    refuse_related_of_other_key,
+    refuse_values_of_other_key,
 )
 from sharded_orm.models.sharding.statements import check_insert, check_update, check_values
 
@@ -42,6 +50,7 @@ class WritingQuerySet(RoutedQuerySet):
         return super().create(**kwargs)
 
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
+        self._refuse_new_row_of_two_keys({**kwargs, **(defaults or {})})
         on_shard = self._on_shard_of_near(kwargs)._on_shard_of_lookup(kwargs)
         return super(WritingQuerySet, on_shard).get_or_create(defaults, **kwargs)
 
@@ -49,10 +58,22 @@ class WritingQuerySet(RoutedQuerySet):
         self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
     ) -> tuple[Any, bool]:
         self._refuse_key(defaults or (), "update_or_create()", kwargs)
+        new_row = defaults if create_defaults is None else create_defaults
+        for values in (defaults, new_row):
+            self._refuse_new_row_of_two_keys({**kwargs, **(values or {})})
         on_shard = self._on_shard_of_near(kwargs)._on_shard_of_lookup(kwargs)
         return super(WritingQuerySet, on_shard).update_or_create(
             defaults, create_defaults, **kwargs
         )
+
+    def _refuse_new_row_of_two_keys(self, values: dict[str, Any]) -> None:
+        # Raise CrossKeyRelation before the first query: save() would raise it after the row was
+        # looked up.
+        options = self._options
+        for name in key_names(options).intersection(values):
+            key = known_key(options, self.model(**{name: values[name]}))
+            if key is not None:
+                refuse_values_of_other_key(options, key, values)
 
     def _on_shard_of_near(self, values: dict[str, Any]) -> Self:
         """Return this queryset limited to the shard of ``values["near"]``; remove ``near`` from
@@ -89,11 +110,8 @@ class WritingQuerySet(RoutedQuerySet):
         return self.using(alias)
 
     def _alias_of_lookup(self, values: dict[str, Any]) -> str:
-        options, names = self._options, list[str]()
-        if options.key is not None:
-            names += [options.key.name, options.key.attname]
-            names += ["pk"] if options.key.primary_key else []
-        for name in (n for n in names if n in values):
+        options = self._options
+        for name in key_names(options).intersection(values):
             probe = self.model(**{name: values[name]})
             return options.place(probe).alias
         matching = self._chain()
@@ -223,6 +241,7 @@ class WritingQuerySet(RoutedQuerySet):
                 alias = shard.alias if shard is not None else None
             if alias is not None:
                 obj._refuse_other_shard(alias)
+                refuse_related_of_other_key(obj)
                 _refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
@@ -239,6 +258,7 @@ class WritingQuerySet(RoutedQuerySet):
         self._refuse_key(kwargs, "update()")
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Django raises an error for such a query.
+        self._refuse_instances_of_other_key(kwargs)
         destination = self._destination()
         aliases = (
             [destination]
@@ -256,6 +276,26 @@ class WritingQuerySet(RoutedQuerySet):
             super(WritingQuerySet, self._for_target(target)).update(**kwargs)
             for target in destination
         )
+
+    def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
+        # Refuse update(album=album) if one of the rows has another shard key than the album. If the
+        # conditions do not name the key, ask the database: one query for each such value.
+        options = self._options
+        joined = joined_instances(options, values)
+        if not joined:
+            return
+        key = plain_key(options, self.query)
+        if key is not None and options.key is not None:
+            refuse_values_of_other_key(options, options.key.get_prep_value(key), joined)
+            return
+        for name, other in joined.items():
+            others = options_of(other)
+            assert others is not None
+            related_key = known_key(others, other)
+            assert options.key is not None
+            of_other_key = self.exclude(**{options.key.attname: related_key}).order_by()
+            if related_key is not None and (row := of_other_key.first()) is not None:
+                refuse_values_of_other_key(options, options.key_of(row), {name: other})
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
@@ -321,6 +361,7 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
     """
     for row in rows:
         options.refuse_key_changed_on_insert(row)
+        refuse_related_of_other_key(row)
         _refuse_rows_of_other_shards(options, row._state.fields_cache.values(), alias)
     check_insert(colocation_on(options, alias), rows)
 

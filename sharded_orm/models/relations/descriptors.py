@@ -33,6 +33,7 @@ from sharded_orm.models.relations.managers import (
     NullableFromOutside,
 )
 from sharded_orm.models.sharding.options import describe, group_of, options_of
+from sharded_orm.models.sharding.same_key import key_for_related, refuse_other_key
 
 
 class _PerShard:
@@ -119,10 +120,12 @@ class _Forward(_ByConditions):
 
     def __set__(self, instance: Any, value: Any) -> None:
         if value is not None and not instance._state.adding:
-            self._refuse_other_key(instance, value)
+            self._refuse_change_of_key(instance, value)
+        if isinstance(value, Model):
+            refuse_other_key(self.field, instance, value)
         super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
-    def _refuse_other_key(self, instance: Any, value: Any) -> None:
+    def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
         # Refuse a change of the shard key here. save() would refuse it too, but
         # person.albums.add(album) does not call save(): add() sends an UPDATE of the column.
         options = options_of(instance)
@@ -161,6 +164,11 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
 
     def _sides(self) -> tuple[Any, Any]:
         return self.related.model, self.related.related_model
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if isinstance(value, Model):
+            refuse_other_key(self.related.field, value, instance)
+        super().__set__(instance, value)
 
 
 class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -202,8 +210,12 @@ class _RelatedManager(_PerShard):
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the
         # queryset. So pass a copy to it: the queryset may belong to a Prefetch object of the
-        # project, which prefetch_one_level() passes on without a copy.
-        return super()._apply_rel_filters(queryset._chain())  # type: ignore[misc]  # of Django's manager
+        # project, which prefetch_one_level() passes on without a copy. Related rows have the shard
+        # key of the instance.
+        rows = queryset._chain()
+        if key := key_for_related(queryset.model, self._rel.field, self.instance):
+            rows = rows.filter(**key)
+        return super()._apply_rel_filters(rows)  # type: ignore[misc]  # of Django's manager
 
     def _sides(self) -> tuple[Any, Any]:
         sides = self._rel.model, self._rel.related_model

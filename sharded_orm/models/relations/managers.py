@@ -23,6 +23,7 @@ from sharded_orm.models.sharding.options import (
     describe,
     shard_options,
 )
+from sharded_orm.models.sharding.same_key import key_for_related, refuse_other_key, with_key
 from sharded_orm.routing.where_clause import OnShard
 
 
@@ -36,6 +37,8 @@ class RelatedRows:
     #: The foreign key. Managers of a many-to-many field do not have this attribute.
     field: Any
     _db: str | None
+    #: The relation, as Django describes it on the model that the field refers to.
+    _rel: Any
     #: The class of Django's related manager, which comes after the mixin in the MRO.
     _django: type[Any]
 
@@ -45,15 +48,26 @@ class RelatedRows:
         assert options is not None
         return options
 
+    def _with_key(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return ``values`` for a new related row, with the shard key of the instance if the row needs
+        the same key and ``values`` has none.
+        """
+        key = key_for_related(self.model, self._rel.field, self.instance)
+        return with_key(self.model, key, values)
 
-def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if one of ``rows`` is on another shard than ``instance``.
+
+def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
+    """Raise :exc:`CrossShardRelation` if one of ``rows`` cannot be related to ``instance``, because it
+    has another shard key, or is on another shard.
 
     Without this check, a different row could be changed: one that has the same id, but is on the
     shard of ``instance``.
+
+    :param field: the foreign key or many-to-many field of the relation.
     """
     for row in rows:
         if isinstance(row, Model):
+            refuse_other_key(field, row, instance)
             router.allow_relation(row, instance)
 
 
@@ -66,7 +80,7 @@ class Beside(RelatedRows):
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.add, to refuse rows of other shards before a transaction begins.
-        _refuse_rows_of_other_shards(self.instance, objs)
+        _refuse_unrelatable(self._rel.field, self.instance, objs)
         super().add(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -74,10 +88,30 @@ class Beside(RelatedRows):
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
         # Overrides RelatedManager.set (create_reverse_many_to_one_manager), to refuse rows of other shards.
         objs = tuple(objs)
-        _refuse_rows_of_other_shards(self.instance, objs)
+        _refuse_unrelatable(self._rel.field, self.instance, objs)
         super().set(objs, bulk=bulk, clear=clear)  # type: ignore[misc]  # of Django's manager
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+
+    def create(self, **kwargs: Any) -> Any:
+        # Overrides RelatedManager.create(): a related row has the shard key of the instance.
+        return super().create(**self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+
+    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def get_or_create(self, **kwargs: Any) -> Any:
+        # Overrides RelatedManager.get_or_create(): a related row has the shard key of the instance.
+        return super().get_or_create(**self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def update_or_create(self, **kwargs: Any) -> Any:
+        # Overrides RelatedManager.update_or_create(): a related row has the shard key of the
+        # instance.
+        return super().update_or_create(**self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
 
 class NullableBeside(Beside):
@@ -85,7 +119,7 @@ class NullableBeside(Beside):
 
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove, to refuse rows of other shards.
-        _refuse_rows_of_other_shards(self.instance, objs)
+        _refuse_unrelatable(self._rel.field, self.instance, objs)
         super().remove(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -116,7 +150,7 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would leave it out
         # without an error. So first check the rows that are to be related.
         self._check_targets(objs)
-        super().add(*objs, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
+        super().add(*objs, through_defaults=self._through_with_key(through_defaults))  # type: ignore[misc]  # of Django's manager
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -127,6 +161,7 @@ class ManyBeside(RelatedRows):
         # Check the new ones first.
         objs = tuple(objs)
         self._check_targets(objs)
+        through_defaults = self._through_with_key(through_defaults)
         super().set(objs, clear=clear, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -134,14 +169,42 @@ class ManyBeside(RelatedRows):
     def remove(self, *objs: Any) -> None:
         # Overrides ManyRelatedManager.remove(), which compares primary keys only. Refuse rows of
         # other shards: they may have the same primary keys.
-        _refuse_rows_of_other_shards(self.instance, objs)
+        _refuse_unrelatable(self._rel.field, self.instance, objs)
         super().remove(*objs)  # type: ignore[misc]  # of Django's manager
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
+    def create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
+        # Overrides ManyRelatedManager.create(): a related row, and the row of an explicit
+        # many-to-many table, have the shard key of the instance.
+        through_defaults = self._through_with_key(through_defaults)
+        return super().create(through_defaults=through_defaults, **self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+
+    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def get_or_create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
+        # Overrides ManyRelatedManager.get_or_create(), as create() does.
+        through_defaults = self._through_with_key(through_defaults)
+        return super().get_or_create(through_defaults=through_defaults, **self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+
+    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def update_or_create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
+        # Overrides ManyRelatedManager.update_or_create(), as create() does.
+        through_defaults = self._through_with_key(through_defaults)
+        return super().update_or_create(through_defaults=through_defaults, **self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+
+    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def _through_with_key(self, values: Any) -> Any:
+        # A value of through_defaults may be callable, which Django evaluates for each row.
+        key = key_for_related(self.through, self._rel.field, self.instance)
+        return with_key(self.through, key, values or {}) if key else values
+
     def _check_targets(self, objs: Any) -> None:
         # Raise errors about ``objs`` before Django opens a transaction. An error inside the
         # transaction would make the transaction unusable.
+        _refuse_unrelatable(self._rel.field, self.instance, objs)
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
         self._refuse_absent(objs)
 
@@ -157,7 +220,8 @@ class ManyBeside(RelatedRows):
             return
         alias = router.db_for_write(self.through, instance=self.instance)
         column = self.target_field.target_field.attname
-        rows = self.model._base_manager.using(alias).filter(**{f"{column}__in": values})
+        key = key_for_related(self.model, self._rel.field, self.instance)
+        rows = self.model._base_manager.using(alias).filter(**{f"{column}__in": values}, **key)
         absent = values.difference(rows.values_list(column, flat=True))
         if absent:
             name = self.model._meta.object_name

@@ -18,6 +18,7 @@ from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.querysets.sharded import ShardedManager
 from sharded_orm.models.sharding.options import colocated_alias, describe, shard_options
+from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 
 
 def install_through(model: type[Model]) -> None:
@@ -77,6 +78,7 @@ def _refuse_other_shard(self: Any, alias: str) -> None:
             f"{describe(self)} cannot be saved on {alias!r}, which is no shard of group"
             f" {options.group!r}. Leave out using=."
         )
+    refuse_related_of_other_key(self)
     for field in self._meta.concrete_fields:
         other = field.get_cached_value(self, default=None) if field.is_relation else None
         other_alias = None if other is None else colocated_alias(options, other)

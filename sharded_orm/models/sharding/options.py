@@ -29,11 +29,15 @@ class ShardOptions:
 
     ``key`` is None for an automatic many-to-many table. Each of its rows is on the same shard as
     the two rows that it relates.
+
+    ``same_key`` tells whether rows of this model are related only to rows of their own key, see
+    :mod:`sharded_orm.models.sharding.same_key`.
     """
 
     model: type[Model]
     group: str
     key: Field[Any, Any] | None
+    same_key: bool = True
 
     @cached_property
     def columns(self) -> dict[str, tuple[int, int] | None]:
@@ -318,7 +322,7 @@ def _read_shard_meta(model: Any) -> ShardOptions | None:
         raise ImproperlyConfigured(
             f"{meta.label}.ShardMeta.shard_key names {name!r}, which is no field of the model."
         ) from exc
-    return ShardOptions(model, group, key)
+    return ShardOptions(model, group, key, bool(getattr(declared, "same_key", True)))
 
 
 def group_of(model: type[Any]) -> str | None:

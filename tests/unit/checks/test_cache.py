@@ -242,7 +242,14 @@ def test_a_table_that_others_write() -> None:
 
 @pytest.mark.parametrize(
     "shard_meta",
-    [{"cached": True}, {"isolate": "x"}, {"cache": 1}, {"cache": "yes"}, {"cache": None}],
+    [
+        {"cached": True},
+        {"isolate": "x"},
+        {"cache": 1},
+        {"cache": "yes"},
+        {"cache": None},
+        {"same_key": 0},
+    ],
 )
 def test_names_and_values_of_shard_meta(shard_meta: dict[str, Any]) -> None:
     assert declare(lambda: sharded(shard_meta)) == {"E035"}

@@ -1,0 +1,175 @@
+"""Keeps relations inside a group to rows of one shard key.
+
+Rows of two keys may share a shard. A database would let them refer to each other, but only for as
+long as both keys happen to have the same shard: with other placements the relation would be
+refused. Also, a site whose keys are tenants must not show one tenant's rows to another. So a row
+refers to rows of its own key only. ``ShardMeta.same_key = False`` allows other keys on the shard.
+
+In a group whose keys contain their shard (strategy ``embedded``), each row may have a key of its
+own, and rows of different keys are stored next to each other on purpose. Relations in such a group
+may join different keys.
+
+No function of this module sends a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import Model
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossKeyRelation
+from sharded_orm.models.sharding.options import (
+    ShardOptions,
+    describe,
+    options_of,
+    shard_options,
+)
+
+
+def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
+    """Whether a row of the model of ``options`` and a related row need the same shard key.
+
+    :param related: the options of the related row's model; None if its rows are global.
+    """
+    return (
+        related is not None
+        and related.group == options.group
+        and options.same_key
+        and related.same_key
+        and options.key is not None
+        and related.key is not None
+        and not runtime.strategy(options.group).embedded
+    )
+
+
+def known_key(options: ShardOptions, instance: Any) -> Any:
+    """Return the shard key of ``instance`` as the database stores it, or None if it is not known.
+
+    The key is not known if it is not set, not loaded, or computed by the database.
+    """
+    key = options.key
+    row = getattr(instance, "_wrapped", instance)  # of a lazy object such as request.user
+    value = None if key is None else row.__dict__.get(key.attname)
+    if key is None or value is None or hasattr(value, "resolve_expression"):
+        return None
+    return key.get_prep_value(value)
+
+
+def refuse_other_key(field: Any, instance: Model, other: Any) -> None:
+    """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
+
+    The relation that is the shard key of ``instance`` itself is not checked: it gives the key.
+
+    :param field: the foreign key or many-to-many field between the two, declared by either side.
+    """
+    options, related = options_of(instance), options_of(other)
+    if options is None or related is None or not needs_same_key(options, related):
+        return
+    if field is options.key or field is related.key:
+        return
+    own, others = known_key(options, instance), known_key(related, other)
+    if own is not None and others is not None and own != others:
+        name = None if field is None else field.name
+        raise _cross_key_relation(describe(instance), own, describe(other), others, name)
+
+
+def refuse_related_of_other_key(instance: Model) -> None:
+    """Raise :exc:`CrossKeyRelation` if ``instance`` refers to an instance of another shard key.
+
+    Only relations whose instance is in memory are checked.
+    """
+    referred: list[Any] = []
+    for field in instance._meta.concrete_fields:
+        other = field.get_cached_value(instance, default=None) if field.is_relation else None
+        if isinstance(other, Model):
+            refuse_other_key(field, instance, other)
+            referred.append(other)
+    options = options_of(instance)
+    if options is not None and options.key is None and len(referred) == 2:
+        # A row of an automatic many-to-many table has no key of its own; it joins two rows.
+        refuse_other_key(None, *referred)
+
+
+def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[str, Any]) -> None:
+    """Raise :exc:`CrossKeyRelation` if a row with the shard key ``key`` must not have ``values``.
+
+    :param options: the options of the row's model.
+    :param key: as the database stores it.
+    :param values: the row's values, keyed by field name. Values that are no instances are ignored.
+    """
+    for name, other in joined_instances(options, values).items():
+        others = known_key(_options(other), other)
+        if others is not None and others != key:
+            row = f"A row of {options.model.__name__}"
+            raise _cross_key_relation(row, key, describe(other), others, name)
+
+
+def joined_instances(options: ShardOptions, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of ``values`` that are instances which need the shard key of the row itself.
+
+    :param options: the options of the row's model.
+    :param values: the row's values, keyed by field name.
+    """
+    return {
+        name: other
+        for name, other in values.items()
+        if isinstance(other, Model)
+        and needs_same_key(options, options_of(other))
+        and name not in key_names(options)
+    }
+
+
+def key_for_related(model: type[Model], field: Any, instance: Any) -> dict[str, Any]:
+    """Return the shard key for rows of ``model`` that are related to ``instance``.
+
+    :return: the key of ``instance``, as ``{attribute name: value}``. Empty if the related rows may
+        have other keys, if ``field`` itself is their shard key, or if the key is not known.
+    :param field: the foreign key or many-to-many field of the relation.
+    """
+    options, own = shard_options(model), options_of(instance)
+    if options is None or own is None or not needs_same_key(options, own):
+        return {}
+    key = options.key
+    value = known_key(own, instance)
+    if key is None or value is None or field in (key, own.key):
+        return {}
+    return {key.attname: value}
+
+
+def with_key(model: type[Model], key: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` for a new row of ``model``, with ``key`` unless they have a key already.
+
+    :param key: as :func:`key_for_related` returns it.
+    """
+    options = shard_options(model)
+    if not key or options is None or not key_names(options).isdisjoint(values):
+        return dict(values)
+    return {**values, **key}
+
+
+def key_names(options: ShardOptions) -> set[str]:
+    """Return the keyword arguments that can give the shard key of a new row."""
+    key = options.key
+    if key is None:
+        return set()
+    return {key.name, key.attname} | ({"pk"} if key.primary_key else set())
+
+
+def _options(instance: Any) -> ShardOptions:
+    options = options_of(instance)
+    assert options is not None
+    return options
+
+
+def _cross_key_relation(
+    row: str, key: Any, related: str, related_key: Any, field: str | None
+) -> CrossKeyRelation:
+    by = "" if field is None else f" by {field!r}"
+    return CrossKeyRelation(
+        f"{row}, with the shard key {key!r}, cannot be related{by} to {related}, with the shard key"
+        f" {related_key!r}. Relate rows with the same shard key: rows of different keys are on one shard"
+        " only by chance. If you accept that, set same_key = False in the ShardMeta of one of the models."
+    )

@@ -1,0 +1,164 @@
+"""Rows of two shard keys are not related, whether or not the two keys share a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
+from sharded_orm.models.sharding.options import shard_options
+from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
+from tests.relatives.sharded.models import Agent, Cover, Item, Label, Shelf
+from tests.twins.models import Trunk, Twig
+
+pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
+
+
+@pytest.fixture
+def shelves(placed: None) -> dict[int, Shelf]:
+    """A shelf for each of three keys; ``ONE`` and ``NEAR`` share a shard."""
+    assert SHARD[ONE] == SHARD[NEAR] != SHARD[TWO]
+    agents = {key: Agent.objects.create(id=key, name=f"agent {key}") for key in (ONE, NEAR, TWO)}
+    return {
+        key: Shelf.objects.create(id=10 + key, name=f"shelf {key}", owner=agent)
+        for key, agent in agents.items()
+    }
+
+
+def _item(shelves: dict[int, Shelf], key: int, pk: int, **values: Any) -> Item:
+    owner = shelves[key].owner
+    return Item(id=pk, name=f"item {pk}", owner=owner, seller=owner, **values)
+
+
+def _changed(row: Any, **values: Any) -> Any:
+    for name, value in values.items():
+        setattr(row, name, value)
+    return row
+
+
+Write = Callable[[dict[int, Shelf], Item, Any], Any]
+#: Each write relates an item of the key ONE to a row of another key.
+WRITES: dict[str, Write] = {
+    "assign": lambda shelves, item, key: _changed(item, shelf=shelves[key]),
+    "initialize": lambda shelves, item, key: _item(shelves, ONE, 8, shelf=shelves[key]).save(),
+    "save": lambda shelves, item, key: _changed(
+        Item(id=8, name="new", shelf=shelves[key], seller_id=ONE), owner_id=ONE
+    ).save(),
+    "create": lambda shelves, item, key: Item.objects.create(
+        id=8, name="new", shelf=shelves[key], owner=shelves[ONE].owner, seller_id=ONE
+    ),
+    "bulk_create": lambda shelves, item, key: Item.objects.bulk_create(
+        [
+            _item(shelves, TWO, 9),
+            _changed(Item(id=8, name="new", shelf=shelves[key], seller_id=ONE), owner_id=ONE),
+        ]
+    ),
+    "get_or_create": lambda shelves, item, key: Item.objects.get_or_create(
+        owner=shelves[ONE].owner, id=8, defaults={"shelf": shelves[key], "seller_id": ONE}
+    ),
+    "update_or_create": lambda shelves, item, key: Item.objects.update_or_create(
+        owner_id=ONE, id=item.pk, defaults={"shelf": shelves[key]}
+    ),
+    "update": lambda shelves, item, key: Item.objects.filter(owner=ONE).update(shelf=shelves[key]),
+    "update of several keys": lambda shelves, item, key: Item.objects.filter(
+        owner__in=[ONE, TWO, NEAR]
+    ).update(shelf=shelves[key]),
+    "scattered update": lambda shelves, item, key: Item.objects.scatter().update(
+        shelf=shelves[key]
+    ),
+    "add": lambda shelves, item, key: shelves[key].items.add(item),
+    "add, bulk=False": lambda shelves, item, key: shelves[key].items.add(item, bulk=False),
+    "set": lambda shelves, item, key: shelves[key].items.set([item]),
+    "create from the other side": lambda shelves, item, key: shelves[key].items.create(
+        id=8, name="new", owner_id=ONE, seller_id=ONE
+    ),
+    "one-to-one": lambda shelves, item, key: Cover.objects.create(
+        id=8, name="new", owner=shelves[key].owner, item=item
+    ),
+    "one-to-one from the other side": lambda shelves, item, key: _changed(
+        item, cover=Cover(id=8, name="new", owner=shelves[key].owner)
+    ),
+}
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_row_of_another_key_is_refused(
+    shelves: dict[int, Shelf], write: Write, key: int
+) -> None:
+    item = Item.objects.create(
+        id=7, name="item", owner=shelves[ONE].owner, seller_id=ONE, shelf=shelves[ONE]
+    )
+    with pytest.raises(CrossKeyRelation, match="the same shard key"):
+        write(shelves, item, key)
+    (stored,) = Item.objects.scatter()
+    assert stored.shelf == shelves[ONE]
+    assert not Cover.objects.scatter().exists()
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO])
+@pytest.mark.parametrize("by_pk", [False, True], ids=["instance", "primary key"])
+@pytest.mark.parametrize("change", ["add", "set"])
+def test_many_to_many(shelves: dict[int, Shelf], key: int, change: str, by_pk: bool) -> None:
+    item = Item.objects.create(id=7, name="item", owner=shelves[ONE].owner, seller_id=ONE)
+    label = Label.objects.create(id=8, name="label", owner=shelves[key].owner)
+    other: Any = label.pk if by_pk else label
+    # By its primary key, only the absence of a row of this key can be noticed.
+    error = CrossShardRelation if by_pk else CrossKeyRelation
+    with pytest.raises(error, match="the same shard key"):
+        item.labels.add(other) if change == "add" else item.labels.set([other])
+    through: Any = Item.labels.through
+    with pytest.raises(CrossShardRelation):
+        through(item=item, label=label).save()
+    with pytest.raises(CrossShardRelation):
+        through.objects.bulk_create([through(item=item, label=label)])
+    assert not through.objects.scatter().exists()
+
+
+def test_nothing_is_sent_before_the_refusal(shelves: dict[int, Shelf]) -> None:
+    rows = Item.objects.filter(owner=ONE)
+    with CaptureQueriesContext(connections["photos"]) as sent, pytest.raises(CrossKeyRelation):
+        rows.update(shelf=shelves[NEAR])
+    with sent, pytest.raises(CrossKeyRelation):
+        rows.get_or_create(owner_id=ONE, id=8, defaults={"shelf": shelves[NEAR], "seller_id": ONE})
+    assert not sent.captured_queries
+
+
+def test_a_related_row_gets_the_key(shelves: dict[int, Shelf]) -> None:
+    shelf = shelves[ONE]
+    created = shelf.items.create(id=7, name="item", seller_id=ONE)
+    again, is_new = shelf.items.get_or_create(id=7, defaults={"name": "item", "seller_id": ONE})
+    assert (created.owner_id, again, is_new) == (ONE, created, False)
+    updated, is_new = shelf.items.update_or_create(id=8, defaults={"name": "b", "seller_id": ONE})
+    assert (updated.owner_id, is_new) == (ONE, True)
+    label = created.labels.create(id=9, name="label")
+    assert (label.owner_id, label.items.get()) == (ONE, created)
+    child = created.children.create(id=10, name="child", seller_id=ONE)
+    assert child.owner_id == ONE
+
+
+def test_related_managers_read_rows_of_the_key_only(shelves: dict[int, Shelf]) -> None:
+    item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    # A row that SQL has related, or an earlier version of the library.
+    foreign = shelves[NEAR].items.create(id=8, name="foreign", seller_id=ONE)
+    with connections[SHARD[ONE]].cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {Item._meta.db_table} SET shelf_id = %s WHERE id = %s",
+            [shelves[ONE].pk, foreign.pk],
+        )
+    assert list(shelves[ONE].items.all()) == [item]
+    assert list(shelves[ONE].items.filter(owner=ONE)) == [item]
+    assert shelves[ONE].items.update(name="renamed") == 1
+    assert not shelves[ONE].items.filter(owner=NEAR).exists()
+
+
+def test_models_may_allow_other_keys(placed: None) -> None:
+    assert not shard_options(Trunk).same_key  # type: ignore[union-attr]  # it is sharded
+    keys = [0, 8]  # modulo 8: one shard
+    trunk = Trunk.objects.create(id=1, owner=keys[0])
+    twig = Twig.objects.create(id=2, owner=keys[1], parent=trunk)
+    assert list(trunk.twigs.all()) == [twig]
