@@ -420,7 +420,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             return None
         try:
             shard = options.locate(self)
-        except (TypeError, ValueError, ValidationError):
+        except (ShardKeyRequired, TypeError, ValueError, ValidationError):
             return None  # The value cannot be a key; the validation of its field reports that.
         return shard.alias if shard is not None else None
 
