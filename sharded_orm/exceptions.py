@@ -24,6 +24,7 @@
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
     ├── TicketError
     │   ├── UnknownSequence        (LookupError)           no ticket server has the sequence
+    │   ├── TicketServerRequired   (RuntimeError)          a query of sequences names no ticket server
     │   ├── InvalidSequence        (ValueError)            a sequence cannot be created or moved
     │   ├── SequenceNotChecked     (OperationalError)      it is unknown which ids exist
     │   ├── InvalidTicketCount     (ValueError)            the count of ids is not 1 to 1,000,000
@@ -215,6 +216,10 @@ class TicketError(ShardedOrmError):
 
 class UnknownSequence(TicketError, LookupError):
     """No ticket server has a sequence of that name."""
+
+
+class TicketServerRequired(TicketError, RuntimeError):
+    """The query reads sequences of ids without naming one of several ticket servers."""
 
 
 class InvalidSequence(TicketError, ValueError):
