@@ -56,7 +56,6 @@ def test_sequences_are_on_several_servers_so_one_has_to_be_named(db: None) -> No
 
 
 def test_sequences_of_the_only_server_are_found(monkeypatch: pytest.MonkeyPatch, db: None) -> None:
-    monkeypatch.setattr(
-        runtime, "config", lambda config=runtime.config(): replace(config, tickets=("tickets_2",))
-    )
+    config = replace(runtime.config(), tickets=("tickets_2",))
+    monkeypatch.setattr(runtime, "config", lambda: config)
     assert TicketSequence.objects.get(name="photos")._state.db == "tickets_2"
