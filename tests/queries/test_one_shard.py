@@ -225,6 +225,16 @@ def test_explain_routing_tells_where_and_why(rows: list[Photo]) -> None:
     assert "using" in Photo.objects.using("photos_00001").explain_routing().reason
 
 
+def test_aexplain_routing_may_ask_the_directory(rows: list[Photo]) -> None:
+    runtime.strategy("photos").forget(TWO)  # type: ignore[attr-defined]
+    route = async_to_sync(of(TWO).aexplain_routing)()
+    assert (route.aliases, str(route)) == (("photos_00012",), str(of(TWO).explain_routing()))
+    with pytest.raises(ShardKeyRequired):
+        async_to_sync(Photo.objects.all().aexplain_routing)()
+    people = Person.objects.all()
+    assert async_to_sync(people.aexplain_routing)() == people.explain_routing()
+
+
 def test_using_names_a_shard_and_wins(rows: list[Photo]) -> None:
     assert Photo.objects.using("photos_00012").order_by("posted_at").first() == rows[1]
     assert not Photo.objects.using("photos_00001").exists()
