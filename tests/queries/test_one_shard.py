@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import models
+from django.db import DatabaseError, models
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q
+from django.db.transaction import atomic
 from django.test import TestCase
 from django.test.utils import isolate_apps
 
@@ -233,6 +234,16 @@ def test_aexplain_routing_may_ask_the_directory(rows: list[Photo]) -> None:
         async_to_sync(Photo.objects.all().aexplain_routing)()
     people = Person.objects.all()
     assert async_to_sync(people.aexplain_routing)() == people.explain_routing()
+
+
+def test_an_error_of_the_database_names_the_shard_and_its_node(rows: list[Photo]) -> None:
+    shard = runtime.shard("photos", 12)
+    with pytest.raises(DatabaseError) as caught, atomic(using=shard.alias):
+        list(Photo.objects.using(shard.alias).raw("SELECT photo_id FROM nothing"))
+    assert caught.value.__notes__ == [f"This was on shard {shard.alias!r}, node {shard.node!r}."]
+    with pytest.raises(DatabaseError) as caught, atomic():
+        list(Person.objects.raw("SELECT id FROM nothing"))
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_using_names_a_shard_and_wins(rows: list[Photo]) -> None:
