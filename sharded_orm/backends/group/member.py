@@ -142,7 +142,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
 
     @cached_property
     def wrap_database_errors(self) -> DatabaseErrorWrapper:
-        return DatabaseErrorWrapper(self) if self.shard is None else ShardErrorWrapper(self)  # type: ignore[arg-type]  # a wrapper's mixin
+        return DatabaseErrorWrapper(self) if self.shard is None else ShardErrorWrapper(self)
 
     # ##### Connecting #####
 

@@ -15,7 +15,7 @@ class ReadOnlyIDMixin:
     editable: bool
 
     def __init__(self, *args: Any, editable: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, editable=editable, **kwargs)
+        super().__init__(*args, editable=editable, **kwargs)  # type: ignore[call-arg]  # a Field's
 
     def deconstruct(self) -> Any:
         name, path, args, kwargs = super().deconstruct()  # type: ignore[misc]  # a Field's

@@ -386,22 +386,58 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
             f" migrations from {first.following} on. Run 'manage.py migrate_shards"
             f" {selection_options(behind)}'."
         )
-    for shard_status in on_node.shards:
-        if shard_status.error is not None:
+    yield from _error_problems(node, on_node)
+    yield from _schema_problems(node, on_node)
+
+
+def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
+    """Return one sentence for all shards with the same error, whatever shard the error names."""
+    by_error: dict[str, list[ShardStatus]] = {}
+    for entry in on_node.shards:
+        if entry.error is not None:
+            error = entry.error.replace(entry.shard.alias, "").replace(entry.shard.schema, "")
+            by_error.setdefault(error, []).append(entry)
+    for entries in by_error.values():
+        shards, error = [entry.shard for entry in entries], entries[0].error
+        look = f"'manage.py shards sql {shards[0].alias}'."
+        if len(shards) == 1:
+            yield f"Shard {shards[0].alias!r} on {node!r} cannot be read ({error}). Look at it with {look}"
+        else:
             yield (
-                f"Shard {shard_status.shard.alias!r} on {node!r} cannot be read ({shard_status.error}). Look at it"
-                f" with 'manage.py shards sql {shard_status.shard.alias}'."
+                f"{len(shards)} shards of {on_node.group!r} on {node!r} cannot be read:"
+                f" {aliases_text(shards)} ({error}). Look at the first with {look}"
             )
+
+
+def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
+    """Return one sentence for all unexpected schemas that belong on the same node, or on none."""
     group = runtime.topology().groups.get(on_node.group)
+    by_home: dict[str | None, list[str]] = {}
+    numbers: dict[str, int | None] = {}
     for schema in on_node.unexpected:
         number = _number_parser(group)(schema) if group is not None else None
-        if group is not None and number is not None and number in group:
-            why = f"shard {number} of {on_node.group!r} is on {group.shard(number).node!r}"
-        else:
+        home = (
+            group.shard(number).node if group and number is not None and number in group else None
+        )
+        by_home.setdefault(home, []).append(schema)
+        numbers[schema] = number
+    for home, schemas in by_home.items():
+        if len(schemas) == 1:
             why = f"group {on_node.group!r} has no such shard"
+            if home is not None:
+                why = f"shard {numbers[schemas[0]]} of {on_node.group!r} is on {home!r}"
+            yield (
+                f"Schema {schemas[0]!r} does not belong on node {node!r}: {why}. If it is a copy that"
+                " nobody needs, drop it; if it holds the rows, correct RANGES."
+            )
+            continue
+        why = f"group {on_node.group!r} has no such shards"
+        if home is not None:
+            why = f"these shards of {on_node.group!r} are on {home!r}"
         yield (
-            f"Schema {schema!r} does not belong on node {node!r}: {why}. If it is a copy that"
-            " nobody needs, drop it; if it holds the rows, correct RANGES."
+            f"{len(schemas)} schemas do not belong on node {node!r}: {_first_five(map(repr, schemas))};"
+            f" {why}. If they are copies that nobody needs, drop them; if they hold the rows, correct"
+            " RANGES."
         )
 
 
@@ -414,8 +450,13 @@ def _count_phrase(shards: Sequence[Shard]) -> str:
 
 
 def aliases_text(shards: Sequence[Shard]) -> str:
-    shown = ", ".join(shard.alias for shard in shards[:5])
-    return shown + (f" and {len(shards) - 5} more" if len(shards) > 5 else "")
+    return _first_five(shard.alias for shard in shards)
+
+
+def _first_five(names: Iterable[str]) -> str:
+    all_names = list(names)
+    more = len(all_names) - 5
+    return ", ".join(all_names[:5]) + (f" and {more} more" if more > 0 else "")
 
 
 def selection_options(shards: Sequence[Shard]) -> str:
