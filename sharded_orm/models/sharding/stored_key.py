@@ -85,8 +85,11 @@ def clean_stored_key(options: ShardOptions, row: Any) -> None:
         if before is not None and pk == row.pk:
             changed = options.key_of(row) != _prepared(key, before)
         else:
-            home = runtime.topology().resolve(str(row._state.db))
-            changed = home is not None and options.locate(row) != home
+            alias = str(row._state.db)
+            if runtime.topology().resolve(alias) is None:
+                return  # A template schema, or the database that had the rows before sharding.
+            shard = options.locate(row)
+            changed = shard is None or shard.alias != alias
     except (ShardKeyRequired, TypeError, ValueError, ValidationError):
         return  # The value cannot be a key; the validation of its field reports that.
     if changed:
