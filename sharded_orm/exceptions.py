@@ -5,13 +5,13 @@
     ShardedOrmError
     ├── InvalidConfiguration       (ImproperlyConfigured)  the SHARDED_ORM setting is wrong
     ├── RoutingError
-    │   ├── ShardKeyRequired       (TypeError)             a query does not determine its shards
+    │   ├── ShardKeyRequired       (RuntimeError)          a query does not determine its shards
     │   ├── InvalidShardKey        (ValueError)            a value cannot be a shard key of the group
-    │   ├── InexactShardKey        (ImproperlyConfigured)  a column treats different keys as equal
+    │   ├── InexactShardKey        (RuntimeError)          a column treats different keys as equal
     │   ├── UnknownShard           (ConnectionDoesNotExist) the topology has no such shard or group
     │   ├── NoOpenShard            (OperationalError)      no shard of the group takes new keys
-    │   ├── ShardKeyChanged        (ValueError)            a write would change a row's shard key
-    │   ├── CrossShardRelation     (ValueError)            a join or relation leaves the shard
+    │   ├── ShardKeyChanged        (RuntimeError)          a write would change a row's shard key
+    │   ├── CrossShardRelation     (RuntimeError)          a join or relation leaves the shard
     │   │   └── CrossKeyRelation                           a relation joins rows of two shard keys
     │   ├── UnknownExpression      (NotSupportedError)     an expression may read rows of other shards
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
@@ -25,6 +25,7 @@
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
     ├── TicketError
     │   ├── UnknownSequence        (LookupError)           no ticket server has the sequence
+    │   ├── TicketServerRequired   (RuntimeError)          a query of sequences names no ticket server
     │   ├── InvalidSequence        (ValueError)            a sequence cannot be created or moved
     │   ├── SequenceNotChecked     (OperationalError)      it is unknown which ids exist
     │   ├── InvalidTicketCount     (ValueError)            the count of ids is not 1 to 1,000,000
@@ -62,7 +63,9 @@
     │   └── TimestampExhausted                             the time no longer fits into an id
     └── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
 
-Each error also inherits from the class in parentheses, so existing ``except`` clauses catch it.
+Each error also inherits from the class in parentheses. For errors that a program can handle, that
+is the class which existing ``except`` clauses catch. Mistakes of a program are ``RuntimeError``:
+Django and other packages take a ``TypeError`` or ``ValueError`` of a query for bad input.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ class RoutingError(ShardedOrmError):
     """Base class of routing errors: a query or a row cannot be sent to a shard."""
 
 
-class ShardKeyRequired(RoutingError, TypeError):
+class ShardKeyRequired(RoutingError, RuntimeError):
     """The query does not determine its shards, so it would have to ask all shards."""
 
 
@@ -100,7 +103,7 @@ class InvalidShardKey(RoutingError, ValueError):
     """The value cannot be a shard key of this group."""
 
 
-class InexactShardKey(RoutingError, ImproperlyConfigured):
+class InexactShardKey(RoutingError, RuntimeError):
     """A column's collation treats keys as equal that the router distinguishes, such as ``Ada`` and ``ada``.
 
     The query was not sent. The message names the model, the column and the collation, and tells how to
@@ -116,11 +119,11 @@ class NoOpenShard(RoutingError, OperationalError):
     """No shard of the group is open for new keys."""
 
 
-class ShardKeyChanged(RoutingError, ValueError):
+class ShardKeyChanged(RoutingError, RuntimeError):
     """The write would change a row's shard key. The row must be moved explicitly instead."""
 
 
-class CrossShardRelation(RoutingError, ValueError):
+class CrossShardRelation(RoutingError, RuntimeError):
     """A query joins rows of different shards, or an instance refers to a row of another shard."""
 
 
@@ -218,6 +221,10 @@ class TicketError(ShardedOrmError):
 
 class UnknownSequence(TicketError, LookupError):
     """No ticket server has a sequence of that name."""
+
+
+class TicketServerRequired(TicketError, RuntimeError):
+    """The query reads sequences of ids without naming one of several ticket servers."""
 
 
 class InvalidSequence(TicketError, ValueError):

@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 
 from sharded_orm import database_settings, runtime
-from sharded_orm.exceptions import CrossShardRelation, UnplacedKey
+from sharded_orm.exceptions import CrossShardRelation, TicketServerRequired, UnplacedKey
 from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -70,6 +70,8 @@ class ShardRouter:
             # then use the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
+            if model._meta.app_label == APP_LABEL and (instance is None or not instance._state.db):
+                return _alias_of_library_table(model)
             return None
         alias = _default_alias_in(options.group)
         if instance is None:
@@ -204,6 +206,26 @@ class ShardRouter:
         except LookupError:
             return group_of_historical_model(app_label, model_name)
         return options.group if options is not None else None
+
+
+def _alias_of_library_table(model: type[Model]) -> str | None:
+    """Return the alias of the database that has the table of ``model``, a model of this library.
+
+    Return None if any other router may choose, or if the model has no table.
+
+    :raises TicketServerRequired: several ticket servers have the table, each with rows of its own.
+    """
+    config = runtime.config()
+    if model._meta.model_name == "placement":
+        return config.directory
+    if model._meta.model_name == "ticketsequence":
+        if len(config.tickets) > 1:
+            raise TicketServerRequired(
+                f"Each of the ticket servers {list(config.tickets)!r} has sequences of its own: name one,"
+                f" {model.__name__}.objects.using({config.tickets[0]!r})."
+            )
+        return config.tickets[0] if config.tickets else None
+    return None
 
 
 def _is_new_link_row(instance: Model) -> bool:

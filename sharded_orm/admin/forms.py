@@ -21,6 +21,7 @@ from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.shard_scope import read_key
 from sharded_orm.exceptions import InvalidFocus, RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.stored_key import KEY_STAYS
 from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard
@@ -43,11 +44,6 @@ else:
 # The number of random shards that draw_shard() tries. If the user may use none of these shards,
 # draw_shard() returns None.
 _DRAWS = 1000
-
-KEY_STAYS = (
-    "The shard key: it decides on which shard the row is stored, so it never changes. To move the"
-    " row, create it under the new key and delete this one."
-)
 
 
 class KeepsKey(_ModelForm):

@@ -21,7 +21,7 @@ from sharded_orm.admin.add_view import AddViewMixin
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named_row
 from sharded_orm.admin.error_pages import shard_down_page
-from sharded_orm.admin.forms import KEY_STAYS, with_fixed_key
+from sharded_orm.admin.forms import with_fixed_key
 from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, set_scope
 from sharded_orm.exceptions import (
@@ -31,6 +31,7 @@ from sharded_orm.exceptions import (
     NoOpenShard,
     ShardKeyChanged,
 )
+from sharded_orm.models.sharding.stored_key import KEY_STAYS
 from sharded_orm.routers import standing_on
 from sharded_orm.scatter.failures import is_failure
 from sharded_orm.topology.model import Shard

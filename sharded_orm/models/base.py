@@ -30,6 +30,7 @@ from sharded_orm.models.sharding.options import (
 )
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_constraint, check_insert, check_update
+from sharded_orm.models.sharding.stored_key import clean_stored_key, install_stored_key
 from sharded_orm.topology.model import Shard
 
 
@@ -37,7 +38,8 @@ class ShardedModelBase(ModelBase):
     """The metaclass of sharded models.
 
     It gives the relations and the automatic many-to-many tables of a model the descriptors and
-    managers of this library, instead of Django's.
+    managers of this library, instead of Django's. Forms and serializers of the model report a
+    changed shard key.
     """
 
     def __new__(
@@ -47,6 +49,7 @@ class ShardedModelBase(ModelBase):
         if not cls._meta.abstract:
             install_descriptors(cls)
             install_through(cls)
+            install_stored_key(cls)
         return cls
 
 
@@ -339,6 +342,13 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # the foreign key's value names.
         excluded = set(exclude or ())
         options = self._shard_options()
+        key, errors = options.key, dict[str, Any]()
+        if key is not None and key.name not in excluded:
+            try:
+                clean_stored_key(options, self)
+            except ValidationError as exc:
+                errors[key.name] = exc.error_list
+                excluded.add(key.name)
         references = [
             (field, group_of(field.remote_field.model))
             for field in self._meta.fields
@@ -351,7 +361,6 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if self._validation_alias() is not None:
             unplaced = []
         other_group = [field for field, group in references if group not in (None, options.group)]
-        errors: dict[str, Any] = {}
         try:
             super().clean_fields(exclude=excluded.union(f.name for f in (*unplaced, *other_group)))
         except ValidationError as exc:
@@ -361,10 +370,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 _clean_key_of_other_group(field, self)
             except ValidationError as exc:
                 errors[field.name] = exc.error_list
-        key = options.key
-        has_key = key is not None and getattr(self, key.attname) is not None
-        if key is not None and key.name not in errors and (has_key or options.awaits_key(self)):
-            for field in unplaced:
+        if unplaced and key is not None and key.name not in errors:
+            has_key = getattr(self, key.attname) is not None or options.awaits_key(self)
+            for field in unplaced if has_key else ():
                 errors[field.name] = [_does_not_exist(field, getattr(self, field.attname))]
         if errors:
             raise ValidationError(errors)
@@ -422,7 +430,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             return None
         try:
             shard = options.locate(self)
-        except (TypeError, ValueError, ValidationError):
+        except (ShardKeyRequired, TypeError, ValueError, ValidationError):
             return None  # The value cannot be a key; the validation of its field reports that.
         return shard.alias if shard is not None else None
 

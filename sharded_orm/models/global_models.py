@@ -58,6 +58,10 @@ class GlobalQuerySet(CachedQuerySet):
         """Return the database of this query as text: ``the global database, alias 'default'``."""
         return f"the global database, alias {self.db!r}"
 
+    async def aexplain_routing(self) -> str:
+        """Do what :meth:`explain_routing` does. Sends no query."""
+        return self.explain_routing()
+
 
 GlobalManager = models.Manager.from_queryset(GlobalQuerySet, class_name="GlobalManager")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import models
+from django.db import DatabaseError, models
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q
+from django.db.transaction import atomic
 from django.test import TestCase
 from django.test.utils import isolate_apps
 
@@ -223,6 +224,26 @@ def test_explain_routing_tells_where_and_why(rows: list[Photo]) -> None:
     assert (route.shards, route.aliases, route.nodes[0][-1]) == ((12,), ("photos_00012",), "2")
     assert "Photo.user_id = 2" in str(route)
     assert "using" in Photo.objects.using("photos_00001").explain_routing().reason
+
+
+def test_aexplain_routing_may_ask_the_directory(rows: list[Photo]) -> None:
+    runtime.strategy("photos").forget(TWO)  # type: ignore[attr-defined]
+    route = async_to_sync(of(TWO).aexplain_routing)()
+    assert (route.aliases, str(route)) == (("photos_00012",), str(of(TWO).explain_routing()))
+    with pytest.raises(ShardKeyRequired):
+        async_to_sync(Photo.objects.all().aexplain_routing)()
+    people = Person.objects.all()
+    assert async_to_sync(people.aexplain_routing)() == people.explain_routing()
+
+
+def test_an_error_of_the_database_names_the_shard_and_its_node(rows: list[Photo]) -> None:
+    shard = runtime.shard("photos", 12)
+    with pytest.raises(DatabaseError) as caught, atomic(using=shard.alias):
+        list(Photo.objects.using(shard.alias).raw("SELECT photo_id FROM nothing"))
+    assert caught.value.__notes__ == [f"This was on shard {shard.alias!r}, node {shard.node!r}."]
+    with pytest.raises(DatabaseError) as caught, atomic():
+        list(Person.objects.raw("SELECT id FROM nothing"))
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_using_names_a_shard_and_wins(rows: list[Photo]) -> None:

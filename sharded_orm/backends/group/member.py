@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.transaction import Atomic, TransactionManagementError
+from django.db.utils import DatabaseErrorWrapper
+from django.utils.functional import cached_property
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.contract import GroupAlias
 from sharded_orm.backends.group.test_databases import prepare_shards, test_databases
 from sharded_orm.backends.query_log import ShardExecuteWrappers, ShardQueryLog
 from sharded_orm.backends.shard_database import ShardDatabaseMixin
+from sharded_orm.backends.shard_errors import ShardErrorWrapper
 from sharded_orm.backends.write_hooks.commit import CommitHookMixin
 from sharded_orm.topology.model import Shard
 
@@ -136,6 +139,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         group = self.group_wrapper
         if group is not None and group.levels and group.needs_rollback:
             group.validate_no_broken_transaction()
+
+    @cached_property
+    def wrap_database_errors(self) -> DatabaseErrorWrapper:
+        return DatabaseErrorWrapper(self) if self.shard is None else ShardErrorWrapper(self)
 
     # ##### Connecting #####
 

@@ -70,10 +70,6 @@ class EmbeddedShardMixin:
         """
         raise NotImplementedError
 
-    def formfield(self, *args: Any, **kwargs: Any) -> Any:
-        # A form has no field for a generated id.
-        return None
-
     def validate(self, value: Any, model_instance: models.Model | None) -> None:
         # Validate nothing: the id may be empty until the row is saved, and the insert checks an
         # explicit id.

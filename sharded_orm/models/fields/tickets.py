@@ -9,15 +9,17 @@ from django.db import models
 
 from sharded_orm import runtime
 from sharded_orm.conf import MAX_TICKETS
+from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
 
-class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
+class TicketField(ReadOnlyIDMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
     """A 64-bit id that is drawn from a ticket server before the insert (Flickr, F1-F5; Y8).
 
     A ticket server is a database that hands out the ids for all shards, so each id is unique over
     all shards.
 
     :param sequence: the name of the counter on the ticket servers; by default the table's name.
+    :param editable: True if serializers of Django REST framework should accept an id.
 
     An id that is set already is kept. ``bulk_create()`` draws the ids of up to a million rows with
     one request. The ids of rows that are rolled back are lost, and never used again.
@@ -39,10 +41,6 @@ class TicketField(models.BigIntegerField):  # type: ignore[type-arg]  # not gene
     @property
     def sequence_name(self) -> str:
         return self.sequence or self.model._meta.db_table
-
-    def formfield(self, *args: Any, **kwargs: Any) -> Any:
-        # A form has no field for the id. Django's AutoField does the same.
-        return None
 
     def get_pk_value_on_save(self, instance: models.Model) -> int:
         return runtime.tickets().next(self.sequence_name)

@@ -20,18 +20,20 @@ from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
 # How often an insert is repeated at most. Each repetition uses a later millisecond, in which two
 # processes rarely draw the same id. If all attempts collide, something else is wrong.
 TRIES = 10
 
 
-class TimestampedIDField(EmbeddedShardMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
+class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
     """An id that sorts by time and contains the number of the row's shard (Instagram, I2).
 
     :param epoch: an aware datetime from which milliseconds are counted; it must never change.
     :param layout: the widths of the three parts (by default 41, 13 and 10 bits) and the epoch. Give
         either ``layout`` or ``epoch``.
+    :param editable: True if serializers of Django REST framework should accept an id.
 
     On MySQL, MariaDB and SQLite the process generates the id when it inserts the row. On PostgreSQL
     the column's default generates it. In a group whose strategy is ``"embedded"`` with the same

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import FieldError
 from django.db.models.query import EmptyQuerySet
 
@@ -189,6 +190,10 @@ class RoutedQuerySet(CachedQuerySet):
                 return Route(group, (), reason, outside=alias)
             return Route(group, (shard.number,), reason)
         return self._route()
+
+    async def aexplain_routing(self) -> Route:
+        """Do what :meth:`explain_routing` does, in an event loop."""
+        return await sync_to_async(self.explain_routing)()
 
     def scatter(self, *, partial: bool = False) -> Self:
         """Return a copy of this queryset whose query may go to every shard of its group.

@@ -7,7 +7,8 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from django.db import DatabaseError, connections
+from django.apps import apps
+from django.db import DatabaseError, connections, router
 
 from sharded_orm import runtime
 from sharded_orm.backends.group.member import ShardConnectionMixin
@@ -32,7 +33,7 @@ BATCH = 500
 class ShardStatus:
     """The state of one shard, as its primary reports it.
 
-    :param state: ``"current"`` (all migrations are applied), ``"behind"`` (some are not),
+    :param state: ``"current"`` (all migrations that concern it are applied), ``"behind"`` (some are not),
         ``"missing"`` (there is no schema) or ``"error"`` (the shard cannot be read).
     :param digest: a digest of the applied migrations, equal for shards with the same migrations; see
         ``applied_digests``.
@@ -283,7 +284,8 @@ class _MissingMigrations:
     def of(self, shard: Shard, digest: str) -> tuple[int, str]:
         """Return how many migrations ``shard`` lacks, and the name of the first ("" if it lacks 0).
 
-        Queries the shard if no earlier shard of the group had the same digest.
+        Migrations of apps without tables in the shard's group do not count: they change nothing on
+        the shard. Queries the shard if no earlier shard of the group had the same digest.
 
         :param digest: the digest of the shard's applied migrations; "" if no migration is applied.
         :raises InvalidMigrationTarget: the shard's migrations are inconsistent.
@@ -295,10 +297,19 @@ class _MissingMigrations:
             plan = self._planner.plan(connection, applied)
             # Squashed migrations that only need to be recorded as applied (plan.replacements) count
             # as missing, too.
-            names = [*map(str, plan.units), *map(".".join, plan.replacements)]
+            keys = [*(unit.key for unit in plan.units), *plan.replacements]
+            names = [".".join(key) for key in keys if _has_tables(key[0], shard.alias)]
             migrations = self._by_state[shard.group, digest] = (len(names), next(iter(names), ""))
             connection.close()
         return migrations
+
+
+def _has_tables(app_label: str, alias: str) -> bool:
+    """Return whether migrations of an app may change the database ``alias``."""
+    models = apps.get_app_config(app_label).get_models(include_auto_created=True)
+    return router.allow_migrate(alias, app_label) or any(
+        router.allow_migrate_model(alias, model) for model in models
+    )
 
 
 class _Unexpected:
@@ -386,22 +397,57 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
             f" migrations from {first.following} on. Run 'manage.py migrate_shards"
             f" {selection_options(behind)}'."
         )
-    for shard_status in on_node.shards:
-        if shard_status.error is not None:
+    yield from _error_problems(node, on_node)
+    yield from _schema_problems(node, on_node)
+
+
+def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
+    """Return one sentence for all shards with the same error, whatever shard the error names."""
+    by_error: dict[str, list[ShardStatus]] = {}
+    for entry in on_node.shards:
+        if entry.error is not None:
+            error = entry.error.replace(entry.shard.alias, "").replace(entry.shard.schema, "")
+            by_error.setdefault(error, []).append(entry)
+    for entries in by_error.values():
+        shards, text = [entry.shard for entry in entries], entries[0].error
+        look = f"'manage.py shards sql {shards[0].alias}'."
+        if len(shards) == 1:
+            yield f"Shard {shards[0].alias!r} on {node!r} cannot be read ({text}). Look at it with {look}"
+        else:
             yield (
-                f"Shard {shard_status.shard.alias!r} on {node!r} cannot be read ({shard_status.error}). Look at it"
-                f" with 'manage.py shards sql {shard_status.shard.alias}'."
+                f"{len(shards)} shards of {on_node.group!r} on {node!r} cannot be read:"
+                f" {aliases_text(shards)} ({text}). Look at the first with {look}"
             )
+
+
+def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
+    """Return one sentence for all unexpected schemas that belong on the same node, or on none."""
     group = runtime.topology().groups.get(on_node.group)
+    by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}
     for schema in on_node.unexpected:
         number = _number_parser(group)(schema) if group is not None else None
+        shard = None
         if group is not None and number is not None and number in group:
-            why = f"shard {number} of {on_node.group!r} is on {group.shard(number).node!r}"
-        else:
+            shard = group.shard(number)
+        by_home.setdefault(shard.node if shard else None, []).append((schema, shard))
+    for home, schemas in by_home.items():
+        schema, shard = schemas[0]
+        if len(schemas) == 1:
             why = f"group {on_node.group!r} has no such shard"
+            if shard is not None:
+                why = f"shard {shard.number} of {on_node.group!r} is on {home!r}"
+            yield (
+                f"Schema {schema!r} does not belong on node {node!r}: {why}. If it is a copy that"
+                " nobody needs, drop it; if it holds the rows, correct RANGES."
+            )
+            continue
+        why = f"group {on_node.group!r} has no such shards"
+        if home is not None:
+            why = f"these shards of {on_node.group!r} are on {home!r}"
         yield (
-            f"Schema {schema!r} does not belong on node {node!r}: {why}. If it is a copy that"
-            " nobody needs, drop it; if it holds the rows, correct RANGES."
+            f"{len(schemas)} schemas do not belong on node {node!r}: {_first_five(repr(name) for name, _ in schemas)};"
+            f" {why}. If they are copies that nobody needs, drop them; if they hold the rows, correct"
+            " RANGES."
         )
 
 
@@ -414,8 +460,13 @@ def _count_phrase(shards: Sequence[Shard]) -> str:
 
 
 def aliases_text(shards: Sequence[Shard]) -> str:
-    shown = ", ".join(shard.alias for shard in shards[:5])
-    return shown + (f" and {len(shards) - 5} more" if len(shards) > 5 else "")
+    return _first_five(shard.alias for shard in shards)
+
+
+def _first_five(names: Iterable[str]) -> str:
+    all_names = list(names)
+    more = len(all_names) - 5
+    return ", ".join(all_names[:5]) + (f" and {more} more" if more > 0 else "")
 
 
 def selection_options(shards: Sequence[Shard]) -> str:

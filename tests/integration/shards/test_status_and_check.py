@@ -89,6 +89,18 @@ def test_missing_shards_are_created_by_the_remedy(healthy: Fleet) -> None:
         healthy.python("-m", "django", "migrate", "-v0", "--database", alias)
 
 
+def test_a_migration_of_a_global_app_leaves_no_shard_behind(healthy: Fleet) -> None:
+    """It changes nothing there; migrate_shards records it when it runs next."""
+    for app, name in (("auth", "0012_alter_user_first_name_max_length"), ("sharded_orm", "%")):
+        healthy.sql(
+            "events", 1, f"DELETE FROM django_migrations WHERE app = '{app}' AND name LIKE '{name}'"
+        )
+    assert healthy.shards("status").row("two", "events")[-1] == "ok"
+    healthy.shards("check", "--group", "events")
+    healthy.python("-m", "django", "migrate", "-v0", "--database", "events_00001")
+    assert healthy.sql("events", 1, "SELECT 1 FROM django_migrations WHERE app = 'sharded_orm'")
+
+
 def test_a_shard_that_is_behind(healthy: Fleet) -> None:
     healthy.sql("events", 1, "DELETE FROM django_migrations WHERE name LIKE '0003_proxies%'")
     status = healthy.json("status")

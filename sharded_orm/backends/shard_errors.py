@@ -1,0 +1,33 @@
+"""Database errors of a shard say on which shard and node they happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import Error
+from django.db.utils import DatabaseErrorWrapper
+
+
+class ShardErrorWrapper(DatabaseErrorWrapper):
+    """Turns the driver's errors into Django's, with a note that names the shard and its node.
+
+    A message of a server, such as "Can't connect to MySQL server", names neither. The note
+    (``__notes__``) is shown by tracebacks, logs and Django's error pages. Arguments and text of the
+    error are those of the driver, because programs read them.
+
+    :param wrapper: the connection object of a shard.
+    """
+
+    def __init__(self, wrapper: Any) -> None:
+        super().__init__(wrapper)
+        self._wrapper = wrapper
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        if exc_type is None:
+            return
+        try:
+            super().__exit__(exc_type, exc_value, traceback)
+        except Error as exc:
+            shard = self._wrapper.shard
+            exc.add_note(f"This was on shard {shard.alias!r}, node {shard.node!r}.")
+            raise

@@ -1,0 +1,31 @@
+"""The base class of fields for ids that are generated, so that nobody has to type them in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ReadOnlyIDMixin:
+    """A mixin for fields that are ``editable=False`` unless the model says ``editable=True``.
+
+    So neither model forms nor serializers of Django REST framework ask for the id. Django's
+    AutoField needs no such mixin, because both know its class.
+    """
+
+    editable: bool
+
+    def __init__(self, *args: Any, editable: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, editable=editable, **kwargs)  # type: ignore[call-arg]  # a Field's
+
+    def deconstruct(self) -> Any:
+        name, path, args, kwargs = super().deconstruct()  # type: ignore[misc]  # a Field's
+        # Django leaves out the default of its own Field, which is True. Leave out False instead.
+        kwargs.pop("editable", None)
+        if self.editable:
+            kwargs["editable"] = True
+        return name, path, args, kwargs
+
+    def formfield(self, *args: Any, **kwargs: Any) -> Any:
+        # A form has no field for the id, even if other code may edit it. Django's AutoField does
+        # the same.
+        return None

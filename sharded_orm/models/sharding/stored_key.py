@@ -1,0 +1,127 @@
+"""Makes a shard key that a visitor changes an error of its field, before anything is saved.
+
+``save()`` refuses such a row with :exc:`~sharded_orm.exceptions.ShardKeyChanged`, which is for the
+developer. Forms and serializers should report it to the visitor.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db.models import Model
+from django.utils.text import capfirst
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.sharding.options import ShardOptions, options_of
+
+KEY_STAYS = (
+    "The shard key: it decides on which shard the row is stored, so it never changes. To move the"
+    " row, create it under the new key and delete this one."
+)
+
+
+class StoredKeyValidator:
+    """A validator of the shard key's field for serializers of Django REST framework.
+
+    A ``ModelSerializer`` calls the validators of the model's fields. It passes its own field to
+    those that have the attribute ``requires_context``; Django does not. So only a serializer of a
+    stored row is checked here. No row is changed yet at that time, and no query is sent unless the
+    key was deferred.
+    """
+
+    requires_context = True
+
+    def __call__(self, value: Any, serializer_field: Any = None) -> None:
+        # With many=True, ``instance`` is a list of rows. Their keys are checked by save().
+        row = getattr(getattr(serializer_field, "parent", None), "instance", None)
+        if not isinstance(row, Model) or row._state.adding:
+            return
+        options = options_of(row)
+        if options is None or options.key is None:
+            return
+        key: Any = options.key
+        if _prepared(key, value) != _prepared(key, getattr(row, key.attname)):
+            raise _key_stays(key)
+
+
+def install_stored_key(model: type[Model]) -> None:
+    """Let forms and serializers of ``model`` report a changed shard key.
+
+    Does nothing if another model declares the field, such as a parent in multi-table inheritance.
+    """
+    name = getattr(getattr(model, "ShardMeta", None), "shard_key", None)
+    for field in model._meta.local_fields:
+        if name in (field.name, field.attname):
+            key: Any = field
+            # These are attributes of the instance, so deconstruct() does not see them, and
+            # migrations do not contain them.
+            if "validators" in vars(key):
+                # The field has read its validators already, as CharField does. Replace the list,
+                # because copies of the field in other models share it.
+                key.validators = [*key.validators, StoredKeyValidator()]
+            else:
+                # Do not read ``validators``: the ranges of integers ask the default database.
+                key.default_validators = [*key.default_validators, StoredKeyValidator()]
+            key.save_form_data = partial(_save_form_data, key)
+
+
+def clean_stored_key(options: ShardOptions, row: Any) -> None:
+    """Check that the shard key of ``row`` is still the stored one, for ``Model.clean_fields()``.
+
+    After a form has set the key, any change is found, and nothing is looked up. A change in code is
+    found if the new key is on another shard; that costs one look-up in the directory, unless the
+    process knows the key. ``save()`` refuses all changes.
+
+    :raises ValidationError: the key has changed.
+    """
+    key: Any = options.key
+    if row._state.adding or key is None or row.__dict__.get(key.attname) is None:
+        return
+    pk, before = row._state.__dict__.get("key_before_form", (None, None))
+    try:
+        if before is not None and pk == row.pk:
+            changed = options.key_of(row) != _prepared(key, before)
+        else:
+            alias = str(row._state.db)
+            if runtime.topology().resolve(alias) is None:
+                return  # A template schema, or the database that had the rows before sharding.
+            shard = options.locate(row)
+            changed = shard is None or shard.alias != alias
+    except (ShardKeyRequired, TypeError, ValueError, ValidationError):
+        return  # The value cannot be a key; the validation of its field reports that.
+    if changed:
+        raise _key_stays(key)
+
+
+def _save_form_data(key: Any, row: Any, value: Any) -> None:
+    # Overrides Field.save_form_data() of the shard key's field, by which a model form sets the
+    # value on the row. Remember the stored key first, so that clean_stored_key() can compare. The
+    # primary key shows that the row is still the same one.
+    if not row._state.adding and row.__dict__.get(key.attname) is not None:
+        pk, before = row._state.__dict__.get("key_before_form", (None, None))
+        if before is None or pk != row.pk:
+            before = row.__dict__[key.attname]
+            row._state.key_before_form = (row.pk, before)
+        if isinstance(value, Model):
+            # The assignment of a row with another key would raise an error, which the form could not
+            # report. Assign the key only.
+            new_key = getattr(value, key.target_field.attname)
+            setattr(row, key.attname, new_key)
+            if new_key != before:
+                return
+    type(key).save_form_data(key, row, value)
+
+
+def _prepared(key: Any, value: Any) -> Any:
+    if isinstance(value, Model):
+        value = getattr(value, key.target_field.attname)
+    return key.get_prep_value(value)
+
+
+def _key_stays(key: Any) -> ValidationError:
+    return ValidationError(
+        f"{capfirst(key.verbose_name)} cannot be changed. {KEY_STAYS}", code="shard_key_changed"
+    )
