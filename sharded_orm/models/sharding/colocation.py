@@ -103,27 +103,29 @@ class Colocation:
             # Skip a join that Django has trimmed: it stays in alias_map with a reference count of
             # 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:
-                self._check_model(query, join.join_field.related_model, "joins")
+                self._check_model(query, _joined_model(join.join_field), "joins")
                 self._check_join(query, join)
 
     def _check_join(self, query: Query, join: Any) -> None:
         """Raise if a row that ``join`` needs may be on another shard.
 
-        A join along a foreign key is allowed, because a foreign key never leads to another shard.
+        A join along a foreign key or a generic relation is allowed, because neither leads to another
+        shard.
         """
         field = getattr(join.join_field, "field", join.join_field)
         if self._group is None or isinstance(field, ForeignKey):
             return
-        # A GenericRelation or a ForeignObject has no database constraint that keeps both rows on
-        # one shard. So such a join is allowed only if equal values of the compared columns are
-        # always on one shard.
+        if getattr(field, "stays_on_shard", False):
+            return
+        # Nothing keeps the rows of a ForeignObject on one shard. So such a join is allowed only if
+        # equal values of the compared columns are always on one shard.
         if any(
             _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
             for left, right in join.join_fields or ()
         ):
             return
         raise CrossShardRelation(
-            f"The query on {_model_name(query)} joins {join.join_field.related_model.__name__} by"
+            f"The query on {_model_name(query)} joins {_joined_model(join.join_field).__name__} by"
             f" {field.name!r}, which is no foreign key, and would miss rows of other shards. Query"
             " them one after the other, or name a shard with using()."
         )
@@ -287,6 +289,14 @@ class Colocation:
             _colocation_keys(column.target, group) & _colocation_keys(other.target, group)
             for column, other in zip(columns, others, strict=True)
         )
+
+
+def _joined_model(join_field: Any) -> Any:
+    """Return the model whose table a join along ``join_field`` adds to the query."""
+    field = getattr(join_field, "field", join_field)
+    # A generic relation is declared on the other side than a foreign key.
+    is_generic = field.one_to_many
+    return join_field.model if is_generic else join_field.related_model
 
 
 def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:
