@@ -220,6 +220,41 @@ def test_a_note_of_another_shard_is_refused_when_it_is_made(worlds: tuple[World,
     assert not Note.objects.scatter().filter(pk=800).exists()
 
 
+def test_a_new_note_is_not_about_an_id_that_its_shard_lacks(worlds: tuple[World, World]) -> None:
+    about = ContentType.objects.get_for_model(Item)
+    values: dict[str, Any] = {"content_type": about, "object_id": 101}
+    for create in (
+        lambda: Note.objects.create(id=800, owner_id=TWO, **values),
+        lambda: Note.objects.bulk_create([Note(id=800, owner_id=TWO, **values)]),
+        lambda: Note.objects.get_or_create(id=800, owner=Agent.objects.get(pk=TWO), **values),
+        lambda: Note.objects.using(SHARD[TWO]).bulk_create([Note(id=800, owner_id=TWO, **values)]),
+    ):
+        with pytest.raises(CrossShardRelation, match="same shard key"):
+            create()
+    assert not Note.objects.scatter().filter(pk=800).exists()
+    Note.objects.create(id=800, owner_id=NEAR, **values)
+    Note.objects.bulk_create([Note(id=801, owner_id=ONE, **values)])
+    pks = Item.objects.get(owner=ONE, pk=101).notes.order_by("pk").values_list("pk", flat=True)
+    assert list(pks) == [61, 62, 800, 801]
+
+
+def test_a_new_note_may_be_about_a_row_that_was_just_deleted(worlds: tuple[World, World]) -> None:
+    item = Item.objects.get(owner=ONE, pk=101)
+    note = Note(id=800, owner_id=ONE, content_object=item)
+    Item.objects.filter(owner=ONE, pk=101).delete()
+    note.save()
+    assert _note(800).object_id == 101
+    assert _note(800).content_object is None
+
+
+def test_creating_by_the_manager_looks_nothing_up(worlds: tuple[World, World]) -> None:
+    item = Item.objects.get(owner=ONE, pk=101)
+    notes = item.notes
+    with CaptureQueriesContext(connections[SHARD[ONE]]) as captured:
+        notes.create(id=800, owner_id=ONE)
+    assert [query["sql"].split()[0] for query in captured if "note" in query["sql"]] == ["INSERT"]
+
+
 def test_assignments_are_forgotten_when_the_ids_change(worlds: tuple[World, World]) -> None:
     note = _note(61)
     assert note.content_object.pk == 101

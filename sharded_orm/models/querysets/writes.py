@@ -25,6 +25,7 @@ from sharded_orm.models.sharding.options import (
     describe,
     shard_key_required,
 )
+from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.statements import check_insert, check_update, check_values
 
 
@@ -323,6 +324,7 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
         options.refuse_key_changed_on_insert(row)
         _refuse_rows_of_other_shards(options, row._state.fields_cache.values(), alias)
     check_insert(colocation_on(options, alias), rows)
+    check_references(alias, rows)
 
 
 def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:

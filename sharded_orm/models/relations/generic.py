@@ -104,6 +104,33 @@ class ShardedGenericForeignKey(GenericForeignKey):
         refuse_equal_values(rows, row_key)
         return rows, row_key, instance_key, True, self.name, False
 
+    def check_references(self, alias: str, rows: Sequence[Any]) -> None:
+        """Raise :exc:`CrossShardRelation` if one of the new ``rows`` is about a row of the group that
+        is not on the shard ``alias``.
+
+        No constraint of the database checks this. Sends one query for each content type among the
+        rows that name what they are about by its id; an assigned instance has been checked.
+        """
+        pks_by_model: dict[Any, set[Any]] = defaultdict(set)
+        for row in rows:
+            model = self._content_model(row)
+            _, pk = self._values(row)
+            if model is None or pk is None or group_of(model) != group_of(self.model):
+                continue
+            about = self.get_cached_value(row, default=None)
+            if about is None or not self._refers_to(row, about):
+                pks_by_model[model].add(model._meta.pk.to_python(pk))
+        for model, pks in pks_by_model.items():
+            stored = model._base_manager.using(alias).filter(pk__in=pks)
+            absent = pks.difference(stored.values_list("pk", flat=True))
+            if absent:
+                raise CrossShardRelation(
+                    f"A new {self.model.__name__} on {alias!r} is about {model.__name__} with the primary"
+                    f" key {min(absent, key=repr)!r} ({self.name!r}), which is not there: rows of one group"
+                    " can only be related on one shard. Give both the same shard key, and assign the"
+                    f" instance to {self.name!r}, also if its row was deleted."
+                )
+
     def _values(self, instance: Any) -> tuple[Any, Any]:
         """Return the ids of the content type and of the row that ``instance`` is about."""
         attname = self.model._meta.get_field(self.ct_field).attname
@@ -269,6 +296,20 @@ class GenericBeside(GenericRows, NullableBeside):
         # another shard, where another row may have the same primary key.
         alias = colocated_alias(self._options, instance)
         return queryset if alias is None else queryset.filter(Q(OnShard(alias)))
+
+    def create(self, **kwargs: Any) -> Any:
+        # Overrides create() of Django's manager, which names the instance by its id only. With the
+        # instance itself, it is not looked up.
+        fields: list[Any] = self.model._meta.private_fields
+        for field in fields:
+            if isinstance(field, ShardedGenericForeignKey) and (
+                (field.ct_field, field.fk_field)
+                == (self.content_type_field_name, self.object_id_field_name)
+            ):
+                kwargs[field.name] = self.instance
+        return super().create(**kwargs)  # type: ignore[misc]  # of Django's manager
+
+    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides add() of Django's manager, which updates the rows without regard to their key.
