@@ -21,7 +21,7 @@ from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKey
 from tests.photos.models import Board, Event
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.queries.twins import World, all_rows, comparable_value
-from tests.relatives.sharded.models import Agent, Item, Memo, Note, Passport, Stamp
+from tests.relatives.sharded.models import Agent, Item, Memo, Note, Passport, Stamp, Sticker
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
@@ -263,6 +263,14 @@ def test_assignments_are_forgotten_when_the_ids_change(worlds: tuple[World, Worl
     note.content_object = None
     note.save()
     assert _note(61).content_object is None
+
+
+def test_a_generated_key_is_of_the_shard_of_the_row(placed: None) -> None:
+    for number in range(8):
+        board = Board.objects.create(name=str(number))
+        sticker = Sticker.objects.create(name="s", content_object=board)
+        assert sticker._state.db == board._state.db
+        assert Sticker.objects.get(pk=sticker.pk).content_object == board
 
 
 def test_the_id_of_the_row_may_be_the_shard_key(worlds: tuple[World, World]) -> None:

@@ -186,6 +186,15 @@ class ShardedGenericForeignKey(GenericForeignKey):
         return by_type
 
 
+def generic_foreign_key(model: Any, ct_field: str, fk_field: str) -> GenericForeignKey | None:
+    """Return the generic foreign key of ``model`` that is stored in the fields with these names."""
+    names = ct_field, fk_field
+    for field in model._meta.private_fields:
+        if isinstance(field, GenericForeignKey) and (field.ct_field, field.fk_field) == names:
+            return field
+    return None
+
+
 class ShardedGenericRelation(GenericRelation):
     """A generic relation whose joins stay on a shard, and whose rows are deleted with the row that
     they are about, or keep it from being deleted.
@@ -300,13 +309,9 @@ class GenericBeside(GenericRows, NullableBeside):
     def create(self, **kwargs: Any) -> Any:
         # Overrides create() of Django's manager, which names the instance by its id only. With the
         # instance itself, it is not looked up.
-        fields: list[Any] = self.model._meta.private_fields
-        for field in fields:
-            if isinstance(field, ShardedGenericForeignKey) and (
-                (field.ct_field, field.fk_field)
-                == (self.content_type_field_name, self.object_id_field_name)
-            ):
-                kwargs[field.name] = self.instance
+        names = self.content_type_field_name, self.object_id_field_name
+        if (field := generic_foreign_key(self.model, *names)) is not None:
+            kwargs[field.name] = self.instance
         return super().create(**kwargs)  # type: ignore[misc]  # of Django's manager
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it

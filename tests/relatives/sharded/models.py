@@ -6,7 +6,7 @@ from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelatio
 from django.contrib.contenttypes.models import ContentType
 from django.db import models
 
-from sharded_orm.models import GlobalModel, ShardedModel
+from sharded_orm.models import GlobalModel, PackedIDField, ShardedModel
 from tests.relatives import fields
 
 
@@ -70,3 +70,17 @@ class Stamp(ShardedModel):
     class ShardMeta:
         group = "photos"
         shard_key = "object_id"
+
+
+class Sticker(ShardedModel):
+    """Its key is generated for the shard of the row that it is about."""
+
+    id = PackedIDField(primary_key=True, type_id=90)
+    name = models.CharField(max_length=50)
+    content_type = models.ForeignKey(ContentType, models.DO_NOTHING, db_constraint=False)
+    object_id = models.BigIntegerField()
+    content_object = GenericForeignKey()
+
+    class ShardMeta:
+        group = "pins"
+        shard_key = "id"
