@@ -43,6 +43,11 @@ class ShardedGenericForeignKey(GenericForeignKey):
     are of one group, else in the global database or on the shard that the row's id determines.
     """
 
+    #: A prefetch is for instances of all shards at once; see ``split_lookups()``.
+    leads_anywhere = True
+    #: Rows of one group are on one shard, also in a subquery along this field; see ``Colocation``.
+    stays_on_shard = True
+
     def __get__(self, instance: Any, cls: Any = None) -> Any:
         # Overrides GenericForeignKey.__get__(), which looks in the database of ``instance``.
         model = None if instance is None else self._content_model(instance)
