@@ -153,6 +153,20 @@ def test_queries_that_join_a_generic_relation(worlds: tuple[World, World], key: 
         ),
         "aggregate": lambda world: rows(world, "Item").aggregate(n=Count("notes")),
         "other side": lambda world: rows(world, "Note").filter(item__name="item 101"),
+        "values": lambda world: list(
+            rows(world, "Item").order_by("pk", "notes__pk").values_list("pk", "notes__name")
+        ),
+        "nested prefetch": lambda world: [
+            sorted(label.pk for label in note.content_object.labels.all())
+            for note in rows(world, "Note")
+            .filter(item__isnull=False)
+            .prefetch_related("content_object__labels")
+        ],
+        "prefetch and back": lambda world: [
+            note.content_object.pk
+            for item in rows(world, "Item").prefetch_related("notes__content_object")
+            for note in sorted(item.notes.all(), key=lambda note: note.pk)
+        ],
         "by a foreign key": lambda world: rows(world, "Shelf").filter(items__notes__stars=1),
     }
     for name, query in queries.items():
