@@ -167,6 +167,16 @@ def test_queries_that_join_a_generic_relation(worlds: tuple[World, World], key: 
             for item in rows(world, "Item").prefetch_related("notes__content_object")
             for note in sorted(item.notes.all(), key=lambda note: note.pk)
         ],
+        "prefetch by a queryset that repeats a row": lambda world: [
+            note.content_object
+            for note in rows(world, "Note")
+            .filter(pk=61)
+            .prefetch_related(
+                GenericPrefetch(
+                    "content_object", [world.models.Item.objects.filter(labels__pk__gt=0)]
+                )
+            )
+        ],
         "by a foreign key": lambda world: rows(world, "Shelf").filter(items__notes__stars=1),
     }
     for name, query in queries.items():

@@ -88,14 +88,17 @@ class _PerShard:
 
 
 def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:
-    """Raise :exc:`CrossShardRelation` if two of the prefetched ``rows`` have the same value.
+    """Raise :exc:`CrossShardRelation` if prefetched ``rows`` of several shards have the same value.
 
     :param value_of: returns the value by which a row is related to an instance.
     """
     for value, number in Counter(map(value_of, rows)).items():
-        if number > 1:
-            equal = [row for row in rows if value_of(row) == value]
-            aliases = sorted(str(row._state.db) for row in equal)
+        if number < 2:
+            continue
+        equal = [row for row in rows if value_of(row) == value]
+        aliases = sorted({str(row._state.db) for row in equal})
+        # A join may repeat a row of one shard. That is no error, as on one database.
+        if len(aliases) > 1:
             raise CrossShardRelation(
                 f"{number} rows of {equal[0].__class__.__name__} on {aliases!r} have the value"
                 f" {value!r}, and one is looked for. Prefetch with a queryset that names the shard or"
