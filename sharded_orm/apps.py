@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.signals import request_finished, request_started, setting_changed
 from django.db.models.signals import post_migrate
@@ -57,6 +57,8 @@ class ShardedOrmConfig(AppConfig):
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
         provide_pool_class(_ticket_pool_class)
+        if apps.is_installed("django.contrib.contenttypes"):
+            import_module("sharded_orm.models.relations.generic").install()
         try:
             runtime.validate()
         except TopologyUnavailable:

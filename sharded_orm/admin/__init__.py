@@ -9,10 +9,16 @@ from __future__ import annotations
 from django.contrib import admin
 
 from sharded_orm.admin.fleet.site import register_fleet
+from sharded_orm.admin.generic_inlines import (
+    ShardedGenericStackedInline,
+    ShardedGenericTabularInline,
+)
 from sharded_orm.admin.inlines import ShardedStackedInline, ShardedTabularInline
 from sharded_orm.admin.model_admin import ShardedModelAdmin
 
 __all__ = [
+    "ShardedGenericStackedInline",
+    "ShardedGenericTabularInline",
     "ShardedModelAdmin",
     "ShardedStackedInline",
     "ShardedTabularInline",

@@ -47,7 +47,8 @@ def _unsharded_classes(model_admin: Any) -> Iterator[checks.CheckMessage]:
             continue
         yield checks.Error(
             f"{model._meta.label} is sharded, and its inline {inline.__name__} asks no shard.",
-            hint="Derive it from sharded_orm.admin.ShardedTabularInline or ShardedStackedInline.",
+            hint="Derive it from sharded_orm.admin.ShardedTabularInline or ShardedStackedInline, for a"
+            " generic relation from ShardedGenericTabularInline or ShardedGenericStackedInline.",
             obj=type(model_admin),
             id="sharded_orm.E071",
         )

@@ -34,11 +34,15 @@ if TYPE_CHECKING:
     class _ModelFormSet(BaseModelFormSet[Any, Any]):
         _pk_field: Any
 
-    class _InlineFormSet(BaseInlineFormSet[Any, Any, Any]):
+    class _ChildFormSet(BaseModelFormSet[Any, Any]):
+        instance: Any
+
         def _construct_form(self, i: int, **kwargs: Any) -> Any: ...
+
+    class _InlineFormSet(BaseInlineFormSet[Any, Any, Any]): ...
 else:
     _ModelForm = forms.ModelForm
-    _ModelFormSet = BaseModelFormSet
+    _ModelFormSet = _ChildFormSet = BaseModelFormSet
     _InlineFormSet = BaseInlineFormSet
 
 # The number of random shards that draw_shard() tries. If the user may use none of these shards,
@@ -216,9 +220,40 @@ class OnShardFormSet(_ModelFormSet):
             yield
 
 
-class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
+class ChildFormSet(OnShardFormSet, _ChildFormSet):
     """A formset of children (the rows of an inline) on the shard of their parent. New children get
     the parent's shard key.
+    """
+
+    #: The foreign key to the parent, which Django sets; None if the relation is a generic one.
+    fk: Any = None
+
+    def _construct_form(self, i: int, **kwargs: Any) -> Any:
+        form = super()._construct_form(i, **kwargs)
+        self._set_key(form.instance)
+        return form
+
+    def save_new(self, form: Any, commit: bool = True) -> Any:
+        # Set the shard key again: if the parent is new, its key may have been generated after this
+        # form was made.
+        self._set_key(form.instance)
+        return super().save_new(form, commit)
+
+    def _set_key(self, row: Any) -> None:
+        options, parent = shard_options(type(row)), self.instance
+        above = shard_options(type(parent))
+        if not row._state.adding or options is None or options.key in (None, self.fk):
+            return
+        if above is None or above.key is None or above.group != options.group:
+            return
+        # Do not set a generated shard key. It will be generated with the number of the parent's
+        # shard, which is found by the foreign key to the parent.
+        if not options.key_is_generated:
+            setattr(row, options.key.attname, getattr(parent, above.key.attname))
+
+
+class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
+    """A formset of children that have a foreign key to their parent.
 
     A parent in the global database cannot share a transaction with its children, so the children
     are saved in one transaction of their shard. For a stored parent, this transaction commits
@@ -264,17 +299,6 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
             return self.error_class([self._outage], error_class="nonform")
         return errors
 
-    def _construct_form(self, i: int, **kwargs: Any) -> Any:
-        form = super()._construct_form(i, **kwargs)
-        self._set_key(form.instance)
-        return form
-
-    def save_new(self, form: Any, commit: bool = True) -> Any:
-        # Set the shard key again: if the parent is new, its key may have been generated after this
-        # form was made.
-        self._set_key(form.instance)
-        return super().save_new(form, commit)
-
     def save(self, commit: bool = True) -> Any:
         options = shard_options(self.model)
         if options is None or shard_options(type(self.instance)) is not None:
@@ -294,18 +318,6 @@ class InlineFormSetOnShard(OnShardFormSet, _InlineFormSet):
             for row in rows:
                 row.save()
             self.save_m2m()
-
-    def _set_key(self, row: Any) -> None:
-        options, parent = shard_options(type(row)), self.instance
-        above = shard_options(type(parent))
-        if not row._state.adding or options is None or options.key in (None, self.fk):
-            return
-        if above is None or above.key is None or above.group != options.group:
-            return
-        # Do not set a generated shard key. It will be generated with the number of the parent's
-        # shard, which is found by the foreign key to the parent.
-        if not options.key_is_generated:
-            setattr(row, options.key.attname, getattr(parent, above.key.attname))
 
 
 def is_open(options: ShardOptions, number: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin
 from django.contrib.admin.checks import InlineModelAdminChecks
@@ -45,7 +45,7 @@ class ShardedInlineChecks(InlineModelAdminChecks):
             above = shard_options(inline.parent_model)
             if above is not None and above.group == options.group:
                 return []
-            if above is None and _foreign_key(inline) is options.key:
+            if above is None and inline.foreign_key() is options.key:
                 return []
             problem = (
                 f"rows of {inline.model._meta.label} are not on the shard of their"
@@ -69,11 +69,17 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     """
 
     formset: Any = InlineFormSetOnShard
+    #: The base class that a formset of the project gets.
+    formset_on_shard: ClassVar[type[Any]] = InlineFormSetOnShard
     checks_class = ShardedInlineChecks
 
     @property
     def shard_options(self) -> ShardOptions:
         return options_of(self.model)
+
+    def foreign_key(self) -> Any:
+        """Return the foreign key to the parent; None if the relation is a generic one."""
+        return _get_foreign_key(self.parent_model, self.model, fk_name=self.fk_name)
 
     def get_queryset(self, request: HttpRequest) -> Any:
         rows = super().get_queryset(request)
@@ -98,7 +104,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         """
         options, pk = self.shard_options, self.opts.pk
         names = []
-        if options.key is not None and options.key is not _foreign_key(self):
+        if options.key is not None and options.key is not self.foreign_key():
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
             # Show no field for the primary key. The admin's template puts the primary key into a
@@ -109,7 +115,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     def get_formset(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> Any:
         options = self.shard_options
         kwargs["form"] = with_fixed_key(kwargs.get("form", self.form), options)
-        kwargs["formset"] = with_base(kwargs.get("formset", self.formset), InlineFormSetOnShard)
+        formset_class = kwargs.get("formset", self.formset)
+        kwargs["formset"] = with_base(formset_class, self.formset_on_shard)
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
             # Only code of a project gets here: Django's views leave out an inline for which the
@@ -208,7 +215,3 @@ class ShardedTabularInline(ShardedInlineMixin, _Tabular):
 
 class ShardedStackedInline(ShardedInlineMixin, _Stacked):
     """``StackedInline`` for a sharded model; its rows are on the same shard as the row that the page shows."""
-
-
-def _foreign_key(inline: Any) -> Any:
-    return _get_foreign_key(inline.parent_model, inline.model, fk_name=inline.fk_name)

@@ -28,6 +28,7 @@ from sharded_orm.models.sharding.options import (
     shard_key_required,
     shard_options,
 )
+from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 from sharded_orm.models.sharding.statements import check_constraint, check_insert, check_update
 from sharded_orm.models.sharding.stored_key import clean_stored_key, install_stored_key
@@ -119,6 +120,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # expressions once more, and also refuses expressions that refer to columns: a row that is
         # not stored yet has no column values.
         check_update(colocation_on(options, using), [self], update_fields)
+        if self._state.adding and not raw:
+            check_references(using, [self])
         with writing(self):
             super().save_base(raw, force_insert, force_update, using, update_fields)
         if options.key_is_generated:

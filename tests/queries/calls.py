@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from django.contrib.contenttypes.prefetch import GenericPrefetch
 from django.db.models import Count, F, Max, Prefetch, Q, Sum
 
 from tests.queries.conftest import NEAR, ONE, START, TWO
-from tests.queries.twins import World
+from tests.queries.twins import GLOBAL, World
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Relation:
     members: tuple[int, int]
     stranger: int
     elsewhere: int
+
+    @property
+    def is_generic(self) -> bool:
+        return self.field == "content_object"
 
     def rows(self, world: World) -> Any:
         if self.source is None:
@@ -162,7 +167,11 @@ CALLS: dict[str, dict[str, Call]] = {
         "a global row": lambda rows, case: _names(rows.prefetch_related("owner"), "owner"),
         "rows beside": lambda rows, case: _names(rows.prefetch_related(_many(case)), _many(case)),
         "by a queryset": lambda rows, case: _names(
-            rows.prefetch_related(Prefetch(_many(case), _target(case).objects.order_by("pk"))),
+            rows.prefetch_related(
+                GenericPrefetch(_many(case), [_target(case).objects.order_by("pk")])
+                if case.relation.is_generic
+                else Prefetch(_many(case), _target(case).objects.order_by("pk"))
+            ),
             _many(case),
         ),
     },
@@ -304,7 +313,8 @@ def _lookup(case: Case) -> dict[str, Any]:
 
 
 def _home(case: Case) -> str:
-    return "default" if case.world.aliases is None else "photos"
+    is_global = case.world.aliases is None or case.relation.model in GLOBAL
+    return "default" if is_global else "photos"
 
 
 def _inner(case: Case) -> str:
@@ -312,6 +322,8 @@ def _inner(case: Case) -> str:
 
 
 def _many(case: Case) -> str:
+    if case.relation.is_generic:
+        return "content_object"
     return "labels" if case.relation.model == "Item" else "items"
 
 

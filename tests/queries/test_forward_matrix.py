@@ -43,7 +43,9 @@ class Field:
 
 
 FIELDS = {
-    f"{model}.{name}": Field(model, name, *rest)
+    f"{model}.{name}" if name != "content_object" else f"{model} of {rest[1]}": Field(
+        model, name, *rest
+    )
     for model, name, *rest in (
         ("Item", "owner", 101, "Agent", ONE, NEAR, TWO, "items"),
         ("Item", "buyer", 104, "Agent", ONE, NEAR, TWO, "bought"),
@@ -53,6 +55,9 @@ FIELDS = {
         ("Passport", "owner", 31, "Agent", ONE, NEAR, TWO, "passport"),
         ("Badge", "holder", 41, "Agent", ONE, NEAR, TWO, "badge"),
         ("Cover", "item", 51, "Item", 101, 104, 102, "cover"),
+        ("Note", "content_object", 61, "Item", 101, 104, 102, "notes"),
+        ("Note", "content_object", 66, "Agent", TWO, ONE, NEAR, "remarks"),
+        ("Memo", "content_object", 71, "Passport", 32, 31, 31, "memos"),
     )
 }
 
@@ -203,6 +208,18 @@ REFUSED = {
     "Item.shelf": ELSEWHERE | {"filter by the value"},
     "Item.parent": ELSEWHERE | {"filter by the value"},
     "Cover.item": ELSEWHERE | {"filter by the value"},
+    "Note of Item": ELSEWHERE,
+    "Note of Agent": {
+        "prefetch the other side",
+        "join from the other side",
+        "delete what it refers to",
+    },
+    "Memo of Passport": {
+        "read",
+        "prefetch_related",
+        "join from the other side",
+        "delete what it refers to",
+    },
 }
 
 

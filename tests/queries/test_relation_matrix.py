@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 
 from tests.queries.calls import CALLS, NOT_OF_ROWS, SLOWLY, WRITING, Call, Case, Relation
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
-from tests.queries.twins import REMEDIES, Asynchronous, Outcome, World, outcome
+from tests.queries.twins import GLOBAL, REMEDIES, Asynchronous, Outcome, World, outcome
 from tests.relatives.plain import models as plain_models
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES)]
@@ -32,11 +32,39 @@ RELATIONS = {
         Relation("many-to-many", "labels", ("Item", 101), "Label", None, (21, 24), 25, 22),
         Relation("its other side", "items", ("Label", 21), "Item", None, (101, 104), 105, 102),
         Relation("many-to-many self", "friends", ("Item", 101), "Item", None, (104,) * 2, 105, 102),
+        Relation("generic", "notes", ("Item", 101), "Note", "content_object", (61, 62), 67, 63),
+        Relation(
+            "generic, of a global row",
+            "remarks",
+            ("Agent", TWO),
+            "Note",
+            "content_object",
+            (65, 66),
+            67,
+            63,
+        ),
+        Relation(
+            "generic, global rows",
+            "memos",
+            ("Passport", 30 + TWO),
+            "Memo",
+            "content_object",
+            (71, 72),
+            77,
+            73,
+        ),
         Relation("no relation", "", None, "Item", None, (101, 102), 104, 106),
     )
 }
 #: Their rows are on the shard of the source.
-BESIDE = {"inside the group", "self", "many-to-many", "its other side", "many-to-many self"}
+BESIDE = {
+    "inside the group",
+    "self",
+    "many-to-many",
+    "its other side",
+    "many-to-many self",
+    "generic",
+}
 #: The ways in which the calls get their rows.
 WAYS = {
     "": lambda rows, sharded: rows,
@@ -153,9 +181,15 @@ WITHOUT_KEY = {
 }
 
 
+#: Refused by a queryset of global rows: the rows that they are about may be on any shard.
+OUTSIDE = {"prefetch_related (rows beside)", "prefetch_related (by a queryset)"}
+
+
 def refusals(relation: Relation, way: str) -> set[str]:
+    if relation.model in GLOBAL:
+        return OUTSIDE
     found = set(EVERYWHERE)
-    if relation.model == "Label":
+    if relation.model in ("Label", "Note"):
         found.add("select_related")  # follows the key
     if relation.name == "the key":
         if way == "":  # the manager sets it
@@ -171,7 +205,7 @@ def refusals(relation: Relation, way: str) -> set[str]:
         found |= UNBOUND
     if way in ("keys", "scatter"):
         found |= SEVERAL
-    if way == "" and relation.field in ("buyer", "city"):
+    if way == "" and relation.field in ("buyer", "city", "content_object"):
         found |= {cell for cell in ALL if cell.split()[0] in ("clear", "set")}
     return found
 

@@ -370,3 +370,8 @@ def test_a_fixture_relates_rows_of_the_shard_that_come_before(
         with pytest.raises(CrossShardRelation), transaction.atomic(using=SHARD[ONE]):
             call_command("loaddata", path, database=SHARD[ONE], verbosity=0)
         assert not Item.objects.filter(owner=ONE).exists()
+
+
+def test_excluding_along_a_relation_to_another_database_is_refused(placed: None) -> None:
+    with pytest.raises(CrossShardRelation, match="cannot reach both"):
+        list(Agent.objects.exclude(items__name="x"))

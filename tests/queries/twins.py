@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from asgiref.sync import async_to_sync
+from django.contrib.contenttypes.models import ContentType
 from django.db import connections, models, transaction
 from django.db.models.query import BaseIterable, QuerySet
 
@@ -31,8 +32,11 @@ REMEDIES = (
     "create the row",
     "name the shard",
     "Set it before",
+    "Delete them first",
 )
 ALIASES = tuple(sorted(set(SHARD.values())))
+#: The models whose rows are in the global database in both sets.
+GLOBAL = frozenset({"Agent", "City", "Memo"})
 GROUP = "photos"
 
 
@@ -59,6 +63,7 @@ class World:
 
     def tables(self) -> Iterator[Any]:
         names = ("Agent", "City", "Shelf", "Label", "Item", "Passport", "Badge", "Cover")
+        names += ("Note", "Memo")
         yield from (getattr(self.models, name) for name in names)
         yield self.models.Item.labels.through
         yield self.models.Item.friends.through
@@ -72,11 +77,12 @@ class World:
                 columns.remove("id")
             # Plain SQL, as the reading of the ORM is under test.
             sql = f"SELECT {', '.join(columns)} FROM {model._meta.db_table}"
-            is_global = self.aliases is None or model.__name__ in ("Agent", "City")
+            is_global = self.aliases is None or model.__name__ in GLOBAL
             for alias in ("default",) if is_global else self.aliases or ():
                 with connections[alias].cursor() as cursor:
                     cursor.execute(sql)
-                    rows_by_table.setdefault(model.__name__, []).extend(cursor.fetchall())
+                    rows = [_with_content_type(columns, row) for row in cursor.fetchall()]
+                    rows_by_table.setdefault(model.__name__, []).extend(rows)
         return {name: sorted(rows, key=repr) for name, rows in rows_by_table.items()}
 
     def fill(self) -> None:
@@ -124,6 +130,42 @@ class World:
         self._create("Badge", id=41, name="badge", owner=agents[TWO], holder=agents[ONE])
         self._create("Cover", id=51, name="cover", owner=agents[ONE], item=items[101])
         self._create("Cover", id=52, name="cover", owner=agents[TWO], item=items[102])
+        passport = self.of("Passport", 30 + TWO)
+        # Columns: pk, owner, the row that it is about.
+        for model, pk, owner, about in (
+            ("Note", 61, ONE, items[101]),
+            ("Note", 62, ONE, items[101]),
+            ("Note", 63, TWO, items[102]),
+            ("Note", 64, NEAR, items[103]),
+            ("Note", 65, ONE, agents[TWO]),
+            ("Note", 66, TWO, agents[TWO]),
+            ("Note", 67, ONE, None),
+            ("Memo", 71, ONE, passport),
+            ("Memo", 72, ONE, passport),
+            ("Memo", 73, TWO, None),
+            ("Memo", 77, ONE, None),
+        ):
+            self._create(
+                model,
+                id=pk,
+                name=f"{model} {pk}",
+                stars=pk % 3,
+                posted_at=START + timedelta(days=pk % 4),
+                owner=agents[owner],
+                content_object=about,
+            )
+
+
+def _with_content_type(columns: Sequence[str], row: Sequence[Any]) -> tuple[Any, ...]:
+    """Name the content type in ``row``, which has another id in each set of models."""
+    return tuple(
+        _content_type(value) if column == "content_type_id" else value
+        for column, value in zip(columns, row, strict=True)
+    )
+
+
+def _content_type(value: int | None) -> str | None:
+    return None if value is None else ContentType.objects.get_for_id(value).model
 
 
 def both() -> tuple[World, World]:
@@ -176,7 +218,7 @@ def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outc
 
 def all_rows(model: Any, world: World) -> Any:
     """Return all rows of a model."""
-    is_global = world.aliases is None or model.__name__ in ("Agent", "City")
+    is_global = world.aliases is None or model.__name__ in GLOBAL
     return model.objects.all() if is_global else model.objects.scatter()
 
 
@@ -185,9 +227,9 @@ def comparable_value(value: Any) -> Any:
     if isinstance(value, models.Model):
         columns = [f.attname for f in value._meta.concrete_fields]
         deferred = value.get_deferred_fields()
-        return type(value).__name__, [
-            (name, value.__dict__.get(name)) for name in columns if name not in deferred
-        ]
+        present = [name for name in columns if name not in deferred]
+        values = _with_content_type(present, [value.__dict__.get(name) for name in present])
+        return type(value).__name__, list(zip(present, values, strict=True))
     if isinstance(value, QuerySet):
         rows = [comparable_value(row) for row in value]
         return rows if value.ordered else sorted(rows, key=repr)

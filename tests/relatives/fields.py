@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelation
+from django.contrib.contenttypes.models import ContentType
 from django.db import models
 
 
@@ -27,6 +29,13 @@ class Named(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class AgentFields(Named):
+    remarks = GenericRelation("Note", related_query_name="agent")
+
+    class Meta:
+        abstract = True
 
 
 class ShelfFields(Named):
@@ -56,6 +65,7 @@ class ItemFields(Named):
     parent = models.ForeignKey("self", models.CASCADE, null=True, related_name="children")
     labels: Any = models.ManyToManyField("Label", related_name="items")
     friends: Any = models.ManyToManyField("self")
+    notes = GenericRelation("Note", related_query_name="item")
 
     class Meta:
         abstract = True
@@ -67,6 +77,7 @@ class PassportFields(Named):
     owner = models.OneToOneField(
         "Agent", models.DO_NOTHING, db_constraint=False, related_name="passport"
     )
+    memos = GenericRelation("Memo", related_query_name="passport")
 
     class Meta:
         abstract = True
@@ -89,6 +100,20 @@ class CoverFields(Named):
 
     owner = to_agent("covers")
     item = models.OneToOneField("Item", models.CASCADE, null=True, related_name="cover")
+
+    class Meta:
+        abstract = True
+
+
+class NoteFields(Named):
+    """About a row of any model."""
+
+    owner = to_agent("%(class)ss")
+    content_type = models.ForeignKey(
+        ContentType, models.DO_NOTHING, db_constraint=False, null=True, related_name="+"
+    )
+    object_id = models.BigIntegerField(null=True)
+    content_object = GenericForeignKey()
 
     class Meta:
         abstract = True

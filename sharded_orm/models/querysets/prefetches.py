@@ -33,8 +33,8 @@ def alias_of(instance: Any) -> str | None:
 
 
 def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return two lists: the lookups that begin with a foreign key to another shard group, and all
-    other lookups.
+    """Return two lists: the lookups that begin with a foreign key to another shard group, or with a
+    generic foreign key, and all other lookups.
     """
     other_group: list[Any] = []
     same_group: list[Any] = []
@@ -46,5 +46,7 @@ def split_lookups(model: type[Model], lookups: Sequence[Any]) -> tuple[list[Any]
         leaves_group = isinstance(descriptor, ForwardManyToOneDescriptor) and (
             group_of(descriptor.field.remote_field.model) != group_of(model)
         )
+        # A generic foreign key finds the shards of all instances by itself, and may lead anywhere.
+        leaves_group = leaves_group or getattr(descriptor, "leads_anywhere", False)
         (other_group if leaves_group else same_group).append(lookup)
     return other_group, same_group

@@ -26,6 +26,7 @@ from sharded_orm.models.sharding.options import (
     options_of,
     shard_key_required,
 )
+from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.same_key import (
     joined_instances,
     key_names,
@@ -364,6 +365,7 @@ def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
         refuse_related_of_other_key(row)
         _refuse_rows_of_other_shards(options, row._state.fields_cache.values(), alias)
     check_insert(colocation_on(options, alias), rows)
+    check_references(alias, rows)
 
 
 def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:

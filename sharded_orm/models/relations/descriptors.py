@@ -81,18 +81,30 @@ class _PerShard:
         That can happen because values are unique only within each shard.
         """
         rows, rel_attr, instance_attr, single, *cache_arguments = part
-        model = self._sides()[1]
-        if not single or group_of(model) is None:
+        if not single or group_of(self._sides()[1]) is None:
             return part
         rows = list(rows)
-        for value, number in Counter(map(rel_attr, rows)).items():
-            if number > 1:
-                aliases = sorted(str(row._state.db) for row in rows if rel_attr(row) == value)
-                raise CrossShardRelation(
-                    f"{number} rows of {model.__name__} on {aliases!r} have the value {value!r}, and one"
-                    " is looked for. Prefetch with a queryset that names the shard or the key."
-                )
+        refuse_equal_values(rows, rel_attr)
         return rows, rel_attr, instance_attr, single, *cache_arguments
+
+
+def refuse_equal_values(rows: Sequence[Any], value_of: Callable[[Any], Any]) -> None:
+    """Raise :exc:`CrossShardRelation` if prefetched ``rows`` of several shards have the same value.
+
+    :param value_of: returns the value by which a row is related to an instance.
+    """
+    for value, number in Counter(map(value_of, rows)).items():
+        if number < 2:
+            continue
+        equal = [row for row in rows if value_of(row) == value]
+        aliases = sorted({str(row._state.db) for row in equal})
+        # A join may repeat a row of one shard. That is no error, as on one database.
+        if len(aliases) > 1:
+            raise CrossShardRelation(
+                f"{number} rows of {equal[0].__class__.__name__} on {aliases!r} have the value"
+                f" {value!r}, and one is looked for. Prefetch with a queryset that names the shard or"
+                " the key."
+            )
 
 
 class _ByConditions(_PerShard):
@@ -179,7 +191,8 @@ class ShardedReverseManyToOneDescriptor(ReverseManyToOneDescriptor):  # type: ig
 
     @cached_property
     def related_manager_cls(self) -> Any:
-        return _related_manager(super().related_manager_cls, self.rel, reverse=True)
+        manager = super().related_manager_cls
+        return make_related_manager(manager, self.rel, _mixins_of(self.rel), reverse=True)
 
 
 class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -190,22 +203,26 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
 
     @cached_property
     def related_manager_cls(self) -> Any:
-        return _related_manager(super().related_manager_cls, self.rel, reverse=self.reverse)
+        manager = super().related_manager_cls
+        mixins = _mixins_of(self.rel)
+        return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
 class _RelatedManager(_PerShard):
-    """The base class of all related managers that this module makes."""
+    """The base class of all related managers that :func:`make_related_manager` makes."""
 
     instance: Any
     _django: type[Any]
     _rel: Any
+    _mixins: tuple[type[Any], ...]
     _reverse: bool
 
     def __call__(self, *, manager: str) -> Any:
         # Overrides __call__() of Django's managers, which returns a manager of Django's class,
         # without the methods of this module.
         other = super().__call__(manager=manager)  # type: ignore[misc]  # of Django's manager
-        return _related_manager(type(other), self._rel, reverse=self._reverse)(self.instance)
+        own = make_related_manager(type(other), self._rel, self._mixins, reverse=self._reverse)
+        return own(self.instance)
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
         # Overrides _apply_rel_filters() of Django's managers, which changes the hints of the
@@ -222,25 +239,30 @@ class _RelatedManager(_PerShard):
         return sides if self._reverse else sides[::-1]
 
 
-def _related_manager(manager: type[Any], rel: Any, *, reverse: bool) -> type[Any]:
+def make_related_manager(
+    manager: type[Any], rel: Any, mixins: tuple[type[Any], ...], *, reverse: bool
+) -> type[Any]:
     """Return a subclass of Django's related manager that works on shards.
 
     :param manager: the class of the related manager that Django has made for ``rel``.
+    :param mixins: classes of ``sharded_orm.models.relations`` that override methods of ``manager``.
     :param reverse: True for a manager on the model that the field refers to (``album.photos``);
         False for a manager on the model that declares the field (``photo.tags``).
     """
+    attributes = {"_django": manager, "_rel": rel, "_mixins": mixins, "_reverse": reverse}
+    return type(manager.__name__, (_RelatedManager, *mixins, manager), attributes)
+
+
+def _mixins_of(rel: Any) -> tuple[type[Any], ...]:
+    """Return the mixins for the manager of a foreign key or many-to-many field."""
     same_group = group_of(rel.model) == group_of(rel.related_model)
-    bases: tuple[type[Any], ...]
     if rel.field.many_to_many:
         # A many-to-many table between two groups needs no mixin: a system check (E008) and the
         # router refuse it.
-        bases = (ManyBeside,) if same_group else ()
-    elif rel.field.null:
-        bases = (NullableBeside if same_group else NullableFromOutside,)
-    else:
-        bases = (Beside if same_group else FromOutside,)
-    attributes = {"_django": manager, "_rel": rel, "_reverse": reverse}
-    return type(manager.__name__, (_RelatedManager, *bases, manager), attributes)
+        return (ManyBeside,) if same_group else ()
+    if rel.field.null:
+        return (NullableBeside if same_group else NullableFromOutside,)
+    return (Beside if same_group else FromOutside,)
 
 
 _FORWARD: dict[type, type] = {

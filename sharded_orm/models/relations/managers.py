@@ -34,7 +34,8 @@ class RelatedRows:
 
     instance: Any
     model: Any
-    #: The foreign key. Managers of a many-to-many field do not have this attribute.
+    #: The foreign key. Managers of a many-to-many field or of a generic relation do not have this
+    #: attribute.
     field: Any
     _db: str | None
     #: The relation, as Django describes it on the model that the field refers to.
@@ -266,17 +267,23 @@ class FromOutside(RelatedRows):
             self._check_type(obj)
         if bulk:
             by_alias = self._pks_by_alias(objs)
+        values = self._related({})
         for obj in objs:
-            setattr(obj, self.field.name, self.instance)
+            for name, value in values.items():
+                setattr(obj, name, value)
         if not bulk:
             with self._atomic():
                 for obj in objs:
                     obj.save()
-        elif self.field is not self._options.key:
+            return
+        # Leave out the shard key. It has not changed: a change has been refused.
+        key = self._options.key
+        changes = {name: value for name, value in values.items() if not key or name != key.name}
+        if changes:
             with self._atomic(several_statements=len(by_alias) > 1):
                 for alias, pks in by_alias.items():
                     rows = self.model._base_manager.using(alias).filter(pk__in=pks)
-                    rows.update(**{self.field.name: self.instance})
+                    rows.update(**changes)
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -359,15 +366,18 @@ class FromOutside(RelatedRows):
 
     def _unbounded(self, method: str) -> ShardKeyRequired:
         options = self._options
-        name = self.field.remote_field.get_accessor_name()
+        name, change = self._relation_and_change()
         key = options.key.name if options.key is not None else None
-        change = f"update({self.field.name}=None)"
         return ShardKeyRequired(
             f"{method} of {name!r} is about rows of {self.model._meta.object_name} on any shard of group"
             f" {options.group!r}, and {describe(self.instance)} does not tell which. Use add() and"
             f" remove() with the rows, .filter({key}=…).{change} for those of one key, or"
             f" .scatter().{change} for all."
         )
+
+    def _relation_and_change(self) -> tuple[str, str]:
+        """Return the name of this manager, and the method of a queryset that removes all rows."""
+        return self.field.remote_field.get_accessor_name(), f"update({self.field.name}=None)"
 
 
 class NullableFromOutside(FromOutside):

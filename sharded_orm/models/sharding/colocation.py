@@ -7,7 +7,7 @@ needs must be on the shard that executes the statement. This is checked before a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from django.db.models import CharField, ForeignKey, IntegerField, TextField
@@ -24,7 +24,12 @@ from sharded_orm.models.sharding.expressions import (
     nested_queries,
     required_conditions,
 )
-from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
+from sharded_orm.models.sharding.options import (
+    ShardOptions,
+    group_of,
+    shard_options,
+    target_field,
+)
 from sharded_orm.routing.where_clause import Bound, is_from_django
 
 
@@ -103,36 +108,45 @@ class Colocation:
             # Skip a join that Django has trimmed: it stays in alias_map with a reference count of
             # 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:
-                self._check_model(query, join.join_field.related_model, "joins")
+                self._check_model(query, _joined_model(join.join_field), "joins")
                 self._check_join(query, join)
+        # exclude() along a relation makes a subquery on the query's own model, and then removes the
+        # table of this model from the subquery: see Query.trim_start(). So check also the models
+        # of the compared columns.
+        for lookup in required_conditions(query.where):
+            for column in columns(getattr(lookup, "lhs", None)):
+                if column.alias in tables:
+                    self._check_model(query, column.target.model, "reads")
 
     def _check_join(self, query: Query, join: Any) -> None:
         """Raise if a row that ``join`` needs may be on another shard.
 
-        A join along a foreign key is allowed, because a foreign key never leads to another shard.
+        A join along a foreign key or a generic relation is allowed, because neither leads to another
+        shard.
         """
         field = getattr(join.join_field, "field", join.join_field)
         if self._group is None or isinstance(field, ForeignKey):
             return
-        # A GenericRelation or a ForeignObject has no database constraint that keeps both rows on
-        # one shard. So such a join is allowed only if equal values of the compared columns are
-        # always on one shard.
+        if getattr(field, "stays_on_shard", False):
+            return
+        # Nothing keeps the rows of a ForeignObject on one shard. So such a join is allowed only if
+        # equal values of the compared columns are always on one shard.
         if any(
             _colocation_keys(left, self._group) & _colocation_keys(right, self._group)
             for left, right in join.join_fields or ()
         ):
             return
         raise CrossShardRelation(
-            f"The query on {_model_name(query)} joins {join.join_field.related_model.__name__} by"
+            f"The query on {_model_name(query)} joins {_joined_model(join.join_field).__name__} by"
             f" {field.name!r}, which is no foreign key, and would miss rows of other shards. Query"
             " them one after the other, or name a shard with using()."
         )
 
     def _check_model(self, query: Query, model: Any, verb: str) -> None:
-        options = shard_options(model)
-        if (options.group if options is not None else None) == self._group:
+        group = group_of(model)
+        if group == self._group:
             return
-        where = "in the global database" if options is None else f"in group {options.group!r}"
+        where = "in the global database" if group is None else f"in group {group!r}"
         home = "global" if self._group is None else f"group {self._group!r}"
         raise CrossShardRelation(
             f"The query on {_model_name(query)} ({home}) {verb} {model.__name__}, which is"
@@ -236,9 +250,36 @@ class Colocation:
                         and len(inner_columns) == len(outer_columns)
                         and all(column.alias in inner.alias_map for column in inner_columns)
                         and _belong_to_outer(outer_columns, inner, outer)
-                        and self._are_colocated(inner_columns, outer_columns)
+                        and (
+                            self._are_colocated(inner_columns, outer_columns)
+                            or self._are_about(inner, inner_columns[0], outer_columns[0])
+                        )
                     ):
                         return True
+        return False
+
+    def _are_about(self, inner: Query, object_id: Col, pk: Col) -> bool:
+        """Whether the rows of ``inner`` are about the outer row by a generic foreign key, so that they
+        are on its shard.
+
+        :param object_id: a column of ``inner`` that is equal to ``pk``. The rows of ``inner`` must also
+            have the content type of the outer row.
+        :param pk: a column of the outer query.
+        """
+        model: Any = object_id.target.model
+        if self._group != group_of(model) or not pk.target.primary_key:
+            return False
+        for field in model._meta.private_fields:
+            stays_on_shard = getattr(field, "stays_on_shard", False)
+            if stays_on_shard and getattr(field, "fk_field", None) == object_id.target.name:
+                type_field = model._meta.get_field(field.ct_field)
+                for type_id in _required_values(inner, object_id.alias, type_field):
+                    about = field.get_content_type(id=type_id).model_class()
+                    return (
+                        about is not None
+                        and about._meta.concrete_model is pk.target.model._meta.concrete_model
+                        and self._group == group_of(about)
+                    )
         return False
 
     def _is_compared(self, nested: Nested, outer: Sequence[Query]) -> bool:
@@ -287,6 +328,23 @@ class Colocation:
             _colocation_keys(column.target, group) & _colocation_keys(other.target, group)
             for column, other in zip(columns, others, strict=True)
         )
+
+
+def _required_values(query: Query, alias: str | None, field: Any) -> Iterator[int]:
+    """Yield each number to which the column of ``field`` must be equal in every row of ``query``."""
+    for lookup in required_conditions(query.where):
+        if isinstance(lookup, Exact) and is_from_django(lookup) and isinstance(lookup.rhs, int):
+            for column in columns(lookup.lhs):
+                if column.alias == alias and column.target is field:
+                    yield lookup.rhs
+
+
+def _joined_model(join_field: Any) -> Any:
+    """Return the model whose table a join along ``join_field`` adds to the query."""
+    field = getattr(join_field, "field", join_field)
+    # A generic relation is declared on the other side than a foreign key.
+    is_generic = field.one_to_many
+    return join_field.model if is_generic else join_field.related_model
 
 
 def _colocation_keys(field: Any, group: str) -> frozenset[tuple[Any, ...]]:

@@ -63,12 +63,13 @@ def refuse_other_key(field: Any, instance: Model, other: Any) -> None:
 
     The relation that is the shard key of ``instance`` itself is not checked: it gives the key.
 
-    :param field: the foreign key or many-to-many field between the two, declared by either side.
+    :param field: the relation between the two, declared by either side; None for a row of an
+        automatic many-to-many table.
     """
     options, related = options_of(instance), options_of(other)
     if options is None or related is None or not needs_same_key(options, related):
         return
-    if field is options.key or field is related.key:
+    if _gives_key(field, options) or _gives_key(field, related):
         return
     own, others = known_key(options, instance), known_key(related, other)
     if own is not None and others is not None and own != others:
@@ -83,7 +84,7 @@ def refuse_related_of_other_key(instance: Model) -> None:
     """
     referred: list[Any] = []
     field: Any
-    for field in instance._meta.concrete_fields:
+    for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):
         other = field.get_cached_value(instance, default=None) if field.is_relation else None
         if isinstance(other, Model):
             refuse_other_key(field, instance, other)
@@ -135,7 +136,7 @@ def key_for_related(model: type[Model], field: Any, instance: Any) -> dict[str, 
         return {}
     key = options.key
     value = known_key(own, instance)
-    if key is None or value is None or field in (key, own.key):
+    if key is None or value is None or _gives_key(field, options) or _gives_key(field, own):
         return {}
     return {key.attname: value}
 
@@ -151,6 +152,16 @@ def with_key(
     if not key or options is None or not key_names(options).isdisjoint(values):
         return dict(values)
     return {**values, **key}
+
+
+def _gives_key(field: Any, options: ShardOptions) -> bool:
+    """Whether the relation ``field`` itself is the shard key of ``options``, or stores the key."""
+    key = options.key
+    if field is None or key is None:
+        return False
+    # The names of the field that stores the id, in a GenericRelation and in a GenericForeignKey.
+    stored_in = getattr(field, "object_id_field_name", None) or getattr(field, "fk_field", None)
+    return field is key or stored_in == key.name
 
 
 def key_names(options: ShardOptions) -> set[str]:

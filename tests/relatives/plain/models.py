@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.relatives import fields
 
 
-class Agent(fields.Named):
+class Agent(fields.AgentFields):
     pass
 
 
@@ -34,4 +34,12 @@ class Badge(fields.BadgeFields):
 
 
 class Cover(fields.CoverFields):
+    pass
+
+
+class Note(fields.NoteFields):
+    pass
+
+
+class Memo(fields.NoteFields):
     pass

@@ -1,8 +1,12 @@
-"""The models on shards, sharded by their owner; agents and cities are global."""
+"""The models on shards, sharded by their owner; agents, cities and memos are global."""
 
 from __future__ import annotations
 
-from sharded_orm.models import GlobalModel, ShardedModel
+from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelation
+from django.contrib.contenttypes.models import ContentType
+from django.db import models
+
+from sharded_orm.models import GlobalModel, PackedIDField, ShardedModel
 from tests.relatives import fields
 
 
@@ -15,8 +19,8 @@ class OfOwner(ShardedModel):
         shard_key = "owner"
 
 
-class Agent(fields.Named, GlobalModel):
-    pass
+class Agent(fields.AgentFields, GlobalModel):
+    stamps = GenericRelation("Stamp", related_query_name="agent")
 
 
 class City(fields.Named):
@@ -45,3 +49,38 @@ class Badge(fields.BadgeFields, OfOwner):
 
 class Cover(fields.CoverFields, OfOwner):
     pass
+
+
+class Note(fields.NoteFields, OfOwner):
+    pass
+
+
+class Memo(fields.NoteFields, GlobalModel):
+    pass
+
+
+class Stamp(ShardedModel):
+    """Sharded by the id of the row that it is about."""
+
+    id = models.BigIntegerField(primary_key=True)
+    content_type = models.ForeignKey(ContentType, models.DO_NOTHING, db_constraint=False)
+    object_id = models.BigIntegerField()
+    content_object = GenericForeignKey()
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "object_id"
+
+
+class Sticker(ShardedModel):
+    """Its key is generated for the shard of the row that it is about."""
+
+    id = PackedIDField(primary_key=True, type_id=90)
+    name = models.CharField(max_length=50)
+    content_type = models.ForeignKey(ContentType, models.DO_NOTHING, db_constraint=False)
+    object_id = models.BigIntegerField()
+    content_object = GenericForeignKey()
+
+    class ShardMeta:
+        group = "pins"
+        shard_key = "id"

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelation
+from django.contrib.contenttypes.models import ContentType
 from django.db import connection, models
 from django.test import override_settings
 from django.test.utils import isolate_apps
@@ -414,6 +416,37 @@ def test_a_foreign_key_inside_a_group_that_nothing_enforces(enforced: bool) -> N
             },
         )
         assert ids(child) == (set() if enforced else {"W020"})
+
+
+@pytest.mark.parametrize(
+    ("base", "unique_everywhere", "expected"),
+    [
+        (GlobalModel, False, {"W011", "E022"}),
+        (GlobalModel, True, set()),
+        (Base, False, {"W011"}),
+    ],
+)
+def test_a_generic_relation_that_leaves_the_group(
+    base: Any, unique_everywhere: bool, expected: set[str]
+) -> None:
+    with isolate_apps("tests.photos"):
+        common = {
+            "__module__": "tests.photos.models",
+            "Meta": type("Meta", (), {"app_label": "photos_app"}),
+        }
+        content_type = models.ForeignKey(ContentType, models.DO_NOTHING, db_constraint=False)
+        values = {
+            "id": TicketField(primary_key=True),
+            "content_type": content_type,
+            "object_id": models.BigIntegerField(),
+            "content_object": GenericForeignKey(),
+        }
+        remark: Any = type("Remark", (base,), {**values, **common})
+        relation: dict[str, Any] = {"remarks": GenericRelation(remark)}
+        if unique_everywhere:
+            relation["id"] = TicketField(primary_key=True)
+        assert ids(type("Subject", (Base,), {**relation, **common})) == expected
+        assert ids(remark) == set()
 
 
 def test_a_shard_key_that_is_the_key_of_its_parent_needs_no_constraint() -> None:

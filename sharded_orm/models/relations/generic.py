@@ -1,0 +1,409 @@
+"""Generic relations of sharded models: ``note.content_object`` and ``photo.notes``.
+
+Inside a group, a row and the row that it is about are on one shard, as with a foreign key. A
+relation that leaves the group is followed if the values determine the shard; else it is refused.
+
+The package's app imports this module only if ``django.contrib.contenttypes`` is installed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.contrib.contenttypes.fields import (
+    GenericForeignKey,
+    GenericRelation,
+    ReverseGenericManyToOneDescriptor,
+)
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DEFAULT_DB_ALIAS, router
+from django.db.models import Model, Q, QuerySet
+from django.db.models.signals import class_prepared
+from django.utils.functional import cached_property
+
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
+from sharded_orm.models.querysets.prefetches import alias_of
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.relations.content_types import install_manager
+from sharded_orm.models.relations.descriptors import make_related_manager, refuse_equal_values
+from sharded_orm.models.relations.managers import (
+    NullableBeside,
+    NullableFromOutside,
+    RelatedRows,
+)
+from sharded_orm.models.sharding.options import colocated_alias, describe, group_of
+from sharded_orm.models.sharding.same_key import refuse_other_key
+from sharded_orm.routing.where_clause import OnShard
+
+
+class ShardedGenericForeignKey(GenericForeignKey):
+    """A generic foreign key that looks for the row where it is: on the shard of the instance if both
+    are of one group, else in the global database or on the shard that the row's id determines.
+    """
+
+    #: A prefetch is for instances of all shards at once; see ``split_lookups()``.
+    leads_anywhere = True
+    #: Rows of one group are on one shard, also in a subquery along this field; see ``Colocation``.
+    stays_on_shard = True
+
+    def __get__(self, instance: Any, cls: Any = None) -> Any:
+        # Overrides GenericForeignKey.__get__(), which looks in the database of ``instance``.
+        model = None if instance is None else self._content_model(instance)
+        if model is None or not self._concerns_shards([model]):
+            return super().__get__(instance, cls)
+        if self.is_cached(instance):
+            row = self.get_cached_value(instance)
+            if row is None or self._refers_to(instance, row):
+                return row
+        row = self._find(instance, model)
+        self.set_cached_value(instance, row)
+        return row
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if value is not None:
+            refuse_other_key(self, instance, value)
+            router.allow_relation(value, instance)  # It raises if the two are on two shards.
+        super().__set__(instance, value)
+
+    def get_prefetch_querysets(self, instances: Any, querysets: Any = None) -> Any:
+        # Overrides GenericForeignKey.get_prefetch_querysets(), which sends one query for each
+        # content type. Send one for each content type and shard if the rows are beside instances
+        # on several shards.
+        model_by_type: dict[Any, Any] = {}
+        instance_by_place: dict[tuple[Any, str | None], Any] = {}
+        pks_by_place: dict[tuple[Any, str | None], set[Any]] = defaultdict(set)
+        for instance in instances:
+            type_id, pk = self._values(instance)
+            if type_id is None or pk is None:
+                continue
+            model = model_by_type.setdefault(type_id, self._content_model(instance))
+            place = type_id, self._alias_beside(model, instance)
+            instance_by_place.setdefault(place, instance)
+            pks_by_place[place].add(pk)
+        if not self._concerns_shards(model_by_type.values()):
+            return super().get_prefetch_querysets(instances, querysets)
+        querysets_by_type = self._querysets_by_type(querysets or ())
+        rows: list[Any] = []
+        for place, pks in pks_by_place.items():
+            type_id, alias = place
+            queryset = querysets_by_type.get(type_id)
+            if queryset is None:
+                queryset = self._rows_of(model_by_type[type_id], instance_by_place[place])
+            elif alias is not None:
+                queryset = queryset.filter(OnShard(alias))
+            rows.extend(queryset.filter(pk__in=pks))
+
+        def row_key(row: Any) -> tuple[Any, ...]:
+            return row.__class__, row.pk, self._alias_beside(row.__class__, row)
+
+        def instance_key(instance: Any) -> tuple[Any, ...] | None:
+            type_id, pk = self._values(instance)
+            if type_id is None:
+                return None
+            model = model_by_type.get(type_id)
+            if model is None:
+                return None  # No instance of this content type has an id.
+            return model, model._meta.pk.get_prep_value(pk), self._alias_beside(model, instance)
+
+        refuse_equal_values(rows, row_key)
+        return rows, row_key, instance_key, True, self.name, False
+
+    def check_references(self, alias: str, rows: Sequence[Any]) -> None:
+        """Raise :exc:`CrossShardRelation` if one of the new ``rows`` is about a row of the group that
+        is not on the shard ``alias``.
+
+        No constraint of the database checks this. Sends one query for each content type among the
+        rows that name what they are about by its id; an assigned instance has been checked.
+        """
+        pks_by_model: dict[Any, set[Any]] = defaultdict(set)
+        for row in rows:
+            model = self._content_model(row)
+            _, pk = self._values(row)
+            if model is None or pk is None or group_of(model) != group_of(self.model):
+                continue
+            about = self.get_cached_value(row, default=None)
+            if about is None or not self._refers_to(row, about):
+                pks_by_model[model].add(model._meta.pk.to_python(pk))
+        for model, pks in pks_by_model.items():
+            stored = model._base_manager.using(alias).filter(pk__in=pks)
+            absent = pks.difference(stored.values_list("pk", flat=True))
+            if absent:
+                raise CrossShardRelation(
+                    f"A new {self.model.__name__} on {alias!r} is about {model.__name__} with the primary"
+                    f" key {min(absent, key=repr)!r} ({self.name!r}), which is not there: rows of one group"
+                    " can only be related on one shard. Give both the same shard key, and assign the"
+                    f" instance to {self.name!r}, also if its row was deleted."
+                )
+
+    def _values(self, instance: Any) -> tuple[Any, Any]:
+        """Return the ids of the content type and of the row that ``instance`` is about."""
+        attname = self.model._meta.get_field(self.ct_field).attname
+        return getattr(instance, attname, None), getattr(instance, self.fk_field)
+
+    def _content_model(self, instance: Any) -> Any:
+        type_id, _ = self._values(instance)
+        if type_id is None:
+            return None
+        return self.get_content_type(id=type_id, using=instance._state.db).model_class()
+
+    def _concerns_shards(self, content_models: Iterable[Any]) -> bool:
+        return any(group_of(model) is not None for model in (self.model, *content_models))
+
+    def _alias_beside(self, model: Any, instance: Any) -> str | None:
+        """Return the alias of the shard of ``instance`` if the rows of ``model`` that are related to
+        the instance are on this shard.
+        """
+        group = group_of(self.model)
+        return alias_of(instance) if group is not None and group_of(model) == group else None
+
+    def _refers_to(self, instance: Any, row: Any) -> bool:
+        type_id, pk = self._values(instance)
+        return bool(
+            self.get_content_type(obj=row).pk == type_id and row._meta.pk.to_python(pk) == row.pk
+        )
+
+    def _find(self, instance: Any, model: Any) -> Any:
+        _, pk = self._values(instance)
+        if pk is None:
+            return None
+        try:
+            return self._rows_of(model, instance).get(pk=pk)
+        except ObjectDoesNotExist:
+            return None
+
+    def _rows_of(self, model: Any, instance: Any) -> Any:
+        """Return a queryset of ``model`` that finds the row that ``instance`` is about, by its
+        primary key.
+        """
+        rows = model._base_manager.db_manager(hints={"instance": instance}).all()
+        if group_of(model) in (None, group_of(self.model)) or type(rows) is not QuerySet:
+            return rows
+        return ShardedQuerySet(model)
+
+    def _querysets_by_type(self, querysets: Iterable[Any]) -> dict[Any, Any]:
+        by_type: dict[Any, Any] = {}
+        for queryset in querysets:
+            type_id = self.get_content_type(model=queryset.query.model).pk
+            if type_id in by_type:
+                raise ValueError("Only one queryset is allowed for each content type.")
+            by_type[type_id] = queryset
+        return by_type
+
+
+def generic_foreign_key(model: Any, ct_field: str, fk_field: str) -> GenericForeignKey | None:
+    """Return the generic foreign key of ``model`` that is stored in the fields with these names."""
+    names = ct_field, fk_field
+    for field in model._meta.private_fields:
+        if isinstance(field, GenericForeignKey) and (field.ct_field, field.fk_field) == names:
+            return field
+    return None
+
+
+class ShardedGenericRelation(GenericRelation):
+    """A generic relation whose joins stay on a shard, and whose rows are deleted with the row that
+    they are about, or keep it from being deleted.
+    """
+
+    #: A join along this field finds all rows on the shard of the statement; see ``Colocation``.
+    stays_on_shard = True
+
+    def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
+        # Overrides GenericRelation.bulk_related_objects(). Django deletes the rows that this method
+        # returns in the database of ``objs``.
+        model: Any = self.remote_field.model
+        group = group_of(model)
+        if group == group_of(self.model):
+            return super().bulk_related_objects(objs, using)
+        rows = ShardedQuerySet(model).scatter() if group else model._base_manager.all()
+        rows = rows.filter(
+            **{
+                f"{self.content_type_field_name}__pk": self.get_content_type().pk,
+                f"{self.object_id_field_name}__in": [obj.pk for obj in objs],
+            }
+        )
+        if not rows.exists():
+            return []
+        where = f"on shards of group {group!r}" if group else "in the global database"
+        scatter = ".scatter()" if group else ""
+        raise CrossShardRelation(
+            f"{' and '.join(map(describe, objs[:3]))} cannot be deleted with the rows of"
+            f" {model.__name__} about it ({self.name!r}), which are {where}: one statement cannot reach"
+            f" both. Delete them first, with {model.__name__}.objects{scatter}.filter("
+            f"{self.content_type_field_name}=…, {self.object_id_field_name}=…).delete()."
+        )
+
+
+class ShardedReverseGenericDescriptor(ReverseGenericManyToOneDescriptor):
+    """The descriptor of a generic relation, such as ``photo.notes``."""
+
+    @cached_property
+    def related_manager_cls(self) -> Any:
+        manager = super().related_manager_cls
+        rel: Any = self.rel
+        group = group_of(rel.model)
+        if group is None:
+            return manager  # Django's manager, and the router, find the global rows.
+        mixin = GenericBeside if group == group_of(rel.related_model) else GenericFromOutside
+        return make_related_manager(manager, rel, (mixin,), reverse=False)
+
+
+class GenericRows(RelatedRows):
+    """Base class of the mixins for Django's related managers of generic relations."""
+
+    content_type: Any
+    content_type_field_name: str
+    object_id_field_name: str
+    pk_val: Any
+    core_filters: dict[str, Any]
+
+    def _apply_rel_filters(self, queryset: Any) -> Any:
+        # Overrides _apply_rel_filters() of Django's manager, which asks the router for an alias and
+        # names it with using(). Then the filters of the caller would not be checked.
+        queryset._add_hints(instance=self.instance)
+        if self._db:
+            queryset = queryset.using(self._db)
+        return queryset.filter(**self.core_filters)
+
+    def _related(self, values: dict[str, Any]) -> dict[str, Any]:
+        relating = {
+            self.content_type_field_name: self.content_type,
+            self.object_id_field_name: self.pk_val,
+        }
+        return {**values, **relating}
+
+    def _refuse_key_change(self, objs: Iterable[Any]) -> None:
+        """Raise :exc:`ShardKeyChanged` if relating ``objs`` would change their shard key: the id of
+        the row that they are about may be the key.
+        """
+        key = self._options.key
+        if key is None or key.name not in (relating := self._related({})):
+            return
+        value = relating[key.name]
+        value = value.pk if isinstance(value, Model) else key.to_python(value)
+        for obj in objs:
+            if not isinstance(obj, self.model) or obj._state.adding:
+                continue
+            own_value = getattr(obj, key.attname)
+            if own_value != value:
+                raise ShardKeyChanged(
+                    f"{describe(obj)} has the shard key {key.name}={own_value!r} and cannot be given"
+                    f" {value!r}. The key of a row never changes: create the row under the new key"
+                    " and delete this one."
+                )
+
+
+class GenericBeside(GenericRows, NullableBeside):
+    """The manager of ``photo.notes`` if the notes are on the shard of the photo."""
+
+    def _apply_rel_filters(self, queryset: Any) -> Any:
+        return super()._apply_rel_filters(self._on_shard(queryset, self.instance))
+
+    def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
+        # Called with the instances of one shard.
+        rows = querysets or [super(self._django, self).get_queryset()]  # type: ignore[misc]  # of the model's own manager
+        rows = [self._on_shard(queryset, instances[0]) for queryset in rows]
+        return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # of Django's manager
+
+    def _on_shard(self, queryset: Any, instance: Any) -> Any:
+        # Add a condition on the shard of ``instance``, so that other conditions cannot lead to
+        # another shard, where another row may have the same primary key.
+        alias = colocated_alias(self._options, instance)
+        return queryset if alias is None else queryset.filter(Q(OnShard(alias)))
+
+    def create(self, **kwargs: Any) -> Any:
+        # Overrides create() of Django's manager, which names the instance by its id only. With the
+        # instance itself, it is not looked up.
+        names = self.content_type_field_name, self.object_id_field_name
+        if (field := generic_foreign_key(self.model, *names)) is not None:
+            kwargs[field.name] = self.instance
+        return super().create(**kwargs)  # type: ignore[misc]  # of Django's manager
+
+    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def add(self, *objs: Any, bulk: bool = True) -> None:
+        # Overrides add() of Django's manager, which updates the rows without regard to their key.
+        self._refuse_key_change(objs)
+        super().add(*objs, bulk=bulk)
+
+    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
+        # Overrides set() of Django's manager, to refuse rows before a transaction begins.
+        objs = tuple(objs)
+        self._refuse_key_change(objs)
+        super().set(objs, bulk=bulk, clear=clear)
+
+    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+
+class GenericFromOutside(GenericRows, NullableFromOutside):
+    """The manager of ``person.notes``, if the person is global or of another group than the notes.
+
+    Each note is on the shard of its own key. Django deletes notes that are removed.
+    """
+
+    def add(self, *objs: Any, bulk: bool = True) -> None:
+        self._refuse_key_change(objs)
+        if bulk:
+            self._pks_by_alias(objs)  # Like Django, first raise for rows that are not stored.
+        super().add(*objs, bulk=bulk)
+
+    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
+        raise self._unbounded("set()")
+
+    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def remove(self, *objs: Any, bulk: bool = True) -> None:
+        by_alias: dict[str, set[Any]] = defaultdict(set)
+        for obj in objs:
+            pk = obj.pk
+            by_alias[self._alias_of(obj)].add(pk)
+        self._begin_change()
+        with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
+            for alias, pks in by_alias.items():
+                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
+                if bulk:
+                    rows.delete()
+                    continue
+                for row in rows:
+                    row.delete()
+
+    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def _check_fk_val(self) -> None:
+        pass  # Django does not check it for generic relations.
+
+    def _relation_and_change(self) -> tuple[str, str]:
+        rel: Any = self._rel  # type: ignore[attr-defined]  # of the class that make_related_manager() makes
+        return rel.field.name, "delete()"
+
+
+def install() -> None:
+    """Install this module's fields and descriptors, in place of Django's, on all models.
+
+    A generic relation does not tell which models it leads to, so plain models get them, too. If
+    neither side is on shards, these do what Django's do.
+    """
+    install_manager()
+    for model in apps.get_models(include_auto_created=True):
+        _install_on(model)
+    class_prepared.connect(_install_on, dispatch_uid="sharded_orm.generic")
+
+
+def _install_on(sender: Any, **kwargs: Any) -> None:
+    fields: list[Any] = sender._meta.private_fields
+    for field in fields:
+        # Change the class of the field, as other objects refer to it already. Subclasses of
+        # Django's fields stay what they are.
+        if type(field) is GenericForeignKey:
+            field.__class__ = ShardedGenericForeignKey
+        elif type(field) is GenericRelation:
+            field.__class__ = ShardedGenericRelation
+            rel: Any = field.remote_field
+            if type(sender.__dict__.get(field.name)) is ReverseGenericManyToOneDescriptor:
+                setattr(sender, field.name, ShardedReverseGenericDescriptor(rel))

@@ -1,0 +1,18 @@
+"""Checks the rows that new rows refer to by values which no database constraint checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def check_references(alias: str, rows: Sequence[Any]) -> None:
+    """Raise :exc:`CrossShardRelation` if one of the new ``rows`` refers to a row that the shard
+    ``alias`` lacks.
+
+    Only fields with a method ``check_references`` are checked: generic foreign keys. Rows that are
+    given as instances cost no query.
+    """
+    for field in rows[0]._meta.private_fields if rows else ():
+        if (check := getattr(field, "check_references", None)) is not None:
+            check(alias, rows)
