@@ -75,9 +75,10 @@ class Case:
     def without_key(self) -> dict[str, Any]:
         """Values of a row that gets its key from the row that it is related to.
 
-        A plain database has no shard key to give, so the values have it there.
+        A model that is not sharded has no shard key that could be given, so its values have it.
         """
-        return self.new(None if self.world.aliases is not None else ONE)
+        is_sharded = hasattr(getattr(self.world.models, self.relation.model), "ShardMeta")
+        return self.new(None if is_sharded else ONE)
 
     def made(self, **values: Any) -> Any:
         return getattr(self.world.models, self.relation.model)(**self.new(**values))

@@ -280,11 +280,12 @@ def test_a_new_note_is_not_about_an_id_that_its_shard_lacks(worlds: tuple[World,
         lambda: Note.objects.bulk_create([Note(id=800, owner_id=TWO, **values)]),
         lambda: Note.objects.get_or_create(id=800, owner=Agent.objects.get(pk=TWO), **values),
         lambda: Note.objects.using(SHARD[TWO]).bulk_create([Note(id=800, owner_id=TWO, **values)]),
+        lambda: Note.objects.create(id=800, owner_id=NEAR, **values),
     ):
         with pytest.raises(CrossShardRelation, match="same shard key"):
             create()
     assert not Note.objects.scatter().filter(pk=800).exists()
-    Note.objects.create(id=800, owner_id=NEAR, **values)
+    Note.objects.create(id=800, owner_id=ONE, **values)
     Note.objects.bulk_create([Note(id=801, owner_id=ONE, **values)])
     pks = Item.objects.get(owner=ONE, pk=101).notes.order_by("pk").values_list("pk", flat=True)
     assert list(pks) == [61, 62, 800, 801]

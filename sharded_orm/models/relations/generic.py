@@ -35,7 +35,7 @@ from sharded_orm.models.relations.managers import (
     RelatedRows,
 )
 from sharded_orm.models.sharding.options import colocated_alias, describe, group_of
-from sharded_orm.models.sharding.same_key import refuse_other_key
+from sharded_orm.models.sharding.same_key import key_for_related, refuse_other_key
 from sharded_orm.routing.where_clause import OnShard
 
 
@@ -113,12 +113,12 @@ class ShardedGenericForeignKey(GenericForeignKey):
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
         """Raise :exc:`CrossShardRelation` if one of the new ``rows`` is about a row of the group that
-        is not on the shard ``alias``.
+        is not on the shard ``alias``, or has another shard key.
 
-        No constraint of the database checks this. Sends one query for each content type among the
-        rows that name what they are about by its id; an assigned instance has been checked.
+        No constraint of the database checks this. Sends one query for each content type and shard
+        key among the rows that name what they are about by its id; an assigned instance has been checked.
         """
-        pks_by_model: dict[Any, set[Any]] = defaultdict(set)
+        pks_by_model: dict[tuple[Any, tuple[Any, ...]], set[Any]] = defaultdict(set)
         for row in rows:
             model = self._content_model(row)
             _, pk = self._values(row)
@@ -126,16 +126,17 @@ class ShardedGenericForeignKey(GenericForeignKey):
                 continue
             about = self.get_cached_value(row, default=None)
             if about is None or not self._refers_to(row, about):
-                pks_by_model[model].add(model._meta.pk.to_python(pk))
-        for model, pks in pks_by_model.items():
-            stored = model._base_manager.using(alias).filter(pk__in=pks)
+                key = tuple(key_for_related(model, self, row).items())
+                pks_by_model[model, key].add(model._meta.pk.to_python(pk))
+        for (model, key), pks in pks_by_model.items():
+            stored = model._base_manager.using(alias).filter(pk__in=pks, **dict(key))
             absent = pks.difference(stored.values_list("pk", flat=True))
             if absent:
                 raise CrossShardRelation(
                     f"A new {self.model.__name__} on {alias!r} is about {model.__name__} with the primary"
-                    f" key {min(absent, key=repr)!r} ({self.name!r}), which is not there: rows of one group"
-                    " can only be related on one shard. Give both the same shard key, and assign the"
-                    f" instance to {self.name!r}, also if its row was deleted."
+                    f" key {min(absent, key=repr)!r} ({self.name!r}), which is not there with the same shard key."
+                    f" Give both the same shard key, and assign the instance to {self.name!r}, also if its"
+                    " row was deleted."
                 )
 
     def _values(self, instance: Any) -> tuple[Any, Any]:
