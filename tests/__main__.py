@@ -51,20 +51,23 @@ class Lane:
     """Tests that one pytest runs, one after the other.
 
     :param paths: where they are; nothing for all that no other lane on SQLite has.
+    :param settings: the package with the modules ``sqlite`` and ``mysql``.
     """
 
     name: str
     paths: Sequence[str] = ()
     on_mariadb: bool = False
+    settings: str = "tests.settings"
 
     def command(self, report: Path, arguments: Sequence[str]) -> list[str]:
         """The command line; the report in JUnit's format goes to ``report``."""
         options = [f"--junitxml={report}", "-o", "tmp_path_retention_policy=failed"]
         command = [sys.executable, "-m", "pytest", *options, *arguments]
         if self.on_mariadb:
-            chosen = ["--ds=tests.settings.mysql", "-m", "every_backend or mysql_settings"]
+            chosen = [f"--ds={self.settings}.mysql", "-m", "every_backend or mysql_settings"]
             own_servers = [sys.executable, "-m", "tests.services.mariadb", "--"]
             return [*own_servers, *command, *chosen, *self.paths]
+        command.append(f"--ds={self.settings}.sqlite")
         if self.paths:
             return [*command, *self.paths]
         elsewhere = {path for lane in LANES if not lane.on_mariadb for path in lane.paths}
@@ -85,6 +88,8 @@ LANES = (
     Lane("admin on MariaDB", ("tests/admin", "tests/unit"), on_mariadb=True),
     Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
     Lane("queries", ("tests/queries",)),
+    Lane("helpdesk on MariaDB", ("tests/helpdesk",), True, "tests.helpdesk.settings"),
+    Lane("helpdesk", ("tests/helpdesk",), settings="tests.helpdesk.settings"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,6 +15,8 @@ from tests.services import memcached as memcached_service
 from tests.services import postgresql as postgresql_service
 from tests.services import redis as redis_service
 
+HELPDESK = Path(__file__).parent / "helpdesk"
+
 # A generated case has no time limit, nor is it slow: the machine may be busy.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -23,6 +26,13 @@ hypothesis.settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # The helpdesk is a project of its own, which other settings do not have installed.
+    if collection_path == HELPDESK and "helpdesk" not in settings.SETTINGS_MODULE:
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
+#: Attribute of a request whose page names the shards that do not answer.
+NAMES_FAILURES = "_sharded_orm_names_failures"
+
 View = TypeVar("View", bound=Callable[..., Any])
 #: Django's decorator ``csrf_protect_m``, which adds CSRF protection to a view of a model admin. It
 #: is assigned here to give it a type, which Django's stubs lack.
@@ -94,7 +97,17 @@ class ShardedBase(_ModelAdmin):
             raise Http404(str(exc)) from exc
         if scope.everywhere and not self.may_look_everywhere(request):
             return rows.none()
-        return scope.restrict(rows)
+        return scope.restrict(rows, partial=self._names_failures(request))
+
+    def _names_failures(self, request: HttpRequest) -> bool:
+        """Whether the page may show the rows of some shards if others do not answer.
+
+        The changelist names the shards that do not answer. Pages of other packages do not, such as
+        an export: they get all rows or an error.
+        """
+        match = request.resolver_match
+        is_autocomplete = match is not None and match.url_name == "autocomplete"
+        return is_autocomplete or NAMES_FAILURES in request.__dict__
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
         # Give the rows of the autocomplete view an order. Django also calls this method for the

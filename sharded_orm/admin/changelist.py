@@ -51,14 +51,15 @@ class ShardedChangeList(ChangeList):
         list_per_page: int,
         list_max_show_all: int,
         list_editable: Any,
-        *args: Any,
+        model_admin: Any,
+        sortable_by: Any,
+        search_help_text: Any,
     ) -> None:
         options = shard_options(model)
         assert options is not None
         self.shard_options: ShardOptions = options
         self.scope = scope_of(request, options)
         self.all_shards = self.scope.everywhere
-        model_admin: Any = args[0]
         permits = partial(model_admin.has_shard_permission, request)
         self.picker = ShardPicker(options, request.GET, self.scope, permits)
         #: Sentences that the page shows, for example which filters do not work over all shards.
@@ -88,7 +89,9 @@ class ShardedChangeList(ChangeList):
             list_per_page,
             list_max_show_all,
             list_editable,
-            *args,
+            model_admin,
+            sortable_by,
+            search_help_text,
         )
 
     # -- Queries ---------------------------------------------------------------

@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from sharded_orm.admin import pagination
-from sharded_orm.admin.base import ShardedBase, csrf_protected
+from sharded_orm.admin.base import NAMES_FAILURES, ShardedBase, csrf_protected
 from sharded_orm.admin.changelist import ShardedChangeList
 from sharded_orm.admin.error_pages import all_shards_down_page, message_page, shard_down_page
 from sharded_orm.admin.forms import OnShardFormSet, with_base, with_fixed_key
@@ -54,6 +54,7 @@ class ChangeListMixin(ShardedBase):
             scope = self.focus(request)
         except InvalidFocus as exc:
             return message_page(self, request, self.error_text(request, exc))
+        request.__dict__[NAMES_FAILURES] = True
         try:
             with self._transaction(request, scope):
                 response = super().changelist_view(request, extra_context)

@@ -59,14 +59,17 @@ class ShardScope:
         """
         return f"?{urlencode(self.query)}" if self.query else ""
 
-    def restrict(self, rows: Any) -> Any:
+    def restrict(self, rows: Any, *, partial: bool) -> Any:
         """Restrict the queryset ``rows`` to this scope.
 
-        For the whole group, the queryset skips shards that do not answer. For one shard, the
-        queryset is bound to the shard's alias, so that a template can evaluate it after the view.
+        For one shard, the queryset is bound to the shard's alias, so that a template can evaluate it
+        after the view.
+
+        :param partial: whether the queryset skips shards that do not answer, if the scope is the
+            whole group.
         """
         if self.everywhere:
-            return rows.scatter(partial=True)
+            return rows.scatter(partial=partial)
         if self.key is not None and self.options.key is not None:
             rows = rows.filter(**{self.options.key.attname: self.key})
         return rows.using(self.home.alias) if self.home is not None else rows

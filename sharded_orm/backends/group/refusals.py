@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.db.backends.base.client import BaseDatabaseClient
@@ -39,6 +40,11 @@ class GroupConnection:
         if name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise group_alias_error(self._alias, f"be asked for {name!r} of a session")
+
+    def fileno(self) -> NoReturn:
+        # What Python's own objects without a descriptor raise. A child process of Celery closes the
+        # descriptors of all connections, and expects this error.
+        raise UnsupportedOperation(str(group_alias_error(self._alias, "have a file descriptor")))
 
     def close(self) -> None:
         pass

@@ -128,7 +128,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             fetches all rows.
         """
         with self.wrap_database_errors:
-            cursor = (NodeStream if stream else NodeCursor)(self.node_pool)
+            node = self.shard.node if self.shard is not None else None
+            cursor = (NodeStream if stream else NodeCursor)(self.node_pool, node)
             try:
                 yield cursor
             finally:

@@ -22,9 +22,12 @@ class _NodeCursorMixin(BaseCursor):
 
     The cursor's statements must name the schema of each table. If the session turns out to be dead, a
     read is repeated once on another session.
+
+    :param node: name of the node in the topology; None if the settings name the server otherwise.
     """
 
-    def __init__(self, pool: NodePool) -> None:
+    def __init__(self, pool: NodePool, node: str | None) -> None:
+        self.node = node
         self._pool = pool
         self._session: NodeSession | None = pool.lease()
         super().__init__(self._session.raw)

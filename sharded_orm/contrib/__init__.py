@@ -1,0 +1,1 @@
+"""Adapters for packages that only some sites have. Nothing else in this library imports them."""

@@ -1,0 +1,113 @@
+"""The SQL panel of django-debug-toolbar, with the statements of shards.
+
+The toolbar's own panel patches the connection objects over which Django iterates, and shards are not
+among these. This panel also installs an ``execute_wrapper`` on each group. The wrapper is called for
+every statement of the group's shards, whether their connection is open already or not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, cast
+
+from debug_toolbar.panels.sql import SQLPanel
+from debug_toolbar.panels.sql.tracking import NormalCursorMixin
+from django.db import connections
+from django.db.backends.utils import CursorWrapper
+from django.utils.functional import cached_property
+
+from sharded_orm.backends.group.alias import GroupAliasMixin
+
+
+class ShardSQLPanel(SQLPanel):
+    """The toolbar's SQL panel, which also shows the statements of shards, with shard and node.
+
+    Name it in ``DEBUG_TOOLBAR_PANELS`` instead of ``debug_toolbar.panels.sql.SQLPanel``.
+
+    On MariaDB and MySQL, one statement may read many shards of a node. It is shown once, with the
+    group and the node.
+    """
+
+    #: The toolbar's views look up the recorded statements by this name.
+    panel_id = SQLPanel.panel_id
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._wrappers = ExitStack()
+        # A query of many shards sends its statements from a thread for each node.
+        self._recording = threading.Lock()
+
+    def enable_instrumentation(self) -> None:
+        super().enable_instrumentation()
+        for connection in connections.all():
+            if isinstance(connection, GroupAliasMixin):
+                self._wrappers.enter_context(connection.execute_wrapper(self._execute))
+
+    def disable_instrumentation(self) -> None:
+        self._wrappers.close()
+        super().disable_instrumentation()
+
+    def _execute(
+        self,
+        execute: Callable[..., Any],
+        sql: Any,
+        params: Any,
+        many: bool,
+        context: dict[str, Any],
+    ) -> Any:
+        return _Statement(self, context).send(
+            lambda sql, params: execute(sql, params, many, context), sql, params
+        )
+
+    def record(self, **statement: Any) -> None:
+        """Record a statement. Thread-safe."""
+        with self._recording:
+            super().record(**statement)
+
+    @cached_property
+    def content(self) -> str:
+        """The HTML of the panel. The toolbar's template prints an alias; here its node follows."""
+        stats = self.get_stats()
+        labels: dict[str, str] = {}
+        for statement in stats["queries"]:
+            if "label" in statement:
+                labels[statement["alias"]] = statement["label"]
+                statement["alias"] = statement["label"]
+        stats["databases"] = [
+            (labels.get(alias, alias), totals) for alias, totals in stats["databases"]
+        ]
+        return cast("str", super().content)
+
+
+class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # callproc() differs
+    """The toolbar's cursor, of which only the method that measures and describes a statement is used.
+
+    :param context: what Django passes to an ``execute_wrapper``.
+    """
+
+    def __init__(self, panel: ShardSQLPanel, context: dict[str, Any]) -> None:
+        # The cursor describes the statement to its "logger", which is this object itself.
+        super().__init__(context["cursor"].cursor, context["connection"], self)
+        self._panel = panel
+
+    def send(self, execute: Callable[[Any, Any], Any], sql: Any, params: Any) -> Any:
+        # A private method of the toolbar.
+        return self._record(execute, sql, params)
+
+    def record(self, **statement: Any) -> None:
+        shard = self.db.shard
+        if shard is not None:
+            node = shard.node
+            statement["label"] = f"{shard.alias} on {node}"
+        else:
+            node = self.cursor.node
+            statement["alias"] = statement["label"] = f"{self.db.alias} on {node}"
+            # The toolbar repeats a statement on its alias if it knows the parameters.
+            statement["params"] = None
+        self._panel.record(node=node, **statement)
+
+    def _last_executed_query(self, sql: Any, params: Any) -> str:
+        # The toolbar's method would leave this object on the connection object.
+        return cast("str", self.db.ops.last_executed_query(self.cursor, sql, params))

@@ -1,0 +1,34 @@
+"""Forms of one tenant's rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from tests.helpdesk.models import Case, Message, Tenant
+
+
+class CaseForm(forms.ModelForm):
+    class Meta:
+        model = Case
+        fields = ["subject", "status", "priority", "assignee", "tags"]
+
+    def __init__(self, *args: Any, tenant: Tenant, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.instance.tenant = tenant
+        self.fields["tags"].queryset = tenant.tags.order_by("name")
+        self.fields["assignee"].queryset = tenant.agents.all()
+
+
+class MessageForm(forms.ModelForm):
+    class Meta:
+        model = Message
+        fields = ["text"]
+
+    def save(self, commit: bool = True) -> Message:
+        self.instance.tenant_id = self.instance.case.tenant_id
+        return super().save(commit)
+
+
+MessageFormSet = forms.inlineformset_factory(Case, Message, form=MessageForm, extra=1)
