@@ -24,7 +24,7 @@ class FixtureTransaction:
 
     def __init__(self, alias: str) -> None:
         self._aliases = [alias]
-        self._committed: list[str] = []
+        self._committed_aliases: list[str] = []
         self._begun: set[str] = set()
         self._blocks, self._unchecked = ExitStack(), ExitStack()
         #: The models of the rows that were stored, keyed by the shard's alias.
@@ -66,7 +66,7 @@ class FixtureTransaction:
             self._record_commit(group)
 
     def _record_commit(self, alias: str) -> None:
-        transaction.on_commit(lambda: self._committed.append(alias), using=alias)
+        transaction.on_commit(lambda: self._committed_aliases.append(alias), using=alias)
 
     def check_constraints(self) -> None:
         """Check the foreign keys in the tables of all stored rows: some statements per shard.
@@ -84,7 +84,7 @@ class FixtureTransaction:
 
         :param cause: the error with which the first of the others has ended.
         """
-        others = [alias for alias in self._aliases if alias not in self._committed]
-        if not self._committed or not others:
+        others = [alias for alias in self._aliases if alias not in self._committed_aliases]
+        if not self._committed_aliases or not others:
             return None
-        return PartialCommitError(self._committed, others, cause)
+        return PartialCommitError(self._committed_aliases, others, cause)

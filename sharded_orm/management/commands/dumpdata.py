@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -76,7 +76,7 @@ class Command(dumpdata.Command):
         if options["format"] not in serializers.get_public_serializer_formats():
             raise CommandError(f"Unknown serialization format: {options['format']}")
         if options["use_natural_foreign_keys"]:
-            selected = serializers.sort_dependencies([(None, selected)], allow_cycles=True)  # type: ignore[list-item]  # it needs no app
+            selected = serializers.sort_dependencies([(None, selected)], allow_cycles=True)
         try:
             rows = [queryset for model in selected for queryset in _rows_of(model, options)]
             shows_progress = options["output"] and options["verbosity"] and self.stdout.isatty()
@@ -103,7 +103,7 @@ class Command(dumpdata.Command):
 
 def _select_models(
     labels: Sequence[str], excluded: Sequence[str]
-) -> tuple[Collection[Model], list[Model]]:
+) -> tuple[set[Model], list[Model]]:
     """Return the models that ``labels`` names one by one, and all models to be dumped.
 
     :param labels: apps, and models such as ``photos.Photo``; if there are none, all models are meant.
@@ -123,7 +123,7 @@ def _select_models(
     return named.intersection(selected), selected
 
 
-def _refuse_absent(alias: str, named: Collection[Model], selected: Sequence[Model]) -> None:
+def _refuse_absent(alias: str, named: set[Model], selected: Sequence[Model]) -> None:
     """Raise an error if Django would silently dump nothing, because the models are not on ``alias``."""
     absent = {model for model in selected if not router.allow_migrate_model(alias, model)}
     wanted = absent.intersection(named) or (absent if len(absent) == len(selected) else set())

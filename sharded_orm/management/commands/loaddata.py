@@ -74,7 +74,7 @@ class Command(loaddata.Command):
         self.find_fixtures(fixture_label)
         shard = self._shard
         routed = self._alias == DEFAULT_DB_ALIAS or self._group is not None or shard is not None
-        self.using = None if routed else self._alias
+        self.using = None if routed else self._alias  # type: ignore[assignment]  # Django passes it on
         try:
             with scoped(shard.alias) if shard is not None else nullcontext():
                 super().load_label(fixture_label)
@@ -113,12 +113,12 @@ class Command(loaddata.Command):
     ) -> bool:
         # Relate the row when all rows are stored: related rows of the shard may come later.
         relations, obj.m2m_data = obj.m2m_data, None
-        deferred, obj.deferred_fields = obj.deferred_fields, None
+        deferred, obj.deferred_fields = obj.deferred_fields, {}
         with self._on(alias, stored):
             saved: bool = super().save_obj(obj)
         obj.deferred_fields = deferred
         if relations or deferred:
-            self.objs_with_deferred_fields.append(_LaterRelations(obj, alias, relations))
+            self.objs_with_deferred_fields.append(_LaterRelations(obj, alias, relations))  # type: ignore[arg-type]  # Django only calls save_deferred_fields()
         return saved
 
     @contextmanager

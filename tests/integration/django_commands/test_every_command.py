@@ -301,9 +301,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "sendtestemail": Case("sendtestemail a@example.com", one(Works("To: a@example.com"))),
-    "shell": Case(
-        "shell -c 'print(Photo.objects.get(user_id=1).title)'", one(Works("^of 1$"))
-    ),
+    "shell": Case("shell -c 'print(Photo.objects.get(user_id=1).title)'", one(Works("^of 1$"))),
     "showmigrations": Case(
         "showmigrations photos_app",
         {
@@ -371,7 +369,12 @@ def test_a_server_serves_the_rows_of_shards(project: Project, name: str) -> None
     port = free_port()
     own = ["runserver", "--noreload", f"{HOST}:{port}"]
     if name == "testserver":
-        own = ["testserver", "--noinput", f"--addrport={HOST}:{port}", f"{project.folder}/rows.json"]
+        own = [
+            "testserver",
+            "--noinput",
+            f"--addrport={HOST}:{port}",
+            f"{project.folder}/rows.json",
+        ]
     environment = {**os.environ, **project.variables, "FLEET_FOLDER": str(project.folder)}
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "django", *own],
@@ -405,6 +408,7 @@ def test_the_page_says_for_each_command_what_its_case_says() -> None:
     cells = {name: [cell.strip() for cell in rest.split("|")[1:-1]] for name, rest in lines}
     assert set(cells) == set(CASES) | SERVERS | WITHOUT_DATABASE
     for name, case in CASES.items():
+        assert len(cells[name]) == len(ALIASES)
         says = [cell.startswith("**error**") for cell in cells[name]]
         fails = [isinstance(case.outcomes.get(alias), Fails) for alias in ALIASES]
         if name == "changepassword":
