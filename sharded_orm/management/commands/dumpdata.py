@@ -19,6 +19,7 @@ from django.core.management.utils import parse_apps_and_model_labels
 from django.db import DEFAULT_DB_ALIAS, models, router
 
 from sharded_orm import runtime
+from sharded_orm.management.database_option import make_optional
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import ShardOptions, group_of, shard_options
 from sharded_orm.operations.key_input import typed_key
@@ -38,12 +39,14 @@ class Command(dumpdata.Command):
 
     help = (
         "Output rows as a fixture of the given format: those of the default database, and those of"
-        " sharded models from all shards. --database names one group, shard or database instead."
+        " sharded models from all shards."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.set_defaults(database=None)
+        make_optional(
+            parser, "Dump only this group, shard or database. By default: 'default' and all shards."
+        )
         parser.add_argument(
             "--key",
             metavar="VALUE",

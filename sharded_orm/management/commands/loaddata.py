@@ -16,6 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, IntegrityError, models
 from sharded_orm import runtime
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.management.database_option import make_optional
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
@@ -31,13 +32,15 @@ class Command(loaddata.Command):
     """
 
     help = (
-        "Installs the named fixture(s). Without --database, each row is loaded where it belongs: on"
-        " the shard of its key, or in the default database."
+        "Installs the named fixture(s). Each row is loaded where it belongs: on the shard of its key,"
+        " or in the default database."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.set_defaults(database=None)
+        make_optional(
+            parser, "Load only the rows of this group, shard or database. By default: all rows."
+        )
 
     def handle(self, *fixture_labels: Any, **options: Any) -> None:
         alias: str | None = options["database"]
