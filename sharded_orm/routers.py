@@ -198,6 +198,8 @@ class ShardRouter:
         return None
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
+        if app_label not in apps.app_configs:
+            return None  # For example, the table of Django's database cache, which is of no app.
         # Migrations use historical models, which do not derive from ShardedModel. So look up the
         # current model with the same name. If the model was renamed or removed,
         # group_of_historical_model() finds the group.

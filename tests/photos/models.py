@@ -7,19 +7,32 @@ from django.db import models
 from sharded_orm.ids.layout import TimestampedLayout
 from sharded_orm.models import (
     ExactCharField,
+    GlobalManager,
     GlobalModel,
     PackedIDField,
+    ShardedManager,
     ShardedModel,
     TicketField,
     TimestampedIDField,
 )
 
 
+class PersonManager(GlobalManager):
+    def get_by_natural_key(self, username: str) -> Person:
+        person: Person = self.get(username=username)
+        return person
+
+
 class Person(GlobalModel):
     username = models.CharField(max_length=50, unique=True)
 
+    objects = PersonManager()
+
     def __str__(self) -> str:
         return self.username
+
+    def natural_key(self) -> tuple[str]:
+        return (self.username,)
 
 
 class OnPhotos(ShardedModel):
@@ -46,15 +59,26 @@ class Album(ShardedModel):
         return self.title
 
 
+class TagManager(ShardedManager):  # type: ignore[misc, valid-type]
+    def get_by_natural_key(self, user_id: int, name: str) -> Tag:
+        tag: Tag = self.get(user_id=user_id, name=name)
+        return tag
+
+
 class Tag(OnPhotos):
     user_id = models.BigIntegerField()
     name = models.CharField(max_length=50)
+
+    objects = TagManager()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["user_id", "name"], name="tag_name")]
 
     def __str__(self) -> str:
         return self.name
+
+    def natural_key(self) -> tuple[int, str]:
+        return (self.user_id, self.name)
 
 
 class Photo(OnPhotos):

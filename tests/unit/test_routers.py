@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.core.cache.backends.db import BaseDatabaseCache
 from django.db import router
 
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
@@ -67,3 +68,12 @@ def test_a_row_beside_one_of_another_shard_is_refused() -> None:
     with standing_on("photos_00003"):
         row = Photo.tags.through(photo_id=1, tag_id=1)
         assert router.db_for_write(type(row), instance=row) == "photos_00003"
+
+
+def test_the_database_cache_of_django_is_global() -> None:
+    """Its table is of no app, and what stands for its model has few attributes."""
+    model = BaseDatabaseCache("rows", {}).cache_model_class
+    assert router.db_for_read(model) == router.db_for_write(model) == "default"
+    assert router.allow_migrate_model("default", model)
+    assert not router.allow_migrate_model("photos_00003", model)
+    assert not router.allow_migrate_model("photos", model)

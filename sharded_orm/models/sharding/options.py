@@ -307,7 +307,8 @@ def _read_shard_meta(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
         return None
-    if meta.auto_created:
+    # Django asks about its database cache with an object that has only some attributes of a model.
+    if getattr(meta, "auto_created", False):
         source = shard_options(meta.auto_created)
         return None if source is None else ShardOptions(model, source.group, None)
     declared = getattr(model, "ShardMeta", None)

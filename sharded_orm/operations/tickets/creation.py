@@ -252,6 +252,9 @@ def begin(
         return handle.ask(make)
 
 
+#: Ids in the fixtures of tests are usually smaller.
+ABOVE_FIXTURES = 1_000_000_000
+
 # The name of each ticket server's database before a test run replaced it, keyed by alias.
 _original_names: dict[str, str] = {}
 
@@ -268,8 +271,9 @@ def _database(alias: str) -> str:
 class TestSequences:
     """A receiver of ``post_migrate`` that creates the models' sequences in test databases.
 
-    A test database has no rows yet, so its sequences may begin at 1. In other databases the
-    receiver does nothing, because the operator decides where a sequence begins.
+    The sequences begin above :data:`ABOVE_FIXTURES`, so that new rows get other ids than the rows of
+    fixtures. In other databases the receiver does nothing, because the operator decides where a
+    sequence begins.
     """
 
     __test__ = False
@@ -281,4 +285,4 @@ class TestSequences:
         if is_test_database(using):
             for server in runtime.tickets().servers:
                 if server.alias == using:
-                    begin(server, declared_sequences())
+                    begin(server, declared_sequences(), after=ABOVE_FIXTURES)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core import serializers
+from django.core.management import call_command
 from django.db import connections, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models import Count, F, IntegerField, Q
@@ -491,6 +493,21 @@ def test_fixtures(local: Recorded) -> None:
     for row in serializers.deserialize("json", text):
         row.save()
     assert local.named("mark") == own(scope(CachedCountry))
+
+
+@pytest.mark.parametrize("database", [None, "photos", SHARD[ONE]])
+def test_loaddata(local: Recorded, tmp_path: Path, database: str | None) -> None:
+    tag = CachedTag.objects.create(user_id=ONE, name="before")
+    album = CachedAlbum.objects.create(user_id=ONE, title="before")
+    rows = serializers.serialize("json", [tag, album])
+    fixture = tmp_path / "tags.json"
+    fixture.write_text(rows.replace("before", "after"))
+    local.clear()
+    call_command("loaddata", fixture, database=database, verbosity=0)
+    assert objects(CachedTag, ONE, tag.pk) | objects(CachedAlbum, ONE, album.pk) <= local.named(
+        "finish"
+    )
+    assert CachedTag.objects.get(user_id=ONE).name == "after"
 
 
 def test_model_of_a_migration(local: Recorded) -> None:

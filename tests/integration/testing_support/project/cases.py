@@ -16,6 +16,7 @@ import urllib.request
 from typing import Any
 
 from django.conf import settings
+from django.core.management import call_command
 from django.db import IntegrityError, connections, transaction
 from django.test import (
     LiveServerTestCase,
@@ -181,6 +182,60 @@ class AllDatabasesCommitted(WritesToAllDatabases, TransactionTestCase):
 
     def test_b(self) -> None:
         self._write()
+
+
+class Fixtures(Recorded):
+    """The rows of a fixture, on the databases that a class names."""
+
+    databases = {"default", "notes"}
+    fixtures = ["notes.json"]
+
+    def _check(self) -> None:
+        self.assertEqual(list(Person.objects.values_list("name", flat=True)), ["of a fixture"])
+        for owner in (1, 6):
+            self.assertEqual(texts(owner), [*MIGRATED, f"of {owner}"])
+            self.assertEqual(Remark.objects.get(owner=owner).note.text, f"of {owner}")
+        Note.objects.filter(owner=1).update(text="changed")
+        Note.objects.create(owner=6, text="of the test")
+        self.assertEqual(len(texts(6)), len([*MIGRATED, "of 6", "of the test"]))
+
+
+class LoadsFixtures(Fixtures, TestCase):
+    def test_a(self) -> None:
+        self._check()
+        self.assertEqual(committed(1), MIGRATED)
+
+    def test_b(self) -> None:
+        self._check()
+
+
+class LoadsFixturesCommitted(Fixtures, TransactionTestCase):
+    def test_a(self) -> None:
+        self._check()
+        self.assertEqual(committed(1), ["changed", *MIGRATED])
+
+    def test_b(self) -> None:
+        self._check()
+
+
+class LoadsFixturesOfTheDefaultDatabase(Fixtures, TestCase):
+    """The group is not among its databases, as for any other database that Django tests do not name."""
+
+    databases = {"default"}
+
+    def test_a(self) -> None:
+        self.assertEqual(Person.objects.count(), 1)
+        with self.assertRaisesMessage(DatabaseOperationForbidden, "'notes'"):
+            texts(1)
+
+
+class LoadsFixturesByHand(Recorded, TestCase):
+    databases = {"default", "notes"}
+
+    def test_a(self) -> None:
+        call_command("loaddata", "notes.json", verbosity=0)
+        self.assertEqual(Person.objects.count(), 1)
+        self.assertEqual(texts(6), [*MIGRATED, "of 6"])
 
 
 class OverriddenSettings(Recorded, TestCase):

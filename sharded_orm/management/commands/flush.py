@@ -1,0 +1,16 @@
+"""``manage.py flush``, Django's command, which refuses the alias of a group outside of tests."""
+
+from __future__ import annotations
+
+from django.core.management.commands import flush
+
+from sharded_orm.backends.group.test_databases import test_databases
+from sharded_orm.management.one_database import OneDatabaseCommand
+
+
+class Command(OneDatabaseCommand, flush.Command):
+    remedy = "'manage.py shards run \"flush --no-input\" --group {group}' flushes each shard"
+
+    def takes_group(self, alias: str) -> bool:
+        # Django's test cases flush each alias; in tests, that of a group restores its shards.
+        return alias in test_databases

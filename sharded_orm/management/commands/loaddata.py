@@ -1,0 +1,205 @@
+"""``manage.py loaddata``, Django's command, which also loads the rows of sharded models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from django.core.management import CommandError
+from django.core.management.base import CommandParser
+from django.core.management.commands import loaddata
+from django.core.serializers.base import DeserializedObject
+from django.db import DEFAULT_DB_ALIAS, IntegrityError, models
+
+from sharded_orm import runtime
+from sharded_orm.backends.group.test_databases import test_databases
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.management.database_option import make_optional
+from sharded_orm.models.fields import TicketField
+from sharded_orm.models.querysets.route import scoped
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.operations.fixtures import FixtureTransaction
+
+
+class Command(loaddata.Command):
+    """Loads each row of a fixture where the row belongs.
+
+    Without ``--database``: rows of sharded models go to the shards of their keys, all others to the
+    default database. The alias of a group selects the rows of that group, and any other alias the
+    rows of that database, as with Django.
+    """
+
+    help = (
+        "Installs the named fixture(s). Each row is loaded where it belongs: on the shard of its key,"
+        " or in the default database."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        make_optional(
+            parser, "Load only the rows of this group, shard or database. By default: all rows."
+        )
+
+    def handle(self, *fixture_labels: Any, **options: Any) -> None:
+        alias: str | None = options["database"]
+        topology = runtime.topology()
+        self._is_routed = alias is None
+        self._group = alias if alias in topology.groups else None
+        self._shard = topology.resolve(alias) if alias is not None else None
+        self._alias = alias or DEFAULT_DB_ALIAS
+        self._transaction = FixtureTransaction(self._alias)
+        #: The number of rows that were not loaded because they belong elsewhere, by model.
+        self._left_out: Counter[str] = Counter()
+        #: The sequences of ticket servers of which the fixture brings ids.
+        self._sequences: set[str] = set()
+        try:
+            super().handle(*fixture_labels, **{**options, "database": self._alias})
+        except Exception as exc:
+            error = self._transaction.partial_commit(exc) or exc
+            if isinstance(error, ShardedOrmError):
+                raise CommandError(str(error)) from exc
+            raise
+
+    def loaddata(self, fixture_labels: Any) -> None:
+        with self._transaction:
+            super().loaddata(fixture_labels)
+            self._report_left_out()
+        self._report_sequences()
+
+    # -- Loading ---------------------------------------------------------------
+
+    def load_label(self, fixture_label: str) -> None:
+        # Django reads the file with self.using as the database of natural keys. With None, each
+        # look-up goes where the rows of its model are. But the names of files may contain the
+        # alias, so look for the files first; Django keeps the result.
+        self.find_fixtures(fixture_label)
+        shard = self._shard
+        routed = self._alias == DEFAULT_DB_ALIAS or self._group is not None or shard is not None
+        self.using = None if routed else self._alias  # type: ignore[assignment]  # Django passes it on
+        try:
+            with scoped(shard.alias) if shard is not None else nullcontext():
+                super().load_label(fixture_label)
+        finally:
+            self.using = self._alias
+
+    def save_obj(self, obj: DeserializedObject) -> bool:
+        model = type(obj.object)
+        if model in self.excluded_models or model._meta.app_config in self.excluded_apps:
+            return False  # Do not choose a shard for the key of a row that is left out.
+        options = shard_options(model)
+        if not self._selects(options):
+            self._left_out[model._meta.label] += 1
+            return False
+        self._sequences.update(_sequences_of_ids(obj.object))
+        if options is None:
+            with self._on(self._alias, self.models):
+                saved: bool = super().save_obj(obj)
+            if not saved:
+                self._left_out[model._meta.label] += 1
+            return saved
+        if self._shard is not None:
+            return self._save_sharded(obj, self._shard.alias, self.models)
+        alias = self._transaction.place(options, obj.object)
+        return self._save_sharded(obj, alias, self._transaction.models_by_alias[alias])
+
+    def _selects(self, options: ShardOptions | None) -> bool:
+        """Whether rows of a model are to be loaded, by the alias that the caller has named."""
+        group = self._shard.group if self._shard is not None else self._group
+        if options is None:
+            return group is None
+        return self._is_routed or options.group == group
+
+    def _save_sharded(
+        self, obj: DeserializedObject, alias: str, stored: set[type[models.Model]]
+    ) -> bool:
+        # Relate the row when all rows are stored: related rows of the shard may come later.
+        relations, obj.m2m_data = obj.m2m_data, None
+        deferred, obj.deferred_fields = obj.deferred_fields, {}
+        with self._on(alias, stored):
+            saved: bool = super().save_obj(obj)
+        obj.deferred_fields = deferred
+        if relations or deferred:
+            self.objs_with_deferred_fields.append(_LaterRelations(obj, alias, relations))  # type: ignore[arg-type]  # Django only calls save_deferred_fields()
+        return saved
+
+    @contextmanager
+    def _on(self, alias: str, stored: set[type[models.Model]]) -> Iterator[None]:
+        """Within the block, let Django's code save rows on ``alias``.
+
+        :param stored: the set to which Django adds the models of the rows.
+        """
+        outer = self.using, self.models
+        self.using, self.models = alias, stored
+        try:
+            yield
+        finally:
+            self.using, self.models = outer
+
+    def reset_sequences(self, connection: Any, models: Any) -> None:
+        # Django calls this method if rows were loaded, after it has checked the constraints of its
+        # own database and before it reports success. So check those of the shards here.
+        try:
+            self._transaction.check_constraints()
+        except IntegrityError as exc:
+            exc.args = (f"Problem installing fixtures: {exc}",)  # As Django says it.
+            raise
+        super().reset_sequences(connection, models)
+
+    # -- Messages --------------------------------------------------------------
+
+    def _report_left_out(self) -> None:
+        if not self._left_out:
+            return
+        labels = sorted(self._left_out)
+        remedy = (
+            "Name their database with --database."
+            if self._is_routed
+            else "Without --database, each row is loaded where it belongs."
+        )
+        message = (
+            f"{self._left_out.total()} object(s) of {labels!r} were not loaded, because they do not"
+            f" belong on {self._alias!r}. {remedy}"
+        )
+        # Django's test cases load each fixture once per alias, so an alias may have none of its rows.
+        if not self.loaded_object_count and not test_databases:
+            raise CommandError(message)
+        if self.verbosity >= 1:
+            self.stderr.write(message)
+
+    def _report_sequences(self) -> None:
+        if self._sequences and self.verbosity >= 1:
+            names = " ".join(sorted(self._sequences))
+            self.stderr.write(
+                f"The fixtures bring ids of ticket servers. 'manage.py tickets verify {names}' checks"
+                " whether a server would hand out one of them again, and 'manage.py tickets advance"
+                f" {names}' moves the servers above them."
+            )
+
+
+class _LaterRelations:
+    """The relations of a row that are stored when all rows of the fixtures are.
+
+    It takes the place of a row in Django's list of rows with deferred fields.
+    """
+
+    def __init__(
+        self, obj: DeserializedObject, alias: str, relations: dict[str, Any] | None
+    ) -> None:
+        self._obj = obj
+        self._alias = alias
+        self._relations = relations or {}
+
+    def save_deferred_fields(self, using: str | None = None) -> None:
+        if self._obj.deferred_fields:
+            with scoped(self._alias):
+                self._obj.save_deferred_fields(using=None)
+        for accessor, rows in self._relations.items():
+            getattr(self._obj.object, accessor).set(rows)
+
+
+def _sequences_of_ids(row: models.Model) -> Iterator[str]:
+    for field in row._meta.concrete_fields:
+        if isinstance(field, TicketField) and getattr(row, field.attname) is not None:
+            yield field.sequence_name

@@ -1,0 +1,11 @@
+"""``manage.py sqlmigrate``, Django's command, which refuses the alias of a group."""
+
+from __future__ import annotations
+
+from django.core.management.commands import sqlmigrate
+
+from sharded_orm.management.one_database import OneDatabaseCommand
+
+
+class Command(OneDatabaseCommand, sqlmigrate.Command):
+    pass

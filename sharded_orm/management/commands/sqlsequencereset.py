@@ -1,0 +1,11 @@
+"""``manage.py sqlsequencereset``, Django's command, which refuses the alias of a group."""
+
+from __future__ import annotations
+
+from django.core.management.commands import sqlsequencereset
+
+from sharded_orm.management.one_database import OneDatabaseCommand
+
+
+class Command(OneDatabaseCommand, sqlsequencereset.Command):
+    pass

@@ -1,0 +1,27 @@
+"""``manage.py testserver``, Django's command, with test databases for shards as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.commands import testserver
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from sharded_orm import runtime
+
+
+class Command(testserver.Command):
+    """Makes test databases for all aliases: with Django's own for ``default`` only, the server would
+    read and write the real rows of shards.
+    """
+
+    def handle(self, *fixture_labels: str, **options: Any) -> None:
+        aliases = list(connections) if runtime.topology().groups else []
+        for alias in aliases:
+            if alias != DEFAULT_DB_ALIAS:
+                connections[alias].creation.create_test_db(
+                    verbosity=options["verbosity"],
+                    autoclobber=not options["interactive"],
+                    serialize=False,
+                )
+        super().handle(*fixture_labels, **options)

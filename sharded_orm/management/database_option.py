@@ -1,0 +1,15 @@
+"""The option ``--database`` of Django's commands."""
+
+from __future__ import annotations
+
+from django.core.management.base import CommandParser
+
+
+def make_optional(parser: CommandParser, help: str) -> None:
+    """Make the value None if ``--database`` is left out, instead of the default database.
+
+    :param help: the help text of the option.
+    """
+    for action in parser._actions:
+        if "--database" in action.option_strings:
+            action.default, action.help = None, help

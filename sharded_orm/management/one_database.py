@@ -1,0 +1,37 @@
+"""A mixin for Django's commands that work on the tables of one database."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.core.management import BaseCommand, CommandError
+
+from sharded_orm import runtime
+
+
+class OneDatabaseCommand(BaseCommand):
+    """A command of Django's that refuses the alias of a whole group, which has no tables itself.
+
+    Without such an alias it does what Django's command does.
+    """
+
+    #: What to do instead. ``{group}`` stands for the name of the group.
+    remedy: ClassVar[str] = "name one shard, such as '--database {group}_00000'"
+    #: Whether the command works on shards; False for commands about tables that no shard has.
+    takes_shards: ClassVar[bool] = True
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        alias = options["database"]
+        topology = runtime.topology()
+        if alias in topology.groups and not self.takes_group(alias):
+            remedy = self.remedy.format(group=alias)
+            raise CommandError(
+                f"{alias!r} stands for all shards of the group and has no tables of its own: {remedy}."
+            )
+        if not self.takes_shards and topology.resolve(alias) is not None:
+            raise CommandError(f"{alias!r} is a shard, which has no such tables: {self.remedy}.")
+        return super().execute(*args, **options)
+
+    def takes_group(self, alias: str) -> bool:
+        """Whether the command works on the group ``alias``; False unless overridden."""
+        return False

@@ -1,0 +1,90 @@
+"""The transactions in which the rows of fixtures are stored on shards."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Self
+
+from django.db import connections, models, transaction
+
+from sharded_orm.exceptions import PartialCommitError
+from sharded_orm.models.sharding.options import ShardOptions
+
+
+class FixtureTransaction:
+    """The transactions in which the rows of fixtures are stored: one on each group that has rows.
+
+    The caller has opened a transaction on one database or group, and enters this context manager
+    inside it. The transaction of any other group begins with the first row of the group. Until the
+    context ends, the databases of the shards do not check foreign keys, so rows may refer to rows
+    that come later; :meth:`check_constraints` checks them. Not thread-safe.
+
+    :param alias: the alias of the caller's transaction.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._aliases = [alias]
+        self._committed_aliases: list[str] = []
+        self._begun: set[str] = set()
+        self._blocks, self._unchecked = ExitStack(), ExitStack()
+        #: The models of the rows that were stored, keyed by the shard's alias.
+        self.models_by_alias: dict[str, set[type[models.Model]]] = {}
+
+    def __enter__(self) -> Self:
+        self._record_commit(*self._aliases)
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        """Commit the transactions of the groups, one after the other; after an error, roll them back."""
+        # Check foreign keys again when the transactions have ended: after an error, their shards
+        # accept no statement before.
+        with self._unchecked:
+            self._blocks.__exit__(*exc_info)
+
+    def place(self, options: ShardOptions, row: models.Model) -> str:
+        """Return the alias of the shard for ``row``, and begin the transaction of its group.
+
+        If the row's key has no shard yet, one is chosen and recorded for good.
+
+        :raises ShardKeyRequired: the row has no shard key.
+        :raises InvalidShardKey: no row can have this key.
+        """
+        alias = options.place(row).alias
+        if alias not in self.models_by_alias:
+            self._begin(options.group)
+            self._unchecked.enter_context(connections[alias].constraint_checks_disabled())
+            self.models_by_alias[alias] = set()
+        return alias
+
+    def _begin(self, group: str) -> None:
+        if group in self._begun:
+            return
+        self._begun.add(group)
+        self._blocks.enter_context(transaction.atomic(using=group))
+        if group not in self._aliases:
+            self._aliases.append(group)
+            self._record_commit(group)
+
+    def _record_commit(self, alias: str) -> None:
+        transaction.on_commit(lambda: self._committed_aliases.append(alias), using=alias)
+
+    def check_constraints(self) -> None:
+        """Check the foreign keys in the tables of all stored rows: some statements per shard.
+
+        :raises IntegrityError: a row refers to a row that does not exist.
+        """
+        for alias, stored in self.models_by_alias.items():
+            tables = [model._meta.db_table for model in stored]
+            connections[alias].check_constraints(table_names=tables)
+
+    def partial_commit(self, cause: Exception) -> PartialCommitError | None:
+        """Return the error to raise if some of the transactions are committed and others are not.
+
+        Call it after all of them have ended.
+
+        :param cause: the error with which the first of the others has ended.
+        """
+        others = [alias for alias in self._aliases if alias not in self._committed_aliases]
+        if not self._committed_aliases or not others:
+            return None
+        return PartialCommitError(self._committed_aliases, others, cause)

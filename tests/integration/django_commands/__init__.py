@@ -1,0 +1,1 @@
+"""Each command of Django, run in a project with shards."""
