@@ -7,8 +7,9 @@ key from a shard to the global database has no constraint.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,6 +24,8 @@ from sharded_orm.operations.shards.status import error_line
 from sharded_orm.operations.shards.table_reads import Sql, TableRead, TableRows
 from sharded_orm.topology.model import Shard
 
+#: A foreign key. In the stubs its model may be a text, such as "self".
+Reference = Any
 #: Size of a batch: the number of global rows that are looked up by one query.
 LOOK_UPS = 500
 #: Largest number of examples that are reported, for each relation of each shard.
@@ -61,7 +64,7 @@ class CrossKeyRows:
     related: str
     related_key_name: str
     rows: int = 0
-    examples: list[CrossKeyPair] = field(default_factory=list)
+    examples: list[CrossKeyPair] = dataclasses.field(default_factory=list)
 
     @property
     def problem(self) -> str:
@@ -93,7 +96,7 @@ class DanglingReferences:
     related: str
     values: int = 0
     rows: int = 0
-    examples: list[Any] = field(default_factory=list)
+    examples: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def problem(self) -> str:
@@ -118,11 +121,11 @@ class RelationScan:
     """
 
     sample: int | None
-    cross_key: list[CrossKeyRows] = field(default_factory=list)
-    dangling: list[DanglingReferences] = field(default_factory=list)
+    cross_key: list[CrossKeyRows] = dataclasses.field(default_factory=list)
+    dangling: list[DanglingReferences] = dataclasses.field(default_factory=list)
     #: Why relations could not be checked. The reason is stored under the alias of the shard if its
     #: rows could not be read, and under the model's label if global rows could not be looked up.
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
         """Check the relations of the rows on ``shards``.
@@ -178,7 +181,7 @@ class RelationScan:
 
     def _read_references(
         self,
-        reference: ForeignKey[Any, Any],
+        reference: Reference,
         one: Any,
         wrapper: Any,
         shards: Sequence[Shard],
@@ -233,8 +236,8 @@ class _RelationInside:
 
     table: type[Model]
     name: str
-    owner: ForeignKey[Any, Any] | None
-    related: ForeignKey[Any, Any]
+    owner: Reference | None
+    related: Reference
 
     @property
     def _owner_model(self) -> type[Model]:
@@ -345,14 +348,14 @@ def _relations_inside(model: type[Model]) -> Iterator[_RelationInside]:
             yield _RelationInside(model, reference.name, None, reference)
 
 
-def _references_outside(model: type[Model]) -> Iterator[ForeignKey[Any, Any]]:
+def _references_outside(model: type[Model]) -> Iterator[Reference]:
     """Yield the foreign keys in the table of ``model`` to models of the global database."""
     for reference in _references(model):
         if shard_options(reference.related_model) is None:
             yield reference
 
 
-def _references(model: type[Model]) -> Iterator[ForeignKey[Any, Any]]:
+def _references(model: type[Model]) -> Iterator[Reference]:
     for reference in model._meta.local_concrete_fields:
         if isinstance(reference, ForeignKey):
             yield reference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -206,4 +207,41 @@ connection_created.connect(watch)
 report = check([runtime.shard("photos", 3)], sample=None)
 (rows,) = report.dangling
 print(rows.values, len(asked))
+"""
+
+
+def test_relations_of_a_table_whose_key_is_in_the_table_of_its_parent(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, {"FLEET_APPS": "tests.authors"})
+    made = fleet.python("-m", "tests.integration.shards.populate")
+    assert made.code == 0, made.err
+    fleet.place(ADA, SHARD)
+    fleet.place(BEN, SHARD)
+    stored = fleet.python("-c", NOVELS)
+    assert stored.code == 0, stored.err
+    for how in (["--all"], ["--sample", "50"]):
+        report = fleet.json("check", *how, code=1)
+        pair = {"row": 4, "key": BEN, "related_key": ADA}
+        assert {one["field"]: one["examples"] for one in report["cross_key"]} == {
+            "first": [{**pair, "related": 1}],
+            "similar": [{**pair, "related": 2}],
+        }
+        assert {one["model"] for one in report["cross_key"]} == {"authors.Novel"}
+        (only,) = report["dangling"]
+        assert (only["model"], only["field"], only["examples"]) == (
+            "authors.Novel", "translator", [99],
+        )  # fmt: skip
+
+
+NOVELS = """
+import django
+django.setup()
+from tests.authors.models import Author, Book, Novel, Page
+
+ada, ben = Author.objects.create(id=7), Author.objects.create(id=8)
+book = Book.objects.create(id=1, author=ada)
+page = Page.objects.create(id=2, author=ada, book=book)
+Novel.objects.create(id=3, author=ada, first=book, translator=ben).similar.add(page)
+# Values that are no instances are not looked up when they are written.
+Novel.objects.create(id=4, author=ben, first_id=1, translator_id=99)
+Novel.similar.through.objects.using("photos_00003").create(novel_id=4, page_id=2)
 """
