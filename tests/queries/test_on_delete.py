@@ -9,6 +9,7 @@ import pytest
 from django.apps import apps
 from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import get_deleted_objects
+from django.contrib.auth.models import AnonymousUser, User
 from django.db import IntegrityError, connections, models, transaction
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
@@ -18,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 import sharded_orm
 from sharded_orm import on_delete
+from sharded_orm.admin import ShardedModelAdmin
 from sharded_orm.exceptions import CrossShardRelation
 from tests.authors.models import Author, Award, Book, Country, Page, Quote
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
@@ -149,6 +151,17 @@ def test_the_admin_shows_what_would_be_deleted(authors: dict[int, Author]) -> No
     _, _, _, protected = get_deleted_objects([authors[ONE]], request, site)
     assert len(protected) == 1
     assert len(_keys(Book)) == 3
+
+
+def test_the_admin_asks_for_the_permission_to_delete_the_rows_on_shards(
+    authors: dict[int, Author],
+) -> None:
+    request, site = RequestFactory().get("/"), AdminSite()
+    site.register(Book, ShardedModelAdmin)
+    for user, needed in ((AnonymousUser(), {"book"}), (User(is_superuser=True), set())):
+        request.user = user
+        _, _, perms_needed, _ = get_deleted_objects([authors[ONE]], request, site)
+        assert perms_needed == needed
 
 
 def test_leave_is_what_django_calls_do_nothing(authors: dict[int, Author]) -> None:
