@@ -87,9 +87,7 @@ WRITES: dict[str, Write] = {
 
 @pytest.mark.parametrize("key", [NEAR, TWO])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_row_of_another_key_is_refused(
-    shelves: dict[int, Shelf], write: Write, key: int
-) -> None:
+def test_a_row_of_another_key_is_refused(shelves: dict[int, Shelf], write: Write, key: int) -> None:
     item = Item.objects.create(
         id=7, name="item", owner=shelves[ONE].owner, seller_id=ONE, shelf=shelves[ONE]
     )

@@ -93,7 +93,6 @@ class Beside(RelatedRows):
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
-
     def create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.create(): a related row has the shard key of the instance.
         return super().create(**self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager

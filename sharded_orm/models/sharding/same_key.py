@@ -82,6 +82,7 @@ def refuse_related_of_other_key(instance: Model) -> None:
     Only relations whose instance is in memory are checked.
     """
     referred: list[Any] = []
+    field: Any
     for field in instance._meta.concrete_fields:
         other = field.get_cached_value(instance, default=None) if field.is_relation else None
         if isinstance(other, Model):
@@ -139,7 +140,9 @@ def key_for_related(model: type[Model], field: Any, instance: Any) -> dict[str, 
     return {key.attname: value}
 
 
-def with_key(model: type[Model], key: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def with_key(
+    model: type[Model], key: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return ``values`` for a new row of ``model``, with ``key`` unless they have a key already.
 
     :param key: as :func:`key_for_related` returns it.
