@@ -9,7 +9,8 @@ The ids of the checks never change. No check in this module queries a database.
 ``sharded_orm.E004``  the shard key may be NULL
 ``sharded_orm.W005``  a unique constraint does not contain the shard key
 ``sharded_orm.E006``  a foreign key with a database constraint refers to a table outside the group
-``sharded_orm.E007``  an ``on_delete`` would run on an alias that does not have the rows
+``sharded_orm.E007``  an ``on_delete`` would run on an alias that does not have the rows, or a
+                      policy of ``sharded_orm.on_delete`` is on a foreign key that does not need it
 ``sharded_orm.E008``  a many-to-many table would join models of different groups
 ``sharded_orm.E009``  a composite primary key does not contain the shard key
 ``sharded_orm.E010``  ``ShardRouter`` is not in ``DATABASE_ROUTERS``
@@ -41,7 +42,7 @@ from django.core import checks
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, models
 
-from sharded_orm import runtime
+from sharded_orm import on_delete, runtime
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.cached.cached_model import collations_of
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
@@ -360,6 +361,17 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
         if remote is None or isinstance(remote.model, str):
             continue
         other = _group(remote.model)
+        is_policy = remote.on_delete in on_delete.POLICIES
+        if is_policy and (own is None or other is not None):
+            yield checks.Error(
+                f"sharded_orm.on_delete.{remote.on_delete.__name__} is for foreign keys from shards to"
+                " the global database, and this one is none.",
+                hint="Use on_delete=DO_NOTHING, or inside one group or the global database one of"
+                " Django's.",
+                obj=field,
+                id="sharded_orm.E007",
+            )
+            continue
         if own is not None and own == other:
             yield from _unenforced(model, field)
         if own == other:
@@ -369,15 +381,15 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
             yield checks.Error(
                 f"A database cannot enforce a foreign key to {remote.model.__name__}, which is in"
                 f" {where}.",
-                hint="Set db_constraint=False and on_delete=DO_NOTHING.",
+                hint=f"Set db_constraint=False and {_policies_hint(own, other)}.",
                 obj=field,
                 id="sharded_orm.E006",
             )
-        if remote.on_delete is not models.DO_NOTHING:
+        if remote.on_delete is not models.DO_NOTHING and not is_policy:
             yield checks.Error(
                 f"on_delete={remote.on_delete.__name__} of a foreign key to {where} would run on the"
                 " alias of the deleted row, where these rows are not.",
-                hint="Set on_delete=DO_NOTHING and delete the rows of the other side yourself.",
+                hint=f"Set {_policies_hint(own, other)}.",
                 obj=field,
                 id="sharded_orm.E007",
             )
@@ -424,6 +436,12 @@ def _counts_per_shard(options: ShardOptions) -> bool:
     return isinstance(pk, models.AutoField) and not (
         pk is options.key or isinstance(pk, PackedIDField)
     )
+
+
+def _policies_hint(own: str | None, other: str | None) -> str:
+    if own is not None and other is None:
+        return "on_delete to CASCADE, PROTECT or LEAVE of sharded_orm.on_delete"
+    return "on_delete=DO_NOTHING, and delete the rows of the other side yourself"
 
 
 def _unenforced(model: Any, field: Any) -> Iterator[checks.CheckMessage]:

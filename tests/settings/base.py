@@ -23,6 +23,7 @@ INSTALLED_APPS = [
     "tests.cached",
     "tests.relatives.plain",
     "tests.relatives.sharded",
+    "tests.authors",
     "tests.twins",
 ]
 

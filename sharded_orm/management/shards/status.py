@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management import BaseCommand
@@ -46,8 +47,9 @@ class StatusAction(Action):
 class Check(Action):
     name = "check"
     help = (
-        "As status, and also look for schemas that differ from those of other shards and for rows on a"
-        " shard other than that of their key. Exit status 1 if anything is wrong."
+        "As status, and also look for schemas that differ from those of other shards, for rows on a"
+        " shard other than that of their key, and for rows that are related to a row of another key or"
+        " to a global row that does not exist. Exit status 1 if anything is wrong."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -267,6 +269,29 @@ def _health_json(health: HealthReport, *, each: bool) -> dict[str, Any]:
                 ],
             }
             for entry in health.misplaced
+        ],
+        "cross_key": [
+            {
+                "shard": entry.shard.alias,
+                "model": entry.model,
+                "field": entry.field,
+                "related": entry.related,
+                "rows": entry.rows,
+                "examples": [asdict(pair) for pair in entry.examples],
+            }
+            for entry in health.cross_key
+        ],
+        "dangling": [
+            {
+                "shard": entry.shard.alias,
+                "model": entry.model,
+                "field": entry.field,
+                "related": entry.related,
+                "values": entry.values,
+                "rows": entry.rows,
+                "examples": entry.examples,
+            }
+            for entry in health.dangling
         ],
         "rows_looked_at": health.rows,
         "problems": health.problems,

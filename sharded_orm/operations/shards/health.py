@@ -1,4 +1,6 @@
-"""Run all checks of shards: :func:`status`, collations of text keys, schema drift, misplaced rows."""
+"""Run all checks of shards: :func:`status`, collations of text keys, schema drift, misplaced rows,
+broken relations.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,11 @@ from dataclasses import dataclass
 
 from sharded_orm.models.text_keys import InexactKey, inexact_keys
 from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
+from sharded_orm.operations.shards.broken_relations import (
+    CrossKeyRows,
+    DanglingReferences,
+    RelationScan,
+)
 from sharded_orm.operations.shards.collations import InexactColumn, inexact_columns
 from sharded_orm.operations.shards.drift import Drift, Schemas
 from sharded_orm.operations.shards.misplaced_rows import Misplaced, RowScan
@@ -31,14 +38,18 @@ class HealthReport:
     :param inexact: columns whose collation treats two different shard keys as equal.
     :param drifts: shards whose schema differs from that of most shards with the same migrations.
     :param misplaced: rows that are not on the shard of their key.
+    :param cross_key: rows that are related to rows of another shard key.
+    :param dangling: rows that refer to global rows that do not exist.
     :param rows: number of rows that were checked for being misplaced.
-    :param errors: why a check did not finish, keyed by the name of the shard, node or group.
+    :param errors: why a check did not finish, keyed by the name of the shard, node, group or model.
     """
 
     status: FleetStatus
     inexact: tuple[InexactColumn, ...]
     drifts: tuple[Drift, ...]
     misplaced: tuple[Misplaced, ...]
+    cross_key: tuple[CrossKeyRows, ...]
+    dangling: tuple[DanglingReferences, ...]
     rows: int
     errors: dict[str, str]
 
@@ -50,6 +61,8 @@ class HealthReport:
             *(f"{column.problem} {column.remedy}" for column in self.inexact),
             *map(_drift_problem, self.drifts),
             *map(_misplaced_problem, self.misplaced),
+            *(rows.problem for rows in self.cross_key),
+            *(rows.problem for rows in self.dangling),
             *(
                 f"{name!r} cannot be looked at to the end: {why}."
                 for name, why in self.errors.items()
@@ -68,8 +81,8 @@ def check(
 
     Asks the nodes in parallel. Costs, in addition to :func:`status`: on each node, one query per
     500 shards of a group with text keys, two round trips for the schema of each shard, and the
-    statements of :meth:`RowScan.read`. Memory: a small record for each shard, and each distinct
-    schema once.
+    statements of :meth:`RowScan.read` and :meth:`RelationScan.read`. Memory: a small record for each
+    shard, and each distinct schema once.
 
     :param shards: the shards to check; by default all.
     :param timeout: seconds to wait for the first answer of a node.
@@ -79,9 +92,9 @@ def check(
     fleet = status(shards, timeout=timeout, sizes=sizes)
     alive_nodes = {node.name: node for node in fleet.nodes if node.error is None}
 
-    def read(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, RowScan]:
+    def read(name: str, alive: Alive) -> tuple[list[InexactKey], Schemas, RowScan, RelationScan]:
         inexact: list[InexactKey] = []
-        schemas, rows = Schemas(), RowScan(sample)
+        schemas, rows, relations = Schemas(), RowScan(sample), RelationScan(sample)
         with node_connection(name) as wrapper:
             for group in alive_nodes[name].groups:
                 existing = list(_existing(group))
@@ -97,10 +110,12 @@ def check(
                         if shard_status.state == "current"
                     ]
                     rows.read(wrapper, current, alive)
-        return inexact, schemas, rows
+                    relations.read(wrapper, current, alive)
+        return inexact, schemas, rows, relations
 
     inexact: list[InexactKey] = []
-    schemas, rows, errors = Schemas(), RowScan(sample), {}
+    schemas, rows, relations = Schemas(), RowScan(sample), RelationScan(sample)
+    errors = {}
     for name, outcome in ask_nodes(alive_nodes, read, patience=timeout).items():
         if isinstance(outcome, Exception):
             errors[name] = error_line(outcome)
@@ -108,13 +123,16 @@ def check(
             inexact += outcome[0]
             schemas.add(outcome[1])
             rows.add(outcome[2])
+            relations.add(outcome[3])
     return HealthReport(
         fleet,
         tuple(inexact_columns(inexact)),
         tuple(schemas.drifts()),
         tuple(rows.misplaced),
+        tuple(relations.cross_key),
+        tuple(relations.dangling),
         rows.looked_at,
-        {**errors, **rows.errors, **schemas.errors},
+        {**errors, **rows.errors, **relations.errors, **schemas.errors},
     )
 
 

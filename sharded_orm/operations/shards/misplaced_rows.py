@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.apps import apps
-from django.db import DatabaseError, Error, connections
-from django.db.models import BigIntegerField, Field, IntegerField
+from django.db import Error, connections
+from django.db.models import Field
 
 from sharded_orm import runtime
-from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.exceptions import InvalidShardKey
-from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.operations.nodes import Alive
 from sharded_orm.operations.shards.status import error_line
-from sharded_orm.scatter.failures import is_node_gone
+from sharded_orm.operations.shards.table_reads import TableRead, TableRows
 from sharded_orm.topology.model import Shard
 
-#: Number of shards that one statement reads, if the database can read several at once.
-BATCH = 256
 #: Size of a batch: the number of shard keys, read from rows, whose shards are looked up together.
 KEYS = 5000
 #: Largest number of keys that are reported as examples, for each table of each shard.
 EXAMPLES = 3
-_BIG_INTEGER: Any = BigIntegerField()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +92,17 @@ class RowScan:
         if not shards:
             return
         for options in sharded_models(shards[0].group):
-            table = _Table(options, connections[shards[0].alias], self.sample)
+            key = _key_field(options)
+            one: Any = connections[shards[0].alias]
+            counts = TableRows(options.model, one, self.sample).value_counts(key)
+            read = TableRead(one, options.model, [key], counts)
             misplaced: dict[str, Misplaced] = {}
             batch: list[tuple[Shard, Any, int]] = []
-            for row in self._rows(table, wrapper, shards):
-                batch.append(row)
+            for shard, (value, count) in read.rows(
+                wrapper, shards, self.errors, together=self.sample is not None
+            ):
+                # Strategies expect the key as the database stores it.
+                batch.append((shard, key.get_prep_value(value), count))
                 if len(batch) >= KEYS:
                     self._check_rows(options, batch, misplaced)
                     batch.clear()
@@ -115,41 +116,6 @@ class RowScan:
         self.looked_at += other.looked_at
         self.misplaced += other.misplaced
         self.errors.update(other.errors)
-
-    def _rows(
-        self, table: _Table, wrapper: Any, shards: Sequence[Shard]
-    ) -> Iterator[tuple[Shard, Any, int]]:
-        if self.sample is not None and wrapper.features.can_union_shards:
-            for start in range(0, len(shards), BATCH):
-                yield from self._read_union(table, wrapper, shards[start : start + BATCH])
-            return
-        for shard in shards:
-            try:
-                yield from table.read_one(wrapper, shard)
-            except DatabaseError as exc:
-                self._note_failure(shard, exc)
-
-    def _read_union(
-        self, table: _Table, wrapper: Any, shards: Sequence[Shard]
-    ) -> list[tuple[Shard, Any, int]]:
-        try:
-            return table.read_several(wrapper, shards)
-        except DatabaseError as exc:
-            if len(shards) == 1 or is_node_gone(exc):
-                self._note_failure(shards[0], exc)
-                return []
-        # If one shard cannot be read, for example because it lacks the table, the statement fails
-        # for all shards. So read the two halves of the shards by separate statements.
-        middle = len(shards) // 2
-        return [
-            *self._read_union(table, wrapper, shards[:middle]),
-            *self._read_union(table, wrapper, shards[middle:]),
-        ]
-
-    def _note_failure(self, shard: Shard, exc: DatabaseError) -> None:
-        if is_node_gone(exc):
-            raise exc
-        self.errors[shard.alias] = error_line(exc)
 
     def _check_rows(
         self,
@@ -198,106 +164,6 @@ def sharded_models(group: str) -> list[ShardOptions]:
             if meta.managed and not meta.proxy and is_own:
                 models.append(options)
     return sorted(models, key=lambda options: options.model._meta.label)
-
-
-class _Table:
-    """A model's table on any shard, with the statements that read its shard keys."""
-
-    def __init__(self, options: ShardOptions, wrapper: Any, sample: int | None) -> None:
-        self._wrapper = wrapper
-        self._sample = sample
-        quote = wrapper.ops.quote_name
-        key = _key_field(options)
-        self._field = key
-        self._column = key.get_col(options.model._meta.db_table)
-        compiler = options.model._base_manager.none().query.get_compiler(connection=wrapper)
-        self._compiler = compiler
-        self._converters = compiler.get_converters([self._column])
-        self._table = quote(options.model._meta.db_table)
-        self._key = quote(key.column)
-        pks = options.model._meta.pk_fields
-        self._pks = [quote(pk.column) for pk in pks]
-        # The SQL type with which to CAST an integer primary key. None for other primary keys: their
-        # sample begins at the first row, not at a random one.
-        number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
-        self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
-
-    def _select(self, schema: str | None) -> tuple[str, list[Any]]:
-        table = self._table if schema is None else f"{schema}.{self._table}"
-        if self._sample is None:
-            return f"SELECT {self._key}, COUNT(*) FROM {table} GROUP BY {self._key}", []
-        order = ", ".join(self._pks)
-        limit = f"ORDER BY {order} LIMIT {self._sample:d}"
-        if self._number is None:
-            return f"SELECT {self._key}, 1 FROM {table} {limit}", []
-        (pk,) = self._pks
-        start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
-        # Read rows from a random primary key on. If too few follow, go on at the table's beginning.
-        parts = (
-            f"SELECT * FROM (SELECT {self._key}, {turn} turn FROM {table}"
-            f" WHERE {pk} {compared} {start} {limit}) part{turn}"
-            for turn, compared in enumerate((">=", "<"))
-        )
-        return (
-            f"SELECT {self._key}, 1 FROM ({' UNION ALL '.join(parts)}) parts"
-            f" ORDER BY turn LIMIT {self._sample:d}",
-            # Draw a fraction below 0.99. With a fraction near 1, rounding could lead beyond the
-            # last primary key.
-            [random.random() * 0.99] * 2,
-        )
-
-    def read_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, Any, int]]:
-        """Read the shard keys of the rows on ``shards`` by one statement.
-
-        Return tuples (shard, shard key, number of rows).
-        """
-        parts: list[str] = []
-        params: list[Any] = []
-        for index, shard in enumerate(shards):
-            schema = wrapper.ops.quote_name(shard.schema).replace("%", "%%")
-            sql, part_params = self._select(schema)
-            parts.append(f"(SELECT {index}, k.* FROM ({sql}) k)")
-            params += part_params
-        with wrapper.wrap_database_errors, wrapper.node_cursor() as raw:
-            cursor = wrapper.make_cursor(raw)
-            cursor.execute(" UNION ALL ".join(parts), params)
-            rows = cursor.fetchall()
-        keys = self._to_keys(row[1] for row in rows)
-        return [(shards[row[0]], key, row[2]) for row, key in zip(rows, keys, strict=True)]
-
-    def read_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, Any, int]]:
-        """Stream the shard keys of the rows on ``shard`` from the server.
-
-        Yield tuples (shard, shard key, number of rows).
-        """
-        if wrapper.features.can_union_shards:
-            sql, params = self._select(wrapper.ops.quote_name(shard.schema).replace("%", "%%"))
-            with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
-                yield from self._fetch(wrapper.make_cursor(raw), sql, params, shard)
-            return
-        own: Any = connections[shard.alias]
-        assert isinstance(own, ShardConnectionMixin)
-        try:
-            sql, params = self._select(None)
-            with own.cursor() as cursor:
-                yield from self._fetch(cursor, sql, params, shard)
-        finally:
-            own.close()
-
-    def _fetch(
-        self, cursor: Any, sql: str, params: list[Any], shard: Shard
-    ) -> Iterator[tuple[Shard, Any, int]]:
-        cursor.execute(sql, params)
-        while rows := cursor.fetchmany(2000):
-            keys = self._to_keys(row[0] for row in rows)
-            yield from ((shard, key, row[1]) for row, key in zip(rows, keys, strict=True))
-
-    def _to_keys(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Convert values from the database to shard keys of the type that strategies expect."""
-        rows: Iterable[Any] = ([value] for value in values)
-        if self._converters:
-            rows = self._compiler.apply_converters(rows, self._converters)
-        return (self._field.get_prep_value(row[0]) for row in rows)
 
 
 def _key_field(options: ShardOptions) -> Field[Any, Any]:

@@ -113,6 +113,13 @@ class Fleet:
     def exists(self, group: str, number: int) -> bool:
         return self.path(group, number).exists()
 
+    def global_sql(self, *statements: str) -> None:
+        """Run statements in the global database."""
+        with sqlite3.connect(self.folder / "default.sqlite3") as connection:
+            for statement in statements:
+                connection.execute(statement)
+        connection.close()
+
     def place(self, key: int, number: int) -> None:
         """Put a key of ``photos`` into the directory."""
         with sqlite3.connect(self.folder / "directory.sqlite3") as connection:
@@ -234,3 +241,10 @@ def fleet(request: pytest.FixtureRequest) -> Fleet:
     """A migrated fleet. Tests must leave it unchanged."""
     fleet: Fleet = request.getfixturevalue(f"{request.param}_fleet")
     return fleet
+
+
+@pytest.fixture
+def healthy(fleet: Fleet) -> Iterator[Fleet]:
+    """The fleet; a test must repair its changes at the end."""
+    yield fleet
+    fleet.shards("check", "--all")

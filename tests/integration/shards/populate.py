@@ -16,11 +16,11 @@ def main() -> None:
     from sharded_orm import runtime
 
     for alias in ("default", "directory"):
-        call_command("migrate", database=alias, verbosity=0)
+        call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
     for group in runtime.topology().groups.values():
         for shard in group.shards():
             connections[shard.alias].create_shard_database()
-            call_command("migrate", database=shard.alias, verbosity=0)
+            call_command("migrate", database=shard.alias, run_syncdb=True, verbosity=0)
             connections[shard.alias].close()
 
 

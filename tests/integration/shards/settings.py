@@ -2,7 +2,7 @@
 
 ``FLEET_FOLDER`` is the folder for files. ``FLEET_NODES`` is a JSON dict of two nodes, absent for
 SQLite. ``FLEET_PREFIX`` is the start of schema names. ``FLEET_CHANGES`` is a JSON dict that
-updates the group ``photos``.
+updates the group ``photos``. ``FLEET_APPS`` are further apps, separated by spaces.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ INSTALLED_APPS = [
     "sharded_orm",
     "tests.photos",
     "tests.integration.shards.commands",
+    *os.environ.get("FLEET_APPS", "").split(),
 ]
 
 DATABASES = sharded_databases(

@@ -14,6 +14,7 @@ from django.db import connection, models
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
+from sharded_orm import on_delete
 from sharded_orm.checks.models import check_autonomous_files, check_models, check_ticket_files
 from sharded_orm.ids.layout import PackedLayout, TimestampedLayout
 from sharded_orm.models import (
@@ -159,6 +160,45 @@ def test_foreign_keys_that_leave_the_group() -> None:
 
     assert declare(leaving) == {"E006", "E007"}
     assert declare(from_global) == {"E007"}
+
+
+def test_policies_are_for_foreign_keys_from_shards_to_global_models() -> None:
+    def to_global() -> type[Any]:
+        class Owned(Base):
+            id = TicketField(primary_key=True)
+            owner = models.ForeignKey(User, on_delete.CASCADE, db_constraint=False)
+            agent = models.ForeignKey(
+                User, on_delete.PROTECT, db_constraint=False, related_name="+"
+            )
+            former = models.ForeignKey(User, on_delete.LEAVE, db_constraint=False, related_name="+")
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Owned
+
+    def inside() -> type[Any]:
+        class Inside(Base):
+            id = TicketField(primary_key=True)
+            parent = models.ForeignKey("self", on_delete.CASCADE)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return Inside
+
+    def global_only() -> type[Any]:
+        class OnlyGlobal(GlobalModel):
+            owner = models.ForeignKey(User, on_delete.PROTECT)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return OnlyGlobal
+
+    assert declare(to_global) == set()
+    assert declare(inside) == {"E007"}
+    assert declare(global_only) == {"E007"}
 
 
 def test_many_to_many_across() -> None:

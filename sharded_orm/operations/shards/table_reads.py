@@ -1,0 +1,187 @@
+"""Read all rows, or a sample of the rows, from a table of each shard."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from django.db import DatabaseError, connections
+from django.db.models import BigIntegerField, Field, IntegerField, Model
+
+from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.models.sharding.options import target_field
+from sharded_orm.operations.shards.status import error_line
+from sharded_orm.scatter.failures import is_node_gone
+from sharded_orm.topology.model import Shard
+
+#: Number of shards that one statement reads, if the database can read several at once.
+BATCH = 256
+_BIG_INTEGER: Any = BigIntegerField()
+
+Sql = tuple[str, list[Any]]
+#: Returns a SELECT and its parameters for one shard, given the prefix of the names of its tables.
+SqlOfShard = Callable[[str], Sql]
+
+
+class TableRows:
+    """The rows of a model's own table, or a sample of these rows, as part of a statement.
+
+    :param wrapper: a connection object of a shard.
+    :param sample: number of rows, in the order of the primary key. If the primary key is an
+        integer, the sample begins at a random row; otherwise at the first row. None for all rows.
+    """
+
+    def __init__(self, model: type[Model], wrapper: Any, sample: int | None) -> None:
+        self._sample = sample
+        self._quote = wrapper.ops.quote_name
+        self._table = self._quote(model._meta.db_table)
+        pks = model._meta.pk_fields
+        self._pks = [self._quote(pk.column) for pk in pks]
+        # The SQL type with which to CAST an integer primary key. None for other primary keys: their
+        # sample begins at the first row, not at a random one.
+        number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
+        self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
+
+    def source(self, prefix: str, fields: Iterable[Field[Any, Any]]) -> Sql:
+        """Return what a statement can name after FROM, and its parameters.
+
+        :param prefix: stands before the names of the shard's tables.
+        :param fields: the fields that the statement reads.
+        """
+        table = f"{prefix}{self._table}"
+        if self._sample is None:
+            return table, []
+        names = ", ".join(dict.fromkeys(self._quote(field.column) for field in fields))
+        limit = f"ORDER BY {', '.join(self._pks)} LIMIT {self._sample:d}"
+        if self._number is None:
+            return f"(SELECT {names} FROM {table} {limit})", []
+        (pk,) = self._pks
+        start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
+        # Read rows from a random primary key on. If too few follow, go on at the table's beginning.
+        parts = (
+            f"SELECT * FROM (SELECT {names}, {turn} sharded_orm_turn FROM {table}"
+            f" WHERE {pk} {compared} {start} {limit}) part{turn}"
+            for turn, compared in enumerate((">=", "<"))
+        )
+        return (
+            f"(SELECT {names} FROM ({' UNION ALL '.join(parts)}) parts"
+            f" ORDER BY sharded_orm_turn LIMIT {self._sample:d})",
+            # Draw a fraction below 0.99. With a fraction near 1, rounding could lead beyond the
+            # last primary key.
+            [random.random() * 0.99] * 2,
+        )
+
+    def value_counts(self, field: Field[Any, Any]) -> SqlOfShard:
+        """Return the SQL for the distinct values of ``field``, each with its number of rows."""
+
+        def sql_of(prefix: str) -> Sql:
+            source, params = self.source(prefix, [field])
+            column = self._quote(field.column)
+            return f"SELECT {column}, COUNT(*) FROM {source} counted GROUP BY {column}", params
+
+        return sql_of
+
+
+class TableRead:
+    """A statement that reads the same columns on any shard.
+
+    :param wrapper: a connection object of a shard.
+    :param fields: the fields of the first columns, whose values are converted as Django does.
+        Values of further columns are returned as the driver gives them.
+    """
+
+    def __init__(
+        self, wrapper: Any, model: type[Model], fields: Sequence[Field[Any, Any]], sql: SqlOfShard
+    ) -> None:
+        self._sql = sql
+        self._compiler = model._base_manager.none().query.get_compiler(connection=wrapper)
+        columns: list[Any] = [field.get_col(field.model._meta.db_table) for field in fields]
+        self._converters = self._compiler.get_converters(columns)
+
+    def rows(
+        self, wrapper: Any, shards: Sequence[Shard], errors: dict[str, str], *, together: bool
+    ) -> Iterator[tuple[Shard, list[Any]]]:
+        """Yield the rows on ``shards``, each with its shard.
+
+        :param wrapper: a connection object of the node that has ``shards``. It belongs to no shard.
+        :param errors: takes the error of a shard that cannot be read, under the shard's alias.
+        :param together: whether to read 256 shards by one statement, if the database can. Give
+            False if there may be many rows: they are then streamed, by one statement per shard.
+        :raises DatabaseError: the node does not answer.
+        """
+        if together and wrapper.features.can_union_shards:
+            for start in range(0, len(shards), BATCH):
+                yield from self._read_union(wrapper, shards[start : start + BATCH], errors)
+            return
+        for shard in shards:
+            try:
+                yield from self._read_one(wrapper, shard)
+            except DatabaseError as exc:
+                _note_failure(shard, exc, errors)
+
+    def _read_union(
+        self, wrapper: Any, shards: Sequence[Shard], errors: dict[str, str]
+    ) -> list[tuple[Shard, list[Any]]]:
+        try:
+            return self._read_several(wrapper, shards)
+        except DatabaseError as exc:
+            if len(shards) == 1 or is_node_gone(exc):
+                _note_failure(shards[0], exc, errors)
+                return []
+        # If one shard cannot be read, for example because it lacks the table, the statement fails
+        # for all shards. So read the two halves of the shards by separate statements.
+        middle = len(shards) // 2
+        return [
+            *self._read_union(wrapper, shards[:middle], errors),
+            *self._read_union(wrapper, shards[middle:], errors),
+        ]
+
+    def _read_several(self, wrapper: Any, shards: Sequence[Shard]) -> list[tuple[Shard, list[Any]]]:
+        parts: list[str] = []
+        params: list[Any] = []
+        for index, shard in enumerate(shards):
+            sql, part_params = self._sql(_prefix(wrapper, shard))
+            parts.append(f"(SELECT {index}, k.* FROM ({sql}) k)")
+            params += part_params
+        with wrapper.wrap_database_errors, wrapper.node_cursor() as raw:
+            cursor = wrapper.make_cursor(raw)
+            cursor.execute(" UNION ALL ".join(parts), params)
+            rows = cursor.fetchall()
+        converted = self._convert(row[1:] for row in rows)
+        return [(shards[row[0]], values) for row, values in zip(rows, converted, strict=True)]
+
+    def _read_one(self, wrapper: Any, shard: Shard) -> Iterator[tuple[Shard, list[Any]]]:
+        if wrapper.features.can_union_shards:
+            with wrapper.wrap_database_errors, wrapper.node_cursor(stream=True) as raw:
+                yield from self._fetch(wrapper.make_cursor(raw), shard, _prefix(wrapper, shard))
+            return
+        own: Any = connections[shard.alias]
+        assert isinstance(own, ShardConnectionMixin)
+        try:
+            with own.cursor() as cursor:
+                yield from self._fetch(cursor, shard, "")
+        finally:
+            own.close()
+
+    def _fetch(self, cursor: Any, shard: Shard, prefix: str) -> Iterator[tuple[Shard, list[Any]]]:
+        cursor.execute(*self._sql(prefix))
+        while rows := cursor.fetchmany(2000):
+            yield from ((shard, values) for values in self._convert(rows))
+
+    def _convert(self, rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
+        converted: Iterable[Any] = map(list, rows)
+        if self._converters:
+            converted = self._compiler.apply_converters(converted, self._converters)
+        yield from converted
+
+
+def _prefix(wrapper: Any, shard: Shard) -> str:
+    schema: str = wrapper.ops.quote_name(shard.schema)
+    return schema.replace("%", "%%") + "."
+
+
+def _note_failure(shard: Shard, exc: DatabaseError, errors: dict[str, str]) -> None:
+    if is_node_gone(exc):
+        raise exc
+    errors[shard.alias] = error_line(exc)
