@@ -32,6 +32,7 @@ from sharded_orm.models.relations.managers import (
     NullableBeside,
     NullableFromOutside,
 )
+from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
 from sharded_orm.models.sharding.options import describe, group_of, options_of
 
 
@@ -104,11 +105,17 @@ class _ByConditions(_PerShard):
     def get_queryset(self, **hints: Any) -> Any:
         # Overrides get_queryset() of Django's descriptor, which uses a plain base manager. A
         # queryset of that manager would ask the router, which does not know the relation.
+        if (instance := hints.get("instance")) is not None:
+            refuse_other_key(instance)
         rows = super().get_queryset(**hints)
         model = self._sides()[1]
         if self._stays_on_shard() or group_of(model) is None or type(rows) is not QuerySet:
             return rows
-        return ShardedQuerySet(model, hints=hints)
+        # Like a plain base manager, this queryset returns the row that is referred to, under any
+        # bound key.
+        rows = ShardedQuerySet(model, hints=hints)
+        rows.query.bound_key = EXEMPT  # type: ignore[attr-defined]  # of ShardedQuery
+        return rows
 
 
 class _Forward(_ByConditions):
@@ -192,6 +199,11 @@ class _RelatedManager(_PerShard):
     _django: type[Any]
     _rel: Any
     _reverse: bool
+
+    def __init__(self, instance: Any = None) -> None:
+        if instance is not None:
+            refuse_other_key(instance)
+        super().__init__(instance)  # type: ignore[call-arg]  # of Django's manager
 
     def __call__(self, *, manager: str) -> Any:
         # Overrides __call__() of Django's managers, which returns a manager of Django's class,

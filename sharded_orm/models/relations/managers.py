@@ -17,6 +17,7 @@ from django.db.models import Model, Q
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
+from sharded_orm.models.sharding.bound_key import refuse_other_key
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -54,6 +55,7 @@ def _refuse_rows_of_other_shards(instance: Any, rows: Iterable[Any]) -> None:
     """
     for row in rows:
         if isinstance(row, Model):
+            refuse_other_key(row)
             router.allow_relation(row, instance)
 
 
@@ -142,6 +144,9 @@ class ManyBeside(RelatedRows):
     def _check_targets(self, objs: Any) -> None:
         # Raise errors about ``objs`` before Django opens a transaction. An error inside the
         # transaction would make the transaction unusable.
+        for obj in objs:
+            if isinstance(obj, Model):
+                refuse_other_key(obj)
         self._get_target_ids(self.target_field_name, objs)  # type: ignore[attr-defined]  # of Django's manager
         self._refuse_absent(objs)
 
@@ -272,6 +277,7 @@ class FromOutside(RelatedRows):
     def _check_type(self, obj: Any) -> None:
         if not isinstance(obj, self.model):
             raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
+        refuse_other_key(obj)
 
     def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
         """Return the primary keys of ``objs``, keyed by the alias of their shard.
