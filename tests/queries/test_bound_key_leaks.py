@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BytesIO
 from threading import Barrier, Thread
 from typing import Any
 
@@ -343,7 +344,7 @@ def test_each_request_has_its_own_key(site: Any) -> None:
 
 def test_a_file_is_left_to_the_server(site: Any) -> None:
     request = RequestFactory().get("/", headers={"X-User": "1"})
-    file = FileResponse(open(__file__, "rb"))
+    file = FileResponse(BytesIO(b"x"))
     response = BoundKeyMiddleware(lambda request: file)(request)
     assert response.file_to_stream is not None
     response.close()

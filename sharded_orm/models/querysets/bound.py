@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from django.db.models import Model
 from django.db.models.query import EmptyQuerySet, ModelIterable
@@ -24,20 +24,17 @@ from sharded_orm.models.sharding.bound_key import (
     refuse_other_key,
 )
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _with_key(
-    method: Callable[Concatenate[Any, _P], _R],
-) -> Callable[Concatenate[Any, _P], _R]:
+def _with_key(method: _Method) -> _Method:
     """Return a method that calls ``method`` on the filtered copy of a queryset."""
 
     @wraps(method)
-    def run(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         return method(self._with_bound_key(), *args, **kwargs)
 
-    return run
+    return cast("_Method", run)
 
 
 class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):

@@ -81,7 +81,7 @@ class BoundKeyQuery(Query):
         where: Any = self.where
         self.where = where.replace_expressions(replacements)
         self.annotations = {
-            name: annotation.replace_expressions(replacements)
+            name: annotation.replace_expressions(replacements)  # type: ignore[attr-defined]  # not in the stubs
             for name, annotation in self.annotations.items()
         }
         if replacements.keys() & {nested.query for nested in nested_queries(self, trusted=True)}:
@@ -101,12 +101,12 @@ class BoundKeyQuery(Query):
             parts = [_filtered(part) for part in self.combined_queries]
             if all(map(_is_same, parts, self.combined_queries)):
                 return self
-            copy = self.clone()
+            copy: Self = self.clone()  # type: ignore[assignment]  # of this class
             copy.combined_queries = tuple(parts)
             return copy
         if not self.lacks(key):
             return self
-        copy = self.clone()
+        copy = self.clone()  # type: ignore[assignment]  # of this class
         copy.add_q(Q((key.name, key.value)))
         return copy
 
@@ -204,7 +204,7 @@ def _taken(query: Any) -> Any:
         or key_in_force(query.model) is None
     ):
         return query
-    copy = query.clone()
+    copy: Any = query.clone()
     copy.take_bound_key()
     return copy
 
