@@ -213,6 +213,8 @@ def test_raw_sql_still_needs_an_alias(rows: list[Photo]) -> None:
     with bound(user_id=ONE):
         with pytest.raises(ShardKeyRequired), assert_queries(0, using="photos"):
             Photo.objects.raw(sql)
+        with pytest.raises(BoundKeyMismatch), assert_queries(0, using="photos"):
+            Photo.objects.filter(user_id=TWO).raw(sql)
         assert len(list(Photo.objects.raw(sql, using=SHARD[ONE]))) == 4
 
 

@@ -106,7 +106,11 @@ class Program:
             lambda: rows.get(pk=pick.choice([11, 21, 101, 102])),
             lambda: list(rows.iterator(chunk_size=2)),
             lambda: list(rows.values("pk").union(self.rows(world, "Shelf").values("pk"))),
-            lambda: rows.distinct().update(stars=F("stars") + 7),
+            lambda: (
+                self.rows(world, model.__name__)
+                .filter(self.condition())
+                .update(stars=F("stars") + 7)
+            ),
             lambda: rows.order_by().update(name="new"),
             lambda: model.objects.create(**self.values(pk=number, name="x", **self.more(world, model))),
             lambda: model.objects.bulk_create(

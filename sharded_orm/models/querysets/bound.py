@@ -185,6 +185,16 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
     explain = _with_key(ReadingQuerySet.explain)
     create = _with_key(WritingQuerySet.create)
 
+    def raw(
+        self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
+    ) -> Any:
+        """Run raw SQL on one shard, see :meth:`ReadingQuerySet.raw`.
+
+        Raw SQL cannot be filtered. So the bound key names no shard for it.
+        """
+        self._with_bound_key()  # Refuses conditions on another key.
+        return super().raw(raw_query, params, translations, using)
+
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
         objs = list(objs)
         for obj in objs:
