@@ -103,6 +103,11 @@ def test_tasks_have_their_own(rows: list[Photo]) -> None:
             await asyncio.sleep(0)
             photos = [photo.title async for photo in Photo.objects.order_by("title")]
             assert await Photo.objects.acount() == len(photos)
+            streamed = [photo.title async for photo in Photo.objects.order_by("title").aiterator()]
+            assert streamed == photos
+            first = await Photo.objects.order_by("title").afirst()
+            assert first is not None and await Photo.objects.aget(pk=first.pk) == first
+            assert (await Photo.objects.aget_or_create(title=first.title))[1] is False
             assert await sync_to_async(titles)() == " ".join(photos)
             await asyncio.sleep(0)
             assert await asyncio.create_task(inherited()) == key()

@@ -61,7 +61,7 @@ HOLDS_NONE = frozenset(
         # join, and the join, which is searched, holds a copy of the relation's condition.
         "_filtered_relations",
         "_lookup_joins", "alias_cols", "alias_prefix", "alias_refcount", "annotation_select_mask",
-        "base_table", "bound_key", "combinator", "is_limited_by_exists", "combinator_all", "compiler", "default_cols",
+        "base_table", "combinator", "combinator_all", "compiler", "default_cols",
         "default_ordering", "deferred_loading", "distinct", "empty_result_set_value",
         "explain_info", "external_aliases", "extra_select_mask", "fields", "filter_is_sticky",
         "high_mark", "low_mark", "max_depth", "model", "objs", "on_conflict", "raw",
@@ -73,8 +73,9 @@ HOLDS_NONE = frozenset(
 )  # fmt: skip
 
 # Attributes of ``Query`` that are not searched for subqueries. ``combined_queries`` has the parts
-# of a union; it is left out, because Colocation.check() checks each part like a separate query.
-_SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries"}
+# of a union; it is left out, because Colocation.check() checks each part like a separate query. The
+# last two are attributes of BoundKeyQuery, a plain value and a flag.
+_SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries", "bound_key", "is_limited_by_exists"}
 # Types whose values cannot contain an expression.
 _PLAIN = frozenset(
     {
