@@ -11,11 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import models
 from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, Subquery, Sum
 from django.test import TestCase
+from django.test.utils import isolate_apps
 
 from sharded_orm import bound, unbound
 from sharded_orm.exceptions import BoundKeyMismatch, InvalidBoundKey, ShardKeyRequired
+from sharded_orm.models import ShardedModel
+from sharded_orm.models.sharding.bound_key import BoundKey
 from tests.cached.models import CachedPhoto
 from tests.photos.models import Album, Board, Comment, Person, Photo, Tag, Vote
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
@@ -458,3 +462,32 @@ def test_without_a_binding_nothing_is_sent_more(rows: list[Photo]) -> None:
     with assert_queries(1, using="photos"):
         list(Photo.objects.filter(user_id=ONE))
     assert "bound_key" not in vars(Photo.objects.filter(user_id=ONE).query)
+
+
+@isolate_apps("tests.photos")
+def test_the_key_may_be_a_column_of_a_parents_table() -> None:
+    class Paper(ShardedModel):
+        user_id = models.BigIntegerField()
+
+        class Meta:
+            app_label = "photos"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+
+    class Letter(Paper):
+        text = models.CharField(max_length=100)
+
+        class Meta:
+            app_label = "photos"
+
+    def sql(**conditions: Any) -> str:
+        query: Any = Letter.objects.filter(**conditions).query
+        query.bound_key = BoundKey("user_id", ONE)
+        return str(query)
+
+    for conditions in ({"text": "x"}, {"user_id": ONE}, {}):
+        assert sql(**conditions).partition("WHERE")[2].count("user_id") == 1
+    with pytest.raises(BoundKeyMismatch):
+        sql(user_id=NEAR)
