@@ -17,9 +17,11 @@ __all__ = [
     "TicketField",
     "TimestampedIDField",
     "atomic",
+    "bound",
     "cache_scope",
     "fetch_together",
     "reads_own_row",
+    "unbound",
     "uncached",
 ]
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         TimestampedIDField,
     )
     from sharded_orm.models.cached.queryset import fetch_together
+    from sharded_orm.models.sharding.bound_key import bound, unbound
     from sharded_orm.models.sharding.expressions import reads_own_row
     from sharded_orm.transactions import atomic
 
@@ -46,6 +49,10 @@ def __getattr__(name: str) -> Any:
         from sharded_orm.transactions import atomic
 
         return atomic
+    if name in ("bound", "unbound"):
+        from sharded_orm.models.sharding import bound_key
+
+        return getattr(bound_key, name)
     if name in ("cache_scope", "uncached"):
         from sharded_orm.cache import request_cache
 

@@ -14,6 +14,8 @@
     │   ├── CrossShardRelation     (RuntimeError)          a join or relation leaves the shard
     │   │   └── CrossKeyRelation                           a relation joins rows of two shard keys
     │   ├── UnknownExpression      (NotSupportedError)     an expression may read rows of other shards
+    │   ├── InvalidBoundKey        (RuntimeError)          bound() names no shard key, or a wrong value
+    │   ├── BoundKeyMismatch       (RuntimeError)          a query or row has another key than the bound one
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
     │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ScatterNotSupported        (NotSupportedError)     results of shards cannot be merged exactly
@@ -133,6 +135,14 @@ class CrossKeyRelation(CrossShardRelation):
 
 class UnknownExpression(RoutingError, NotSupportedError):
     """The library cannot tell whether an expression in the query reads rows of other shards."""
+
+
+class InvalidBoundKey(RoutingError, RuntimeError):
+    """``bound()`` names no shard key of any model, or a value that cannot be a key."""
+
+
+class BoundKeyMismatch(RoutingError, RuntimeError):
+    """A query, row or block has another shard key than the one that is bound. Nothing was sent."""
 
 
 class UnplacedKey(RoutingError, LookupError):

@@ -22,7 +22,7 @@ SETTING = "SHARDED_ORM"
 
 KEYS = {
     "NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES", "CACHE",
-    "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY", "ADMIN",
+    "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY", "ADMIN", "BOUND_KEY",
 }  # fmt: skip
 TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
 ADMIN_KEYS = {"GROUP_PERMISSIONS"}
@@ -63,6 +63,8 @@ class Config:
     :param max_idle_aliases: how many unused connection objects a thread keeps per shard group.
     :param cache: the options of the cache. None if the setting has no ``CACHE``: nothing is cached
         then.
+    :param bound_key: the dotted path of the function that returns the shard keys of a request, for
+        the middleware that binds them; None if the setting has no ``BOUND_KEY``.
     """
 
     topology: Topology
@@ -72,6 +74,7 @@ class Config:
     max_idle_aliases: int
     cache: CacheOptions | None = None
     admin: AdminOptions = AdminOptions()
+    bound_key: str | None = None
 
 
 def read() -> Mapping[str, Any]:
@@ -147,9 +150,14 @@ def parse(raw: Any, document: Document | None = None) -> Config:
         problems.append(f"MAX_IDLE_ALIASES must be a positive number, not {idle!r}")
     cache = parse_cache(raw, problems)
     admin = _parse_admin(raw.get("ADMIN", {}), groups, problems)
+    bound_key = raw.get("BOUND_KEY")
+    if bound_key is not None and (not isinstance(bound_key, str) or "." not in bound_key):
+        problems.append(f"BOUND_KEY must be the dotted path of a function, not {bound_key!r}")
     if problems:
         raise InvalidConfiguration(problems)
-    return Config(topology, tuple(tickets), ticket_options, directory, idle, cache, admin)
+    return Config(
+        topology, tuple(tickets), ticket_options, directory, idle, cache, admin, bound_key
+    )
 
 
 def _ignored_ranges(raw: Mapping[str, Any]) -> Iterator[str]:

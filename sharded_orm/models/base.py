@@ -18,6 +18,12 @@ from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.relations.descriptors import install_descriptors
 from sharded_orm.models.relations.through import install_through
+from sharded_orm.models.sharding.bound_key import (
+    give_bound_key,
+    key_in_force,
+    refuse_other_key,
+    unbound,
+)
 from sharded_orm.models.sharding.kept_shard import keep_shard
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -82,6 +88,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         abstract = True
 
     def save(self, *args: Any, **kwargs: Any) -> None:
+        give_bound_key(self)
         with keep_shard(self):
             super().save(*args, **kwargs)
 
@@ -108,6 +115,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> None:
         # Overrides Model.save_base(), which every save() calls after it has chosen the database
         # alias.
+        refuse_other_key(self)
         options = self._shard_options()
         if using is None or using == options.group:
             using = self._write_alias(options)
@@ -130,6 +138,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def delete(
         self, using: str | None = None, keep_parents: bool = False
     ) -> tuple[int, dict[str, int]]:
+        refuse_other_key(self)
         options = self._shard_options()
         if using is None or using == options.group:
             using = self._write_alias(options)
@@ -243,6 +252,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # have changed the key, and because Django's deserializer calls Model.save_base() directly.
         # A row without an id must be new, so insert it at once, without the UPDATE that Django
         # would try first.
+        refuse_other_key(self)
         self._refuse_other_shard(str(using))
         if not (raw or force_update or update_fields) and self._state.adding:
             force_insert = force_insert or not cls._meta.pk or self._get_pk_val(cls._meta) is None
@@ -311,6 +321,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
+        options = self._shard_options()
+        if options.key is None or options.key.attname not in self.get_deferred_fields():
+            refuse_other_key(self)
         # If the caller passes a queryset that names no shard, send its query to this row's shard.
         alias = self._state.db
         if from_queryset is not None and using is None and from_queryset._db is None:
@@ -324,6 +337,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # get_next_by_FOO() and get_previous_by_FOO() call this method of Model, whose query goes to
         # this row's shard. That shard has all rows with this row's shard key, but not all rows with
         # other keys. So the caller must pass this row's key as a condition.
+        refuse_other_key(self)
+        if (bound_key := key_in_force(type(self))) is not None:
+            kwargs.setdefault(bound_key.name, bound_key.value)
         options = self._shard_options()
         key = options.key
         if key is not None and getattr(self, key.attname) not in (
@@ -388,14 +404,15 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if alias is None:
             return {}
         check_insert(colocation_on(self._shard_options(), alias), [self])
-        with scoped(alias):
+        # A value that is unique must differ from those of other keys, too.
+        with scoped(alias), unbound():
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
     def _perform_date_checks(self, date_checks: Any) -> Any:
         alias = self._validation_alias()
         if alias is None:
             return {}
-        with scoped(alias):
+        with scoped(alias), unbound():
             return super()._perform_date_checks(date_checks)  # type: ignore[misc]  # not in the stubs
 
     def validate_constraints(self, exclude: Any = None) -> None:
@@ -407,7 +424,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         alias = self._validation_alias()
         if alias is not None:
             check_insert(colocation_on(self._shard_options(), alias), [self])
-            super().validate_constraints(exclude)
+            with unbound():
+                super().validate_constraints(exclude)
             return
         # Skip the unique constraints: the row has no shard yet, so nothing can be a duplicate.
         # Check constraints read no table, so any shard can evaluate them.

@@ -50,6 +50,7 @@ _READ_HERE = frozenset(
         "used_aliases", "where", "annotations", "extra", "_filtered_relations", "base_table",
         "_annotation_select_cache", "_extra_select_cache", "_lookup_joins", "filter_is_sticky",
         "order_by", "default_ordering", "standard_ordering", "low_mark", "high_mark",
+        "bound_key",  # By now, the condition on the key is in "where".
     }
 )  # fmt: skip
 

@@ -28,7 +28,9 @@ from sharded_orm.models.cached.query_fingerprint import QUERIES
 _KEYS = frozenset({int, str, UUID})
 # The attributes that a new Query, or a copy of one, has in its __dict__. If a query has any other
 # attribute, a method such as distinct() has changed it.
-_FRESH = frozenset(Query(None).__dict__) | {"_annotation_select_cache", "filter_is_sticky"}
+_FRESH = frozenset(Query(None).__dict__) | {
+    "_annotation_select_cache", "bound_key", "filter_is_sticky",
+}  # fmt: skip
 
 _reader: Reader | None = None
 
@@ -288,7 +290,7 @@ def fetch_together(*querysets: Any) -> None:
     not cached, or whose rows the cache lacks, then query the database one after the other.
     """
     reader = _current_reader()
-    reads: list[CachedRead] = []
+    reads: list[tuple[Any, CachedRead]] = []
     for queryset in querysets:
         if reader is None or queryset._result_cache is not None:
             continue
@@ -300,14 +302,14 @@ def fetch_together(*querysets: Any) -> None:
             reader.cache.statistics.add(read.plan.cached.type.name, l1_hits=1)
             queryset._result_cache = instances
         else:
-            reads.append(read)
+            reads.append((queryset, read))
     if reader is not None and reads:
         for fill in (True, False):
-            requests = [read.request for read in reads if read.fill is fill]
+            requests = [read.request for _, read in reads if read.fill is fill]
             if requests:
                 reader.read(requests, to_fill=fill)
-        for read in reads:
-            read.queryset._result_cache = answer(read, reader)
+        for queryset, read in reads:
+            queryset._result_cache = answer(read, reader)
     for queryset in querysets:
         # If the queryset has no rows yet, this call queries the database. It also prefetches
         # related rows.

@@ -10,7 +10,7 @@ from django.core.exceptions import FieldError
 from django.db.models.query import EmptyQuerySet
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
+from sharded_orm.exceptions import CrossShardRelation, RoutingError
 from sharded_orm.models.cached.queryset import CachedQuerySet
 from sharded_orm.models.querysets.route import (
     Route,
@@ -70,11 +70,11 @@ class RoutedQuerySet(CachedQuerySet):
         return self._is_pinned()
 
     def __repr__(self) -> str:
-        # __repr__() must not raise if the shard key is missing, because a shell or an error page
+        # __repr__() must not raise if the shard key is missing or wrong, because a shell or an error page
         # calls it.
         try:
             return super().__repr__()
-        except ShardKeyRequired as exc:
+        except RoutingError as exc:
             return f"<{type(self).__name__} of {self.model.__name__}, not evaluated: {exc}>"
 
     def _route(self) -> Route:

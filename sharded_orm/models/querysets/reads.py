@@ -82,8 +82,12 @@ class ReadingQuerySet(RoutedQuerySet):
         # the instances of each database. Lookups that begin with a foreign key to another group are
         # prefetched for all instances together, because the rows of the other group are not on the
         # instances' databases.
+        rows: list[Any] = self._result_cache or []
+        if rows and not isinstance(rows[0], Model):
+            # These are rows of values(), for which Django ignores the prefetch.
+            super()._prefetch_related_objects()  # type: ignore[misc]  # not in the stubs
+            return
         other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)
-        rows: list[Model] = self._result_cache or []
         if other_group:
             prefetch_related_objects(rows, *other_group)
         for instances in split_by_alias(rows) if same_group else ():

@@ -7,11 +7,10 @@ from typing import Any
 
 from django.db.models import Manager
 
-from sharded_orm.models.querysets.reads import ReadingQuerySet
-from sharded_orm.models.querysets.writes import WritingQuerySet
+from sharded_orm.models.querysets.bound import BoundKeyQuerySet
 
 
-class ShardedQuerySet(ReadingQuerySet, WritingQuerySet):
+class ShardedQuerySet(BoundKeyQuerySet):
     """A :class:`~django.db.models.query.QuerySet` that sends its queries to the right shards.
 
     Each time the query runs, its conditions name the shards. Equality on the shard key names one

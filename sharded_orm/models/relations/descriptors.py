@@ -32,8 +32,9 @@ from sharded_orm.models.relations.managers import (
     NullableBeside,
     NullableFromOutside,
 )
+from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
 from sharded_orm.models.sharding.options import describe, group_of, options_of
-from sharded_orm.models.sharding.same_key import key_for_related, refuse_other_key
+from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys
 
 
 class _PerShard:
@@ -117,11 +118,17 @@ class _ByConditions(_PerShard):
     def get_queryset(self, **hints: Any) -> Any:
         # Overrides get_queryset() of Django's descriptor, which uses a plain base manager. A
         # queryset of that manager would ask the router, which does not know the relation.
+        if (instance := hints.get("instance")) is not None:
+            refuse_other_key(instance)
         rows = super().get_queryset(**hints)
         model = self._sides()[1]
         if self._stays_on_shard() or group_of(model) is None or type(rows) is not QuerySet:
             return rows
-        return ShardedQuerySet(model, hints=hints)
+        # Like a plain base manager, this queryset returns the row that is referred to, under any
+        # bound key.
+        rows = ShardedQuerySet(model, hints=hints)
+        rows.query.bound_key = EXEMPT  # type: ignore[attr-defined]  # of ShardedQuery
+        return rows
 
 
 class _Forward(_ByConditions):
@@ -134,7 +141,7 @@ class _Forward(_ByConditions):
         if value is not None and not instance._state.adding:
             self._refuse_change_of_key(instance, value)
         if isinstance(value, Model):
-            refuse_other_key(self.field, instance, value)
+            refuse_two_keys(self.field, instance, value)
         super().__set__(instance, value)  # type: ignore[misc]  # not in the stubs
 
     def _refuse_change_of_key(self, instance: Any, value: Any) -> None:
@@ -179,7 +186,7 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
 
     def __set__(self, instance: Any, value: Any) -> None:
         if isinstance(value, Model):
-            refuse_other_key(self.related.field, value, instance)
+            refuse_two_keys(self.related.field, value, instance)
         super().__set__(instance, value)
 
 
@@ -216,6 +223,11 @@ class _RelatedManager(_PerShard):
     _rel: Any
     _mixins: tuple[type[Any], ...]
     _reverse: bool
+
+    def __init__(self, instance: Any = None) -> None:
+        if instance is not None:
+            refuse_other_key(instance)
+        super().__init__(instance)  # type: ignore[call-arg]  # of Django's manager
 
     def __call__(self, *, manager: str) -> Any:
         # Overrides __call__() of Django's managers, which returns a manager of Django's class,

@@ -35,7 +35,7 @@ from sharded_orm.models.relations.managers import (
     RelatedRows,
 )
 from sharded_orm.models.sharding.options import colocated_alias, describe, group_of
-from sharded_orm.models.sharding.same_key import key_for_related, refuse_other_key
+from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys
 from sharded_orm.routing.where_clause import OnShard
 
 
@@ -64,7 +64,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
 
     def __set__(self, instance: Any, value: Any) -> None:
         if value is not None:
-            refuse_other_key(self, instance, value)
+            refuse_two_keys(self, instance, value)
             router.allow_relation(value, instance)  # It raises if the two are on two shards.
         super().__set__(instance, value)
 
@@ -320,7 +320,7 @@ class GenericBeside(GenericRows, NullableBeside):
         names = self.content_type_field_name, self.object_id_field_name
         if (field := generic_foreign_key(self.model, *names)) is not None:
             kwargs[field.name] = self.instance
-        return super().create(**kwargs)  # type: ignore[misc]  # of Django's manager
+        return super().create(**kwargs)
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -380,7 +380,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
         pass  # Django does not check it for generic relations.
 
     def _relation_and_change(self) -> tuple[str, str]:
-        rel: Any = self._rel  # type: ignore[attr-defined]  # of the class that make_related_manager() makes
+        rel: Any = self._rel
         return rel.field.name, "delete()"
 
 

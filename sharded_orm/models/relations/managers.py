@@ -17,13 +17,14 @@ from django.db.models import Model, Q
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
+from sharded_orm.models.sharding.bound_key import refuse_other_key
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
     describe,
     shard_options,
 )
-from sharded_orm.models.sharding.same_key import key_for_related, refuse_other_key, with_key
+from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys, with_key
 from sharded_orm.routing.where_clause import OnShard
 
 
@@ -68,7 +69,8 @@ def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
     """
     for row in rows:
         if isinstance(row, Model):
-            refuse_other_key(field, row, instance)
+            refuse_two_keys(field, row, instance)
+            refuse_other_key(row)
             router.allow_relation(row, instance)
 
 
@@ -342,6 +344,7 @@ class FromOutside(RelatedRows):
     def _check_type(self, obj: Any) -> None:
         if not isinstance(obj, self.model):
             raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
+        refuse_other_key(obj)
 
     def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
         """Return the primary keys of ``objs``, keyed by the alias of their shard.

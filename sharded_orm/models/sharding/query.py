@@ -11,15 +11,15 @@ from uuid import UUID
 
 from django.db.models import Model, Q
 from django.db.models.constants import LOOKUP_SEP
-from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, shard_options
 from sharded_orm.routing.where_clause import OnShard
 
 
-class ShardedQuery(Query):
+class ShardedQuery(BoundKeyQuery):
     """The query of a sharded model. It adds the album's shard to a condition such as
     ``album=album``.
 

@@ -58,7 +58,7 @@ def known_key(options: ShardOptions, instance: Any) -> Any:
     return key.get_prep_value(value)
 
 
-def refuse_other_key(field: Any, instance: Model, other: Any) -> None:
+def refuse_two_keys(field: Any, instance: Model, other: Any) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
 
     The relation that is the shard key of ``instance`` itself is not checked: it gives the key.
@@ -87,12 +87,12 @@ def refuse_related_of_other_key(instance: Model) -> None:
     for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):
         other = field.get_cached_value(instance, default=None) if field.is_relation else None
         if isinstance(other, Model):
-            refuse_other_key(field, instance, other)
+            refuse_two_keys(field, instance, other)
             referred.append(other)
     options = options_of(instance)
     if options is not None and options.key is None and len(referred) == 2:
         # A row of an automatic many-to-many table has no key of its own; it joins two rows.
-        refuse_other_key(None, *referred)
+        refuse_two_keys(None, *referred)
 
 
 def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[str, Any]) -> None:

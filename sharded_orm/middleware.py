@@ -1,0 +1,89 @@
+"""The middleware that binds a shard key for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.utils.module_loading import import_string
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.models.sharding.bound_key import bound, iterate_inside, iterate_inside_async
+
+
+class BoundKeyMiddleware:
+    """Runs each request inside :class:`~sharded_orm.models.sharding.bound_key.bound`.
+
+    ``SHARDED_ORM["BOUND_KEY"]`` is the dotted path of a function. It is called with the request,
+    and returns the keys as a dict, such as ``{"tenant": request.tenant}``. If it returns None or an
+    empty dict, the request has no bound key. Place the middleware after those that the function
+    needs, such as ``AuthenticationMiddleware``.
+
+    The parts of a streaming response are made under the key too. Works with WSGI and ASGI; the
+    function may be a coroutine function under ASGI.
+
+    :raises InvalidConfiguration: ``BOUND_KEY`` is missing or cannot be imported. Raised when the
+        server loads its middleware.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self._get_response = get_response
+        self._keys_of = _function_of_request()
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+        elif iscoroutinefunction(self._keys_of):
+            raise InvalidConfiguration(
+                [
+                    "BOUND_KEY names a coroutine function, which needs ASGI and asynchronous middleware"
+                ]
+            )
+
+    def __call__(self, request: Any) -> Any:
+        if self._is_async:
+            return self._respond_async(request)
+        keys = self._keys_of(request)
+        if not keys:
+            return self._get_response(request)
+        binding = bound(**keys)
+        with binding:
+            response = self._get_response(request)
+        return _stream_inside(binding, response)
+
+    async def _respond_async(self, request: Any) -> Any:
+        # The function may query the database, so a plain function runs in a thread.
+        is_async = iscoroutinefunction(self._keys_of)
+        keys = await (self._keys_of if is_async else sync_to_async(self._keys_of))(request)
+        if not keys:
+            return await self._get_response(request)
+        binding = bound(**keys)
+        with binding:
+            response = await self._get_response(request)
+        return _stream_inside(binding, response)
+
+
+def _function_of_request() -> Callable[[Any], Any]:
+    path = runtime.config().bound_key
+    if path is None:
+        raise InvalidConfiguration(
+            ["BOUND_KEY is missing: BoundKeyMiddleware needs the dotted path of a function"]
+        )
+    try:
+        function: Callable[[Any], Mapping[str, Any] | None] = import_string(path)
+    except ImportError as exc:
+        raise InvalidConfiguration([f"BOUND_KEY {path!r} cannot be imported: {exc}"]) from exc
+    return function
+
+
+def _stream_inside(binding: bound, response: Any) -> Any:
+    """Return ``response``; if it is streamed, its parts are made inside ``binding``."""
+    # A file reads no rows, and the server may send it without reading its parts.
+    if response.streaming and getattr(response, "file_to_stream", None) is None:
+        iterate = iterate_inside_async if response.is_async else iterate_inside
+        response.streaming_content = iterate(binding, response.streaming_content)
+    return response

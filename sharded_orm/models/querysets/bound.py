@@ -1,0 +1,291 @@
+"""Querysets under a bound key, see :class:`sharded_orm.models.sharding.bound_key.bound`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
+
+from django.db.models import Model
+from django.db.models.query import EmptyQuerySet, ModelIterable
+
+from sharded_orm.exceptions import BoundKeyMismatch
+from sharded_orm.models.querysets.reads import ReadingQuerySet
+from sharded_orm.models.querysets.route import Route
+from sharded_orm.models.querysets.writes import WritingQuerySet
+from sharded_orm.models.sharding.bound_key import (
+    EXEMPT,
+    BoundKey,
+    give_bound_key,
+    is_any_bound,
+    key_in_force,
+    prepared_key,
+    refuse_other_key,
+)
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _with_key(method: _Method) -> _Method:
+    """Return a method that calls ``method`` on the filtered copy of a queryset."""
+
+    @wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self._with_bound_key(), *args, **kwargs)
+
+    return cast("_Method", run)
+
+
+class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
+    """A mixin that filters each query by the bound key when the query is run.
+
+    A queryset keeps the key under which it was built, see
+    :class:`~sharded_orm.models.sharding.bound_query.BoundKeyQuery`. Each method that sends a query
+    runs on a copy that has the condition on the key, so the queryset itself can still be passed to
+    ``scatter()``.
+    """
+
+    #: Whether this queryset is such a copy.
+    _has_bound_key = False
+
+    def __init__(
+        self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
+    ) -> None:
+        super().__init__(model, query, using, hints)
+        if is_any_bound():
+            self.query.take_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
+
+    def _with_bound_key(self) -> Self:
+        """Return the queryset to be run: this queryset, or a copy that is filtered by its key.
+
+        :raises BoundKeyMismatch: the queryset is of another key than the one in force.
+        """
+        if self._has_bound_key:
+            return self
+        key = key_in_force(self.model)
+        query: Any = self.query
+        if query.bound_key == EXEMPT or (key is None and query.bound_key is None):
+            return self
+        if key is not None:
+            self._check_against(key)
+        keyed = self._chain()
+        # Set _query, because Django's setter of ``query`` also changes the class of the rows.
+        keyed._query = keyed.query.with_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
+        keyed._has_bound_key = True
+        keyed._result_cache = self._result_cache
+        return keyed
+
+    def _check_against(self, key: BoundKey) -> None:
+        """Raise an error if this queryset has rows of another key than ``key``, or asks for them
+        through a relation.
+        """
+        query: Any = self.query
+        if isinstance(instance := self._hints.get("instance"), Model):
+            refuse_other_key(instance)
+        if self._result_cache is None:
+            return
+        if query.bound_key is None and query.lacks(key):
+            # The rows were read outside of the block.
+            if not issubclass(self._iterable_class, ModelIterable):
+                raise BoundKeyMismatch(
+                    f"Values of {self.model.__name__} were read outside of the block, and may be of"
+                    f" another key. ({key} is in force.) Read them inside."
+                )
+            for row in self._result_cache:
+                refuse_other_key(row)
+        query.take_bound_key()
+
+    def _check_kept_rows(self) -> None:
+        key = key_in_force(self.model)
+        if self._result_cache is not None and key is not None and not self._has_bound_key:
+            self._check_against(key)
+
+    def __getitem__(self, k: Any) -> Any:
+        self._check_kept_rows()
+        return super().__getitem__(k)
+
+    def _fetch_all(self) -> None:
+        if self._result_cache is not None:
+            self._check_kept_rows()
+            super()._fetch_all()
+            return
+        keyed = self._with_bound_key()
+        if keyed is not self:
+            # Take the key in place, too: this queryset keeps the rows, which nobody may see under
+            # another key.
+            self.query.take_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
+            keyed._fetch_all()
+            self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
+            return
+        super()._fetch_all()
+
+    @property
+    def db(self) -> str:
+        if self._running_on is not None:
+            return self._running_on
+        keyed = self._with_bound_key()
+        return super(BoundKeyQuerySet, keyed).db
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        keyed = self._with_bound_key()
+        if keyed is not self and not args:
+            # The condition on the key would keep a simple get() from the shortcut of the cache.
+            named = keyed._naming_bound_key(kwargs)
+            if (matching := self._get_by_key(named)) is not None:
+                return matching
+        return super(BoundKeyQuerySet, keyed).get(*args, **kwargs)
+
+    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
+        keyed = self._with_bound_key()
+        named = keyed._naming_bound_key(kwargs, defaults)
+        return super(BoundKeyQuerySet, keyed).get_or_create(defaults, **named)
+
+    def update_or_create(
+        self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
+    ) -> tuple[Any, bool]:
+        keyed = self._with_bound_key()
+        named = keyed._naming_bound_key(kwargs, defaults, create_defaults)
+        return super(BoundKeyQuerySet, keyed).update_or_create(defaults, create_defaults, **named)
+
+    def _naming_bound_key(
+        self, lookup: dict[str, Any], *new_values: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return ``lookup`` with the bound key.
+
+        :param lookup: keyword arguments such as those of ``get()``.
+        :param new_values: values of the row that is created or updated, such as ``defaults``.
+        :raises BoundKeyMismatch: one of the arguments names another key.
+        """
+        query: Any = self.query
+        bound_key: BoundKey | None = query.bound_key
+        if bound_key is None or bound_key == EXEMPT:
+            return lookup
+        field: Any = self._options.key
+        names = {field.name, field.attname, *(("pk",) if field.primary_key else ())}
+        for values in (lookup, *new_values):
+            for name in names.intersection(values or ()):
+                value = (values or {})[name]
+                # Values that are computed later are checked when the row is saved.
+                if not callable(value) and prepared_key(field, value) != bound_key.value:
+                    raise BoundKeyMismatch(
+                        f"{name}={value!r} of {self.model.__name__} is not {bound_key}, which is in"
+                        " force. Leave it out, or leave the key with sharded_orm.unbound()."
+                    )
+        return lookup if names & lookup.keys() else {**lookup, bound_key.name: bound_key.value}
+
+    _prepared = _with_key(ReadingQuerySet._prepared)
+    _iterator = _with_key(ReadingQuerySet._iterator)
+    aiterator = _with_key(ReadingQuerySet.aiterator)
+    in_bulk = _with_key(ReadingQuerySet.in_bulk)
+    contains = _with_key(ReadingQuerySet.contains)
+    count = _with_key(ReadingQuerySet.count)
+    exists = _with_key(ReadingQuerySet.exists)
+    aggregate = _with_key(ReadingQuerySet.aggregate)
+    explain = _with_key(ReadingQuerySet.explain)
+    create = _with_key(WritingQuerySet.create)
+
+    def raw(
+        self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
+    ) -> Any:
+        """Run raw SQL on one shard, see :meth:`ReadingQuerySet.raw`.
+
+        Raw SQL cannot be filtered. So the bound key names no shard for it.
+        """
+        self._with_bound_key()  # Refuses conditions on another key.
+        return super().raw(raw_query, params, translations, using)
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        objs = list(objs)
+        for obj in objs:
+            give_bound_key(obj)
+        return super(BoundKeyQuerySet, self._with_bound_key()).bulk_create(objs, *args, **kwargs)
+
+    def bulk_update(
+        self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None
+    ) -> int:
+        objs = tuple(objs)
+        for obj in objs:
+            refuse_other_key(obj)
+        return super(BoundKeyQuerySet, self._with_bound_key()).bulk_update(objs, fields, batch_size)
+
+    def update(self, **kwargs: Any) -> int:
+        rows = super(BoundKeyQuerySet, self._with_bound_key()).update(**kwargs)
+        self._result_cache = None
+        return rows
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        deleted = super(BoundKeyQuerySet, self._with_bound_key()).delete()
+        self._result_cache = None
+        return deleted
+
+    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.queryset_only = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def explain_routing(self) -> Route:
+        keyed = self._with_bound_key()
+        route = super(BoundKeyQuerySet, keyed).explain_routing()
+        query: Any = keyed.query
+        if query.bound_key is None or query.bound_key == EXEMPT:
+            return route
+        return replace(route, reason=f"{route.reason}, under {query.bound_key}")
+
+    def scatter(self, *, partial: bool = False) -> Self:
+        """Return a copy of this queryset whose query may go to every shard of its group.
+
+        Inside ``bound()``, the copy is for all keys.
+
+        :param partial: what to do if a shard fails. False (the default): raise :exc:`ScatterError`.
+            True: return the rows of the other shards, with the errors in :attr:`failed_shards`. If
+            a table or column is missing on every shard, :exc:`ScatterError` is raised in any case,
+            because the query may be wrong.
+        """
+        clone = super().scatter(partial=partial)
+        query: Any = clone.query
+        query.bound_key = EXEMPT
+        return clone
+
+    def __and__(self, other: Any) -> Any:
+        self._refuse_part_of_other_key(other)
+        return super().__and__(other)
+
+    def __or__(self, other: Any) -> Any:
+        self._refuse_part_of_other_key(other)
+        return super().__or__(other)
+
+    def __xor__(self, other: Any) -> Any:
+        self._refuse_part_of_other_key(other)
+        return super().__xor__(other)
+
+    def _refuse_part_of_other_key(self, other: Any) -> None:
+        # The combined queryset has one key. So both querysets must have been built under it.
+        if not isinstance(other, BoundKeyQuerySet) or other.model is not self.model:
+            return
+        if isinstance(self, EmptyQuerySet) or isinstance(other, EmptyQuerySet):
+            return
+        keys = [_key_of_copy(self), _key_of_copy(other)]
+        if keys[0] != keys[1]:
+            shown = " and ".join("no bound key" if key is None else str(key) for key in keys)
+            raise BoundKeyMismatch(
+                f"Querysets of {self.model.__name__} that were built under {shown} cannot be"
+                " combined. Build both inside the same block."
+            )
+
+    def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
+        # Copies take the key in force. Django would use the queries of the querysets themselves,
+        # which may have been built outside of the block.
+        if not is_any_bound():
+            return super()._combinator_query(combinator, *others, **kwargs)
+        copies = [
+            other._chain() if isinstance(other, BoundKeyQuerySet) else other for other in others
+        ]
+        return super(BoundKeyQuerySet, self._chain())._combinator_query(
+            combinator, *copies, **kwargs
+        )
+
+
+def _key_of_copy(rows: BoundKeyQuerySet) -> BoundKey | None:
+    """Return the key that a copy of ``rows`` has: the key of ``rows``, else the key in force."""
+    query: Any = rows.query
+    key: BoundKey | None = query.bound_key
+    return key_in_force(rows.model) if key is None else key

@@ -1,0 +1,417 @@
+"""The bound key: the shard key that all queries and new rows use inside a ``with`` block.
+
+The binding in force is in a context variable. So a binding holds in the current thread or task, and
+in what is started from it with a copy of the context: ``sync_to_async()``, ``asyncio.to_thread()``
+and tasks. A new thread begins without a binding.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.apps import apps
+from django.core.exceptions import ValidationError
+from django.db.models import Field, Model
+
+from sharded_orm.exceptions import BoundKeyMismatch, InvalidBoundKey
+from sharded_orm.models.sharding.options import describe, options_of, shard_options
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class BoundKey:
+    """The value of one model's shard key that a binding prescribes.
+
+    :param name: the ``attname`` of the shard key's field, such as ``owner_id``.
+    :param value: the value as the field's ``get_prep_value()`` returns it.
+    """
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"bound({self.name}={self.value!r})"
+
+
+#: The bound key of a query that is for all keys on purpose, because ``scatter()`` was called on it.
+EXEMPT = BoundKey("", None)
+
+
+class _Binding:
+    """One entered block. Its attributes do not change, except for the keys that it has looked up.
+
+    :param owner: the :class:`bound` or :class:`unbound` object of the block.
+    :param outer: the binding that was in force before the block.
+    :param values: the value of each shard key, as the key's field stores it. Values of outer blocks
+        are among them. Empty in an ``unbound()`` block.
+    """
+
+    def __init__(
+        self, owner: object, outer: _Binding | None, values: Mapping[Field[Any, Any], Any]
+    ) -> None:
+        self.owner = owner
+        self.outer = outer
+        self.values = values
+        self._keys: dict[type[Any], BoundKey | None] = {}
+
+    def key_of(self, model: type[Any]) -> BoundKey | None:
+        """Return the key that rows of ``model`` must have; None if the block does not say."""
+        if not self.values:
+            return None
+        try:
+            return self._keys[model]
+        except KeyError:
+            options = shard_options(model)
+            key = options.key if options is not None else None
+            value = self.values.get(key) if key is not None else None
+            bound_key = None if key is None or value is None else BoundKey(key.attname, value)
+            return self._keys.setdefault(model, bound_key)
+
+
+_binding: ContextVar[_Binding | None] = ContextVar("sharded_orm_bound_key", default=None)
+
+
+def is_any_bound() -> bool:
+    """Whether a binding is in force, for any model."""
+    binding = _binding.get()
+    return binding is not None and bool(binding.values)
+
+
+def key_in_force(model: type[Any]) -> BoundKey | None:
+    """Return the key that rows of ``model`` must have now; None if no binding prescribes one."""
+    binding = _binding.get()
+    return None if binding is None else binding.key_of(model)
+
+
+class _Block:
+    """The base class of :class:`bound` and :class:`unbound`.
+
+    An object may be entered several times, also by several threads and tasks at once: each context
+    (:mod:`contextvars`) has a chain of entered blocks of its own.
+    """
+
+    def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
+        """Return the values that are bound inside the block, in the format of :class:`_Binding`."""
+        raise NotImplementedError
+
+    def _of_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Block:
+        """Return the block in which a decorated function runs."""
+        return self
+
+    def __enter__(self) -> Self:
+        outer = _binding.get()
+        _binding.set(_Binding(self, outer, self._values_inside(outer)))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        # A block may end in another context than it began in: the garbage collector closes an
+        # abandoned generator anywhere. Such a context keeps its binding.
+        binding = _binding.get()
+        while binding is not None and binding.owner is not self:
+            binding = binding.outer
+        if binding is not None:
+            _binding.set(binding.outer)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__()
+
+    def __call__(self, function: _Function) -> _Function:
+        """Decorate a function, coroutine function or generator function."""
+        run: Any
+        if inspect.isasyncgenfunction(function):
+
+            @wraps(function)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return _each_step_async(
+                    self._of_call(function, args, kwargs), function(*args, **kwargs)
+                )
+
+        elif inspect.isgeneratorfunction(function):
+
+            @wraps(function)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return _each_step(self._of_call(function, args, kwargs), function(*args, **kwargs))
+
+        elif iscoroutinefunction(function):
+
+            @wraps(function)
+            async def run(*args: Any, **kwargs: Any) -> Any:
+                with self._of_call(function, args, kwargs):
+                    return await function(*args, **kwargs)
+
+        else:
+
+            @wraps(function)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with self._of_call(function, args, kwargs):
+                    return function(*args, **kwargs)
+
+        return cast("_Function", run)
+
+
+class bound(_Block):  # used like a function
+    """Within the ``with`` or ``async with`` block, bind shard keys to values.
+
+    ::
+
+        with bound(tenant=request.tenant):
+            Case.objects.count()  # the cases of the tenant
+            Case.objects.create(title="…")  # a case of the tenant
+
+    A query of a model with the shard key means ``filter(tenant=…)`` there, and a new row gets the
+    key. A query or row of another key is refused. :class:`unbound` undoes this for a block, and
+    ``scatter()`` for a query.
+
+    As a decorator, ``@bound("tenant_id")`` takes the value from the function's argument of that
+    name. Functions, coroutine functions and generator functions can be decorated. A decorated
+    generator does not bind the code that it yields to.
+
+    The binding holds in the current context (:mod:`contextvars`): for the thread or task, and for
+    what ``sync_to_async()``, ``asyncio.to_thread()`` and new tasks run. A new thread begins without
+    a binding. Sends no query.
+
+    :param names: names of shard keys that are also names of the decorated function's parameters.
+    :param keys: the value of each shard key: a plain value, or the instance that the key refers to.
+        The name is that of the field, or its ``attname``: ``tenant`` and ``tenant_id``.
+    :raises InvalidBoundKey: no model has such a shard key, or the value cannot be one. It is raised
+        when the block begins.
+    :raises BoundKeyMismatch: an outer block binds the key to another value.
+    """
+
+    def __init__(self, *names: str, **keys: Any) -> None:
+        if not names and not keys:
+            raise InvalidBoundKey(
+                "bound() binds nothing: name a shard key and its value, as in bound(user_id=1)."
+            )
+        self._names = names
+        self._given = keys
+
+    def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
+        if self._names:
+            raise InvalidBoundKey(
+                f"bound({', '.join(map(repr, self._names))}) names arguments of a function that it"
+                " decorates. In a with statement give the values, as in bound(user_id=1)."
+            )
+        values = dict(outer.values) if outer is not None else {}
+        for name, given in self._given.items():
+            for key in _keys_named(name, given):
+                value = prepared_key(key, given)
+                if values.setdefault(key, value) != value:
+                    raise BoundKeyMismatch(
+                        f"{BoundKey(key.attname, value)} inside"
+                        f" {BoundKey(key.attname, values[key])}: a block cannot change the key of"
+                        " the block around it. Leave that key with sharded_orm.unbound() first."
+                    )
+                _install_default(key)
+        return values
+
+    def _of_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Block:
+        if not self._names:
+            return self
+        arguments = inspect.signature(function).bind(*args, **kwargs)
+        arguments.apply_defaults()
+        return bound(**{name: arguments.arguments[name] for name in self._names}, **self._given)
+
+    def __call__(self, function: _Function) -> _Function:
+        parameters = inspect.signature(function).parameters
+        for name in self._names:
+            if name not in parameters:
+                raise InvalidBoundKey(
+                    f"bound({name!r}) takes the key from an argument of that name, and"
+                    f" {function.__qualname__}() has none: its parameters are {list(parameters)!r}."
+                )
+        return super().__call__(function)
+
+
+class unbound(_Block):  # used like a function
+    """Within the ``with`` or ``async with`` block, no key is bound; see :class:`bound`.
+
+    It may also decorate a function. A queryset that was built inside ``bound()`` keeps its key.
+    """
+
+    def _values_inside(self, outer: _Binding | None) -> Mapping[Field[Any, Any], Any]:
+        return {}
+
+
+def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
+    """Run each step of ``generator`` inside ``block``, and the code that it yields to outside."""
+    step, argument = generator.send, None
+    while True:
+        with block:
+            try:
+                item = step(argument)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]  # the value of "yield from"
+        try:
+            argument = yield item
+            step = generator.send
+        except GeneratorExit:
+            with block:
+                generator.close()
+            raise
+        except BaseException as exc:
+            step, argument = generator.throw, exc
+
+
+async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
+    """Do the same as :func:`_each_step`, for an asynchronous generator."""
+    step, argument = generator.asend, None
+    while True:
+        with block:
+            try:
+                item = await step(argument)
+            except StopAsyncIteration:
+                return
+        try:
+            argument = yield item
+            step = generator.asend
+        except GeneratorExit:
+            with block:
+                await generator.aclose()
+            raise
+        except BaseException as exc:
+            step, argument = generator.athrow, exc
+
+
+def iterate_inside(block: _Block, items: Iterable[Any]) -> Iterator[Any]:
+    """Yield ``items``. Each is made inside ``block``, and used outside of it."""
+    return _each_step(block, (item for item in items))
+
+
+def iterate_inside_async(block: _Block, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Do the same as :func:`iterate_inside`, for an asynchronous iterator."""
+    return _each_step_async(block, (item async for item in items))
+
+
+def _keys_named(name: str, given: Any) -> set[Any]:
+    """Return the fields of the shard keys that are called ``name`` and can have the value ``given``.
+
+    An id that is generated for each new row cannot be bound: all rows would have the same id.
+
+    :param name: the name of the field or its ``attname``. If a foreign key is called so, plain
+        fields with the foreign key's ``attname`` are meant too.
+    :raises InvalidBoundKey: there is no such field.
+    """
+    all_options = filter(None, map(shard_options, apps.get_models()))
+    keys: set[Any] = {options.key for options in all_options if not options.key_is_generated}
+    keys.discard(None)
+    attnames = {key.attname for key in keys if name in (key.name, key.attname)}
+    named = {key for key in keys if key.attname in attnames}
+    if not named:
+        raise InvalidBoundKey(
+            f"bound({name}=…): no model has a shard key {name!r} that can be bound. The keys are"
+            f" {sorted({key.attname for key in keys})!r}."
+        )
+    if not isinstance(given, Model):
+        return named
+    other = {
+        key for key in named if key.is_relation and not isinstance(given, key.remote_field.model)
+    }
+    if other and not any(key.is_relation for key in named - other):
+        models = sorted({key.remote_field.model.__name__ for key in other})
+        raise InvalidBoundKey(
+            f"bound({name}=…): the shard key refers to {' or '.join(models)}, not to"
+            f" {describe(given)}."
+        )
+    return named - other
+
+
+def prepared_key(key: Any, value: Any) -> Any:
+    """Return ``value`` as the field ``key`` stores it.
+
+    :param value: a plain value, or the instance that the shard key refers to.
+    :raises InvalidBoundKey: the value cannot be a value of the field, or is None.
+    """
+    what = f"bound({key.name}=…): {key.model._meta.object_name}.{key.name}"
+    plain = value
+    if isinstance(value, Model):
+        plain = getattr(value, key.target_field.attname) if key.is_relation else value.pk
+        if plain is None:
+            raise InvalidBoundKey(f"{what} is to be {describe(value)}, which is not saved yet.")
+    if hasattr(plain, "resolve_expression"):
+        raise InvalidBoundKey(f"{what} is to be {plain!r}, which only the database can compute.")
+    try:
+        prepared = key.get_prep_value(plain)
+    except (TypeError, ValueError, ValidationError) as exc:
+        raise InvalidBoundKey(f"{what} cannot be {plain!r}: {exc}") from exc
+    if prepared is None:
+        raise InvalidBoundKey(f"{what} cannot be None. If there is no key, do not enter the block.")
+    return prepared
+
+
+# -- Instances ---------------------------------------------------------------------------
+
+
+class _DefaultOfKey:
+    """Takes the place of ``get_default()`` of a shard key's field, so that new instances get the
+    bound key.
+
+    Django calls ``get_default()`` for each field that the caller of ``Model()`` does not set, and
+    never for a row from the database. So bound keys cost nothing when rows are read.
+    """
+
+    def __init__(self, key: Any) -> None:
+        self._key = key
+
+    def __call__(self) -> Any:
+        key = self._key
+        binding = _binding.get()
+        value = binding.values.get(key) if binding is not None else None
+        return type(key).get_default(key) if value is None else value
+
+
+def _install_default(key: Any) -> None:
+    # Only keys that have been bound get the method, so projects without bound keys run Django's.
+    if "get_default" not in key.__dict__:
+        key.get_default = _DefaultOfKey(key)
+
+
+def give_bound_key(instance: Any) -> None:
+    """Set the shard key of the new row ``instance`` to the bound key if the row has none yet.
+
+    :raises BoundKeyMismatch: the row has another key.
+    """
+    bound_key = key_in_force(type(instance))
+    if bound_key is None:
+        return
+    key: Any = instance._shard_options().key
+    # An instance of the key may have been assigned before it was saved. Django copies its id later.
+    is_related = key.is_relation and key.get_cached_value(instance, default=None) is not None
+    if instance._state.adding and instance.__dict__.get(key.attname) is None and not is_related:
+        setattr(instance, key.attname, bound_key.value)
+    refuse_other_key(instance)
+
+
+def refuse_other_key(instance: Any) -> None:
+    """Raise :exc:`BoundKeyMismatch` if a binding is in force for another key than that of
+    ``instance``.
+
+    Does nothing for instances of models without a bound key, and for a row without a key. If the
+    key was not loaded, one query loads it.
+    """
+    binding = _binding.get()
+    if binding is None:
+        return
+    bound_key = binding.key_of(instance.__class__)
+    if bound_key is None:
+        return
+    options = options_of(instance)
+    assert options is not None
+    key: Any = options.key
+    is_new = instance._state.adding
+    value = instance.__dict__.get(key.attname) if is_new else getattr(instance, key.attname)
+    if value is not None and key.get_prep_value(value) != bound_key.value:
+        raise BoundKeyMismatch(
+            f"{describe(instance)} has the shard key {key.attname}={value!r}, and {bound_key} is in"
+            " force. Work on it inside sharded_orm.unbound(), or under its own key."
+        )

@@ -1,0 +1,217 @@
+"""The part of a query that knows about bound keys: which key it was built under, and its filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+from django.db.models import Q
+from django.db.models.expressions import Col
+from django.db.models.sql import Query
+from django.db.models.sql.where import AND, WhereNode
+
+from sharded_orm.exceptions import BoundKeyMismatch
+from sharded_orm.models.sharding.bound_key import EXEMPT, BoundKey, key_in_force
+from sharded_orm.models.sharding.expressions import nested_queries
+from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.routing.where_clause import compared_columns, is_equality, plain_values
+
+_TOO_LATE = (
+    "was built outside of the block and can no longer be filtered. Build it inside, or leave the key"
+    " with sharded_orm.unbound()"
+)
+
+
+class BoundKeyQuery(Query):
+    """A query that keeps the key under which it was built, and filters by the key when it is run.
+
+    The condition on the key is not among the query's conditions while the query is being built, so
+    ``scatter()`` can still leave it out. :meth:`with_bound_key` returns the query to be run.
+    """
+
+    #: The key under which the query was built, or first evaluated. :data:`EXEMPT` if the query is
+    #: for all keys on purpose. None if no binding was in force.
+    bound_key: BoundKey | None = None
+    #: Whether the query's only limit is that of :meth:`exists`. It can still be filtered.
+    is_limited_by_exists = False
+
+    def take_bound_key(self) -> None:
+        """Keep the key that is in force now.
+
+        :raises BoundKeyMismatch: the query has kept another key, or it was built outside of the
+            block and cannot be filtered any more.
+        """
+        if self.model is None or (key := key_in_force(self.model)) is None:
+            return
+        if self.bound_key is None:
+            self._take_late(key)
+        # setdefault() is atomic. Two threads may evaluate one queryset under two keys; one of them
+        # gets the error below.
+        held = self.__dict__.setdefault("bound_key", key)
+        if held not in (key, EXEMPT):
+            raise BoundKeyMismatch(
+                f"This query of {self.model.__name__} was built under {held}, and {key} is in force."
+                " Build it inside the block that evaluates it."
+            )
+
+    def _take_late(self, key: BoundKey) -> None:
+        """Prepare a query that was built outside of the block for :meth:`take_bound_key`.
+
+        A new query passes here as well, and has nothing to prepare.
+        """
+        if self.combined_queries:
+            self.combined_queries = tuple(map(_taken, self.combined_queries))
+        if (
+            self.is_sliced
+            and not self.is_limited_by_exists
+            and (self.combinator or self.lacks(key))
+        ):
+            raise BoundKeyMismatch(
+                f"A slice of a query of {self.model.__name__} {_TOO_LATE}. ({key} is in force.)"  # type: ignore[union-attr]  # it has one
+            )
+        if self.where.children or self.annotations:
+            self._take_late_in_subqueries()
+
+    def _take_late_in_subqueries(self) -> None:
+        subqueries = {nested.query for nested in nested_queries(self, trusted=True)}
+        taken = {query: _taken(query) for query in subqueries}
+        replacements = {query: copy for query, copy in taken.items() if copy is not query}
+        if not replacements:
+            return
+        where: Any = self.where
+        self.where = where.replace_expressions(replacements)
+        self.annotations = {
+            name: annotation.replace_expressions(replacements)  # type: ignore[attr-defined]  # not in the stubs
+            for name, annotation in self.annotations.items()
+        }
+        if replacements.keys() & {nested.query for nested in nested_queries(self, trusted=True)}:
+            raise BoundKeyMismatch(
+                f"A subquery in a query of {self.model.__name__} {_TOO_LATE}."  # type: ignore[union-attr]  # it has one
+            )
+
+    def with_bound_key(self) -> Self:
+        """Return the query to be run: this query, or a copy that is also filtered by its key.
+
+        :raises BoundKeyMismatch: the query names another key.
+        """
+        key = self.bound_key
+        if key is None or key is EXEMPT or key == EXEMPT:
+            return self
+        if self.combinator:
+            parts = [_filtered(part) for part in self.combined_queries]
+            if all(map(_is_same, parts, self.combined_queries)):
+                return self
+            copy: Self = self.clone()  # type: ignore[assignment]  # of this class
+            copy.combined_queries = tuple(parts)
+            return copy
+        if not self.lacks(key):
+            return self
+        copy = self.clone()  # type: ignore[assignment]  # of this class
+        copy.add_q(Q((key.name, key.value)))
+        return copy
+
+    def lacks(self, key: BoundKey) -> bool:
+        """Whether rows of another key than ``key`` may match the query.
+
+        :raises BoundKeyMismatch: the query names another key.
+        """
+        if self.combinator or not self.where.children:
+            return True
+        lacks = True
+        for values, required in self._named_keys(self.where):
+            if any(value != key.value for value in values):
+                raise BoundKeyMismatch(
+                    f"This query of {self.model.__name__} names the shard key {key.name} in"  # type: ignore[union-attr]  # it has one
+                    f" {values!r}, and {key} is in force. Leave the condition out, or leave the key"
+                    " with sharded_orm.unbound() or scatter()."
+                )
+            lacks = lacks and not required
+        return lacks
+
+    def _named_keys(
+        self, node: WhereNode, *, required: bool = True, denied: bool = False
+    ) -> Iterator[tuple[list[Any], bool]]:
+        """Yield the values with which conditions in ``node`` compare the shard key.
+
+        Each list of values comes with True if every row of the query must meet the condition.
+        Conditions under a NOT are left out, because they exclude keys instead of naming them.
+        """
+        denied = denied != node.negated
+        required = (
+            required and not node.negated and (node.connector == AND or len(node.children) == 1)
+        )
+        child: Any
+        for child in node.children:
+            if isinstance(child, WhereNode):
+                yield from self._named_keys(child, required=required, denied=denied)
+            elif not denied and is_equality(child):
+                for column, compared in compared_columns(child):
+                    if self._is_own_key(column):
+                        values = plain_values(compared, column.target)
+                        if values is not None:
+                            yield values, required
+
+    def _is_own_key(self, column: Any) -> bool:
+        if type(column) is not Col:
+            return False
+        options = shard_options(self.model) if self.model is not None else None
+        key = options.key if options is not None else None
+        if key is None or column.target.column != key.column:
+            return False
+        return (
+            column.target.model._meta.concrete_model is key.model._meta.concrete_model
+            and column.alias in self._own_tables()
+        )
+
+    def _own_tables(self) -> set[str]:
+        """Return the aliases of the tables that hold the columns of the model itself.
+
+        In multi-table inheritance, the tables of parents are among them.
+        """
+        own: set[str] = set()
+        for alias, table in self.alias_map.items():
+            link = getattr(table, "join_field", None)
+            is_parent = getattr(getattr(link, "remote_field", None), "parent_link", False)
+            if not own or (is_parent and getattr(table, "parent_alias", None) in own):
+                own.add(alias)
+        return own
+
+    def exists(self, limit: bool = True) -> Self:
+        # Django calls this method for Exists().
+        copy: Self = super().exists(limit)
+        copy.is_limited_by_exists = not self.is_sliced
+        return copy
+
+    # -- Where Django turns a query into SQL or into a part of another query ---------------
+
+    def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
+        # A net below the methods of the queryset, which have added the condition already: no SQL is
+        # made without it.
+        return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
+
+    def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
+        # Django calls this method for every subquery.
+        return super(BoundKeyQuery, _filtered(_taken(self))).resolve_expression(
+            query, *args, **kwargs
+        )
+
+
+def _taken(query: Any) -> Any:
+    """Return ``query``, or a copy that has taken the key in force."""
+    if (
+        not isinstance(query, BoundKeyQuery)
+        or query.model is None
+        or key_in_force(query.model) is None
+    ):
+        return query
+    copy: Any = query.clone()
+    copy.take_bound_key()
+    return copy
+
+
+def _filtered(query: Any) -> Any:
+    return query.with_bound_key() if isinstance(query, BoundKeyQuery) else query
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other
