@@ -76,16 +76,18 @@ class Lane:
 
 # The longest first, so that the last ones to run are short.
 LANES = (
-    Lane("integration on MariaDB", ("tests/integration", "tests/contract"), on_mariadb=True),
     Lane("migrate", ("tests/integration/migrate",)),
-    Lane("acceptance", ("tests/acceptance",)),
+    Lane("integration on MariaDB", ("tests/integration", "tests/contract"), on_mariadb=True),
     Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
-    Lane("all other tests"),
+    Lane("cache", ("tests/integration/cache",)),
+    Lane("acceptance", ("tests/acceptance",)),
+    Lane("test runners", ("tests/integration/testing_support",)),
     Lane("shards and topology", ("tests/integration/shards", "tests/integration/topology")),
+    Lane("all other tests"),
     Lane("tickets", ("tests/integration/tickets",)),
     Lane("admin", ("tests/admin",)),
-    Lane("queries on MariaDB", ("tests/queries",), on_mariadb=True),
     Lane("admin on MariaDB", ("tests/admin", "tests/unit"), on_mariadb=True),
+    Lane("queries on MariaDB", ("tests/queries",), on_mariadb=True),
     Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
     Lane("queries", ("tests/queries",)),
 )
