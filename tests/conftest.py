@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 from django.conf import settings
 
+from tests.flush import same_rows_after_each_flush
 from tests.services import ServiceMissing, required
 from tests.services import mariadb as mariadb_service
 from tests.services import memcached as memcached_service
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         items[:] = [item for item in items if item not in dropped]
         config.hook.pytest_deselected(items=dropped)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_flush() -> Iterator[None]:
+    with same_rows_after_each_flush():
+        yield
 
 
 def service_missing(exc: ServiceMissing) -> None:

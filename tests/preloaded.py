@@ -14,6 +14,7 @@ MODULES = (
     "django.contrib.admin.options",
     "django.contrib.admin.sites",
     "django.contrib.admin.views.main",
+    "django.core.cache.backends.memcached",
     "django.core.management",
     "django.core.management.commands.migrate",
     "django.core.serializers.json",
@@ -27,6 +28,7 @@ MODULES = (
     "pymemcache",
     "pytest",
     "redis",
+    "sharded_orm.runtime",
     "tqdm",
 )
 PACKAGES = ("backends", "cache", "conf", "ids", "routing", "scatter", "topology")

@@ -8,6 +8,8 @@ no settings are read before.
 
 Not for tests of what a process imports, nor for programs that use :mod:`multiprocessing` themselves:
 such a child would take the server for its own.
+
+:data:`CONTEXT` is the same server for functions in processes of their own.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import IO, Any, Self
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.preloaded"])
+#: What it starts has no threads, no connections and no settings. There is one server in a process
+#: and it has one list of imports, so no other module of tests may set the list.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
 
 class PythonProcess:
@@ -80,7 +84,7 @@ class PythonProcess:
             else:
                 child_stderr = stderr if isinstance(stderr, int) else stderr.fileno()
             streams = child_stdin, child_stdout, child_stderr
-            self._process = _context.Process(
+            self._process = CONTEXT.Process(
                 target=_InChild(list(arguments), str(cwd), dict(env), streams)
             )
             self._process.start()

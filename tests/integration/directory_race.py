@@ -1,14 +1,14 @@
 """Processes that place the same keys at the same time; imported by each of them.
 
-Imports no model: a spawned process configures Django first.
+Imports no model: such a process configures Django first.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 from tests.patience import PATIENCE
+from tests.python_process import CONTEXT
 
 PROCESSES, KEYS = 4, 60
 
@@ -51,14 +51,13 @@ def _place(settings: dict[str, Any], barrier: Any, answers: Any) -> None:
 
 
 def race(settings: dict[str, Any]) -> list[dict[int, int]]:
-    context = multiprocessing.get_context("spawn")
-    setup = context.Process(target=_migrate, args=(settings,))
+    setup = CONTEXT.Process(target=_migrate, args=(settings,))
     setup.start()
     setup.join(PATIENCE)
     assert setup.exitcode == 0
-    barrier, answers = context.Barrier(PROCESSES), context.Queue()
+    barrier, answers = CONTEXT.Barrier(PROCESSES), CONTEXT.Queue()
     racers = [
-        context.Process(target=_place, args=(settings, barrier, answers)) for _ in range(PROCESSES)
+        CONTEXT.Process(target=_place, args=(settings, barrier, answers)) for _ in range(PROCESSES)
     ]
     for racer in racers:
         racer.start()

@@ -1,15 +1,15 @@
 """Processes that generate timestamped ids for one shard at the same instant.
 
-Imports no model: a spawned process configures Django first.
+Imports no model: such a process configures Django first.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 from functools import partial
 from typing import Any
 
 from tests.patience import PATIENCE
+from tests.python_process import CONTEXT
 
 NOW = 200_000_000_000
 ROWS = 30
@@ -98,10 +98,9 @@ def race(group: Any, *, guarded: bool) -> list[dict[str, Any]]:
         "NODES": settings.SHARDED_ORM["NODES"],
         "GROUPS": {group.name: {**configured, "DATABASE_NAME": group.database_name}},
     }
-    context = multiprocessing.get_context("spawn")
-    barrier, answers = context.Barrier(2), context.Queue()
+    barrier, answers = CONTEXT.Barrier(2), CONTEXT.Queue()
     racers = [
-        context.Process(target=_insert, args=(sharded_orm, name, guarded, barrier, answers))
+        CONTEXT.Process(target=_insert, args=(sharded_orm, name, guarded, barrier, answers))
         for name in "ab"
     ]
     for racer in racers:

@@ -62,8 +62,8 @@ class Project:
             env={**self.environment, **environment},
             stderr=STDOUT,
             timeout=PATIENCE,
-            # The runs start processes with multiprocessing.
-            new_interpreter=True,
+            # Such a run uses multiprocessing.
+            new_interpreter="--parallel" in command or "PROJECT_START_METHOD" in environment,
         )
         lines = record.read_text().splitlines() if record.exists() else []
         recorded = [tuple(line.split(" ", 2)) for line in lines]

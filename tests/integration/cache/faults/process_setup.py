@@ -7,24 +7,14 @@ from __future__ import annotations
 
 import functools
 import logging
-import multiprocessing
 import random
 from dataclasses import dataclass
 from typing import Any
 
 from tests.patience import PATIENCE
+from tests.python_process import CONTEXT
 from tests.services.keeper import die_with_parent
 from tests.services.mariadb import Address
-
-# Processes are forked from a server process that has imported the modules below, and has neither
-# threads nor connections.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "django.contrib.contenttypes", "django.core.cache.backends.memcached", "django.db", "django.db.models",
-        "MySQLdb", "pymemcache", "redis", "sharded_orm.runtime", "sharded_orm.backends.mysql.base",
-    ]
-)  # fmt: skip
 
 GROUP, SHARDS = "chaos", 2
 GLOBAL_SCHEMA = "chaos_global"

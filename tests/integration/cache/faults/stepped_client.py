@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.integration.cache.faults import failpoints
-from tests.integration.cache.faults.process_setup import CONTEXT, OWNERS, ProcessSetup
+from tests.integration.cache.faults.process_setup import OWNERS, ProcessSetup
 from tests.integration.cache.faults.staleness import Question, StalenessChecker
 from tests.patience import PATIENCE
+from tests.python_process import CONTEXT
 
 
 class Stopper:

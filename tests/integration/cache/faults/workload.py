@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.integration.cache.faults import readers, writers
-from tests.integration.cache.faults.process_setup import CONTEXT, OWNERS, ProcessSetup
+from tests.integration.cache.faults.process_setup import OWNERS, ProcessSetup
 from tests.patience import PATIENCE
+from tests.python_process import CONTEXT
 
 
 class Member:

@@ -5,16 +5,8 @@ Imports no model: a process configures Django first.
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass, field
 from typing import Any
-
-# Processes are forked from a server process that has imported the modules below, and has neither
-# threads nor connections.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["django.contrib.contenttypes", "django.db", "MySQLdb", "psycopg", "sharded_orm.runtime"]
-)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from sharded_orm.ids.tickets.session import SequenceSlot
-from tests.integration.tickets.faults.project import CONTEXT, Project
+from tests.integration.tickets.faults.project import Project
 from tests.integration.tickets.faults.servers import SQLiteTickets
 from tests.patience import PATIENCE
+from tests.python_process import CONTEXT
 
 SEQUENCES = ("photos", "albums")
 BATCH, PROCESSES = 500, 40

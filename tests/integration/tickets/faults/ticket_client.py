@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tests.integration.tickets.faults.project import CONTEXT, Project
+from tests.integration.tickets.faults.project import Project
 from tests.patience import PATIENCE
+from tests.python_process import CONTEXT
 
 _SECONDS_BEFORE_INTERRUPTION = 0.3
 

@@ -13,8 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.integration.tickets.faults.project import CONTEXT, Project
+from tests.integration.tickets.faults.project import Project
 from tests.patience import PATIENCE
+from tests.python_process import CONTEXT
 
 _SECONDS_BETWEEN_REPORTS = 0.02
 _ONE_BATCH_IN, _LARGEST_BATCH = 25, 60
