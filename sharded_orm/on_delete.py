@@ -23,6 +23,7 @@ from sharded_orm.cache.request_cache import uncached
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.models.sharding.query import ShardedQuery
 
 __all__ = ["CASCADE", "LEAVE", "PROTECT"]
 
@@ -100,7 +101,7 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
             " project, outside of migrations."
         )
     # Leave out the join to the global database that the admin adds, and load all fields.
-    query = sub_objs.select_related(None).defer(None).query
+    query = sub_objs.select_related(None).defer(None).query.chain(ShardedQuery)
     return ShardedQuerySet(sub_objs.model, query=query)
 
 
