@@ -21,10 +21,10 @@ THREADS = 8
 
 def connections_held(site: Site, rounds: Rounds) -> Iterator[Line]:
     """Count connections on the server (``Threads_connected``), beyond those open at the start."""
-    from sharded_orm.backends import session_pool
+    from sharded_orm.backends import pool
 
     # Idle connections of earlier subjects must not be counted or reused.
-    session_pool.dispose_all()
+    pool.dispose_all()
 
     def touch_ours(number: int) -> None:
         user, pk = site.photo(number)

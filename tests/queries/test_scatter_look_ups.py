@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from sharded_orm import runtime
 from sharded_orm.models.querysets import route
 from sharded_orm.signals import scattered
 from tests.photos.models import Photo
-from tests.queries.conftest import DATABASES, ONE, TWO, UNPLACED
+from tests.queries.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED
 
 pytestmark = pytest.mark.django_db(databases=DATABASES)
 
@@ -74,3 +76,29 @@ def test_a_list_of_keys_is_located_once_to_find_its_shards_and_once_to_share_it_
     where = Photo.objects.filter(user_id__in=[ONE, TWO, UNPLACED])._destination()
     assert [target.query.where.children[0].rhs for target in where] == [[ONE], [TWO]]
     assert located.calls == 2
+
+
+@pytest.fixture
+def growth(placed: None) -> Iterator[Callable[..., Any]]:
+    """A wrapper of statements: the group has no shard for TWO before the first statement ends."""
+    grown = runtime.topology()
+    photos = grown.groups["photos"]
+    small = replace(photos, ranges=photos.ranges[:1])
+    assert small.count <= runtime.locate("photos", TWO).number  # type: ignore[union-attr]
+    runtime.swap(replace(grown, groups={**grown.groups, "photos": small}))
+
+    def grow(execute: Callable[..., Any], *args: Any) -> Any:
+        result = execute(*args)
+        runtime.swap(grown)
+        return result
+
+    yield grow
+    runtime.swap(grown)
+
+
+def test_a_shard_that_is_added_while_the_directory_is_asked_is_known(
+    growth: Callable[..., Any],
+) -> None:
+    with connections[runtime.config().directory].execute_wrapper(growth):
+        where = Photo.objects.filter(user_id__in=[ONE, TWO])._destination()
+    assert [target.shard.alias for target in where] == [SHARD[ONE], SHARD[TWO]]

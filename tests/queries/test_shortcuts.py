@@ -9,7 +9,7 @@ import pytest
 from django.db.models import Exists, F, Q, QuerySet
 from django.db.models.sql import Query
 
-from sharded_orm.models.querysets.route import only_shard, route
+from sharded_orm.models.querysets.route import find_route, only_shard
 from sharded_orm.models.sharding.query import ShardedQuery
 from tests.photos.models import Album, Event, Photo, Pin
 from tests.queries.conftest import DATABASES, ONE
@@ -42,7 +42,8 @@ def test_the_short_way_finds_the_same_shard(make: Any, placed: None) -> None:
     queryset = make()
     shard = only_shard(queryset._options, queryset.query)
     assert shard is not None
-    assert route(queryset._options, queryset.query, {}, scatter=False).shards == (shard.number,)
+    route, _ = find_route(queryset._options, queryset.query, {}, scatter=False)
+    assert route.shards == (shard.number,)
 
 
 @pytest.mark.parametrize("make", LONG)

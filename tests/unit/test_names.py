@@ -1,4 +1,6 @@
-"""Names in the package: each class has its own, and modules are called by nouns."""
+"""Names in the package: each class has its own, modules are called by nouns, and the import paths
+that the documentation has named stay.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import grimp
 import pytest
+from django.utils.module_loading import import_string
 
 import sharded_orm
 
@@ -37,6 +40,31 @@ WORDS_OF_THE_FIELD = frozenset(
     }
 )  # fmt: skip
 
+# Projects import these, because the documentation has said so. A path that moves needs a line in the
+# changelog.
+DOCUMENTED = [
+    "sharded_orm.admin.ShardedModelAdmin",
+    "sharded_orm.admin.ShardedTabularInline",
+    "sharded_orm.backends.mysql.base.DatabaseWrapper",
+    "sharded_orm.backends.pool.pools",
+    "sharded_orm.backends.signals.session_opened",
+    "sharded_orm.backends.sqlite3.base.DatabaseWrapper",
+    "sharded_orm.cache.statistics.counting",
+    "sharded_orm.exceptions.PartialCommitError",
+    "sharded_orm.ids.layout.PackedID",
+    "sharded_orm.ids.layout.TimestampedID",
+    "sharded_orm.ids.layout.TimestampedLayout",
+    "sharded_orm.migrations.operations.CreateSequence",
+    "sharded_orm.models.Placement",
+    "sharded_orm.routers.ShardRouter",
+    "sharded_orm.routing.base.Strategy",
+    "sharded_orm.signals.cache_counted",
+    "sharded_orm.signals.scattered",
+    "sharded_orm.testing.ensure_shards",
+    "sharded_orm.topology.aliases.sharded_databases",
+    "sharded_orm.topology.sources.base.TopologySource",
+]
+
 
 def _modules() -> Iterator[Path]:
     yield from PACKAGE.rglob("*.py")
@@ -60,6 +88,11 @@ def test_modules_are_named_by_nouns() -> None:
         if word.endswith(("ing", "ed")) and name not in WORDS_OF_THE_FIELD
     }
     assert participles == set()
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTED, *(f"sharded_orm.{n}" for n in sharded_orm.__all__)])
+def test_documented_import_paths_stay(path: str) -> None:
+    assert import_string(path)
 
 
 @pytest.fixture(scope="module")

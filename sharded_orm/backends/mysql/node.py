@@ -8,7 +8,7 @@ from typing import Any, cast
 from MySQLdb.cursors import Cursor
 
 from sharded_orm.backends.mysql.session import NodeSession, connect
-from sharded_orm.backends.session_pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, get_pool
+from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, get_pool
 from sharded_orm.backends.signals import session_opened
 
 # The query for facts about the server, as in django.db.backends.mysql.base.DatabaseWrapper. It runs

@@ -15,9 +15,9 @@ from sharded_orm.models.querysets.route import (
     Route,
     colocation,
     colocation_on,
+    find_route,
     only_shard,
     plain_key,
-    route,
     targets,
 )
 from sharded_orm.models.sharding.colocation import Colocation
@@ -76,14 +76,12 @@ class RoutedQuerySet(CachedQuerySet):
         except ShardKeyRequired as exc:
             return f"<{type(self).__name__} of {self.model.__name__}, not evaluated: {exc}>"
 
-    def _route(self, group: ShardGroup | None = None, *, ordered: bool = True) -> Route:
-        return route(
-            self._options,
-            self.query,
-            self._hints,
-            scatter=self._scatters,
-            ordered=ordered,
-            group=group,
+    def _route(self) -> Route:
+        return self._find_route()[0]
+
+    def _find_route(self, *, ordered: bool = True) -> tuple[Route, ShardGroup]:
+        return find_route(
+            self._options, self.query, self._hints, scatter=self._scatters, ordered=ordered
         )
 
     @property
@@ -117,8 +115,7 @@ class RoutedQuerySet(CachedQuerySet):
         options = self._options
         if (shard := only_shard(options, self.query, ordered=ordered)) is not None:
             return shard.alias
-        group = runtime.group(options.group)
-        query_route = self._route(group, ordered=ordered)
+        query_route, group = self._find_route(ordered=ordered)
         if len(query_route.shards) == 1:
             return query_route.aliases[0]
         if len(query_route.shards) > 1 and self._scatters:

@@ -100,16 +100,15 @@ def _shards(group: ShardGroup, numbers: Iterable[int]) -> list[Shard]:
     return [runtime.shard_in(group, number) for number in numbers]
 
 
-def route(
+def find_route(
     options: ShardOptions,
     query: Query,
     hints: dict[str, Any],
     *,
     scatter: bool,
     ordered: bool = True,
-    group: ShardGroup | None = None,
-) -> Route:
-    """Return the :class:`Route` of ``query``: the shards that it goes to.
+) -> tuple[Route, ShardGroup]:
+    """Return the :class:`Route` of ``query``, the shards that it goes to, and their group.
 
     Sends nothing if the group's strategy computes shards. With the directory strategy, sends at
     most one query to the directory for each condition on the key.
@@ -118,7 +117,6 @@ def route(
     :param scatter: whether the query may go to all shards.
     :param ordered: whether the SQL will have an ORDER BY. If so, the expressions in it are checked
         too. False for a count, for example.
-    :param group: the shard group, if the caller has it already; None to look it up by ``options``.
     :raises ShardKeyRequired: the query's conditions name no shard, and it may not go to all shards.
     :raises CrossShardRelation: the query reads rows that may be on other shards than its own.
     :raises UnknownExpression: the library cannot tell which rows an expression reads.
@@ -130,12 +128,14 @@ def route(
         bound = _bound_of_scope(options)
     shards = bound.shards if bound is not None else None
     colocation(options, shards).check(query, ordered=ordered)
+    if bound is None and not scatter:
+        raise shard_key_required(options, "this query does not say which shards it is about")
+    # Look up the group after the keys. Meanwhile this process may have got a newer topology, and
+    # the directory may have named a shard that the older one lacks.
+    group = runtime.group(options.group)
     if bound is not None:
-        return Route(options.group, tuple(sorted(bound.shards)), bound.reason)
-    if scatter:
-        group = group or runtime.group(options.group)
-        return Route(group.name, tuple(range(group.count)), "the query scatters")
-    raise shard_key_required(options, "this query does not say which shards it is about")
+        return Route(group.name, tuple(sorted(bound.shards)), bound.reason), group
+    return Route(group.name, tuple(range(group.count)), "the query scatters"), group
 
 
 def _bound_of_scope(options: ShardOptions) -> Bound | None:
@@ -181,8 +181,8 @@ _PLAIN_KEYS = frozenset({int, str, UUID})
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
     """Return the shard of a query of the form ``key = value AND …``; None for any other query.
 
-    None also if the key has no shard yet. If the result is None, call :func:`route`, which knows
-    every form. This shortcut for the commonest queries finds the same shard as :func:`route` in a
+    None also if the key has no shard yet. If the result is None, call :func:`find_route`, which knows
+    every form. This shortcut for the commonest queries finds the same shard as :func:`find_route` in a
     fifth of the time.
     """
     value = plain_key(options, query, ordered=ordered)

@@ -184,9 +184,7 @@ def test_an_account_that_is_refused_is_not_named(mysql_fleet: MariaDBFleet) -> N
 
 
 def test_pages_keep_no_connection_of_their_threads(on_servers: Site) -> None:
-    opened = (
-        "from sharded_orm.backends.session_pool import pools; result = [p.size for p in pools()]"
-    )
+    opened = "from sharded_orm.backends.pool import pools; result = [p.size for p in pools()]"
     for _ in range(3):
         on_servers.get(MAP)
     before = on_servers.run(opened)

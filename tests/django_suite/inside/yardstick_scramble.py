@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from sharded_orm.backends.session_pool import SessionPool
+from sharded_orm.backends.pool import SessionPool
 
 SEED = 20
 

@@ -21,7 +21,6 @@ from django.db import connections
 
 from sharded_orm import runtime
 from sharded_orm.cache import guards, markers
-from sharded_orm.cache.process_cache import ProcessCache
 from sharded_orm.cache.stores.base import CacheServer, ServerDown
 from sharded_orm.models.cached import queryset
 from sharded_orm.models.cached.cached_model import cached_model
@@ -306,7 +305,9 @@ class InterleavingHarness:
         """Make this process forget everything that it has read."""
         reader = queryset._current_reader()
         assert reader is not None
-        reader.memory = ProcessCache()
+        # In place: reads and fills of this process share the memory.
+        reader.memory._lists.clear()
+        reader.memory._revisions.clear()
 
     def guards(self, *isolates: int | None) -> list[str]:
         names = list(self.scope().guards)

@@ -251,7 +251,7 @@ def serve() -> None:
     from sharded_orm import database_settings, runtime
     from sharded_orm.autonomous_connections import AutonomousConnections
     from sharded_orm.backends.group import relocation
-    from sharded_orm.backends.session_pool import pools
+    from sharded_orm.backends.pool import pools
     from tests.integration.topology.places.models import Place
 
     names = {

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sharded_orm.backends import session_pool as pool_module
-from sharded_orm.backends.session_pool import GRACE, BoundedPool, SessionPool
+from sharded_orm.backends import pool as pool_module
+from sharded_orm.backends.pool import GRACE, BoundedPool, SessionPool
 from sharded_orm.exceptions import PoolTimeout
 
 
