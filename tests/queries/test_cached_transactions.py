@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
 
 from tests.cached.models import CachedPhoto
+from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, cache, queries
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
@@ -18,6 +21,20 @@ ALIAS = SHARD[ONE]
 def uses_hits() -> bool:
     """Whether the isolation level lets a transaction see commits of others meanwhile."""
     return connections[ALIAS].vendor == "mysql"
+
+
+def read_all(pk: Any) -> int:
+    """Read an object, a list and a count, and return the number of queries."""
+    return sum(
+        map(
+            queries,
+            (
+                lambda: CachedPhoto.objects.get(user_id=ONE, pk=pk),
+                lambda: list(CachedPhoto.objects.filter(user_id=ONE)),
+                lambda: CachedPhoto.objects.filter(user_id=ONE).count(),
+            ),
+        )
+    )
 
 
 class TestBeforeItWrites:
@@ -35,18 +52,63 @@ class TestBeforeItWrites:
             assert queries(rows) == (0 if uses_hits() else 1)
 
     @pytest.mark.parametrize("using", [ALIAS, "photos"])
-    def test_nothing_is_filled(self, photos, using):
+    def test_what_it_reads_is_stored_under_read_committed(self, photos, using):
+        pk = photos[0].pk
+        with transaction.atomic(using=using):
+            assert read_all(pk) == 3
+        expected = 0 if uses_hits() else 3
+        assert read_all(pk) == expected
+        with transaction.atomic(using=using):
+            assert read_all(pk) == expected
+
+    @pytest.mark.parametrize("in_savepoint", [False, True])
+    def test_a_read_after_sql_of_the_project_is_not_stored(self, photos, in_savepoint):
+        """The statement may be rolled back, and nobody else may see what it has changed."""
+        photo = photos[0]
+        with transaction.atomic(using=ALIAS):
+            with transaction.atomic(using=ALIAS) if in_savepoint else nullcontext():
+                with connections[ALIAS].cursor() as cursor:
+                    cursor.execute(
+                        f"UPDATE {CachedPhoto._meta.db_table} SET title = 'never' WHERE user_id = %s",
+                        [ONE],
+                    )
+            assert CachedPhoto.objects.get(user_id=ONE, pk=photo.pk).title == "never"
+            titles = [row.title for row in CachedPhoto.objects.filter(user_id=ONE)]
+            assert set(titles) == {"never"}
+            transaction.set_rollback(True, using=ALIAS)
+        assert CachedPhoto.objects.get(user_id=ONE, pk=photo.pk).title == "p0"
+        assert "never" not in {row.title for row in CachedPhoto.objects.filter(user_id=ONE)}
+
+    def test_nothing_is_stored_by_a_session_of_another_isolation_level(self, photos):
+        if not uses_hits():
+            pytest.skip("levels of MySQL")
+        pk = photos[0].pk
+        assert CachedPhoto.objects.get(user_id=ONE, pk=pk).title == "p0"
+
+        def rename() -> None:
+            CachedPhoto.objects.filter(user_id=ONE).update(title="new")
+            connections.close_all()
+
+        with connections[ALIAS].cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        try:
+            with transaction.atomic(using=ALIAS):
+                Photo.objects.using(ALIAS).exists()  # begins the snapshot
+                with ThreadPoolExecutor() as pool:
+                    pool.submit(rename).result()
+                assert CachedPhoto.objects.get(user_id=ONE, pk=pk).title == "p0"
+        finally:
+            connections[ALIAS].close()
+        assert CachedPhoto.objects.get(user_id=ONE, pk=pk).title == "new"
+
+    def test_nothing_is_stored_after_a_write(self, photos):
         pk = photos[0].pk
         before = cache().statistics.counted(cache().type_name("cached.CachedPhoto"))
-        with transaction.atomic(using=using):
-            CachedPhoto.objects.get(user_id=ONE, pk=pk)
-            list(CachedPhoto.objects.filter(user_id=ONE))
-            CachedPhoto.objects.filter(user_id=ONE).count()
+        with transaction.atomic(using=ALIAS):
+            Photo.objects.create(user_id=ONE, title="of a model that is not cached")
+            read_all(pk)
         after = cache().statistics.counted(cache().type_name("cached.CachedPhoto"))
         assert after["fills"] == before["fills"]
-        # And others may store entries.
-        CachedPhoto.objects.get(user_id=ONE, pk=pk)
-        assert queries(lambda: CachedPhoto.objects.get(user_id=ONE, pk=pk)) == 0
 
     def test_of_another_shard_key_on_the_same_shard(self, photos):
         photo = CachedPhoto.objects.create(user_id=NEAR, title="n")

@@ -313,6 +313,13 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def sessions_gone(self, writers: Sequence[W]) -> set[W]:
         return identity.gone(self.node_pool, writers)
 
+    def reads_as_autocommit(self) -> bool:
+        return (
+            self.connection is not None
+            and self.connection.mode is SessionMode.TRANSACTION
+            and self.connection.transaction.is_as_autocommit
+        )
+
     def hold_session(self) -> None:
         if self.connection is not None:
             self.connection.hold_after_commit()

@@ -212,6 +212,8 @@ class LeaseMixin(BaseCursor):
                 # statement: it has that statement's warnings.
                 session = connection.session = traces.lease(connection, query)
                 session.last_user = connection
+        if kind and mode is _TRANSACTION:
+            connection.transaction.only_reads = False
         prefix: list[bytes] = []
         sent = False
         try:

@@ -18,7 +18,7 @@ class ServerTransaction:
     the server must execute. One object serves all transactions of the connection, one after the other.
     """
 
-    __slots__ = ("is_open", "pending", "strict", "unsure")
+    __slots__ = ("is_open", "only_reads", "pending", "strict", "unsure")
 
     def __init__(self) -> None:
         #: Whether the server has begun the transaction.
@@ -27,8 +27,20 @@ class ServerTransaction:
         self.strict = False
         #: Whether an error or an implicit commit may have ended the transaction or removed savepoints.
         self.unsure = False
+        #: Whether all statements of the transaction were plain reads (StatementKind.READ).
+        self.only_reads = True
         #: Savepoint statements that will be sent with the next statement.
         self.pending: list[bytes] = []
+
+    @property
+    def is_as_autocommit(self) -> bool:
+        """Whether a read in the transaction would return the same in autocommit, if the isolation
+        level is READ COMMITTED.
+
+        That is so if the transaction has only read, and if no error or implicit commit has made its
+        state uncertain.
+        """
+        return self.only_reads and not self.strict and not self.unsure
 
     def prefix(self, *, plain: bool) -> list[bytes]:
         """Return the statements to send before the next one: BEGIN and savepoints, if needed.
@@ -66,6 +78,7 @@ class ServerTransaction:
     def forget(self) -> None:
         """Reset all attributes. To be called when the transaction has ended on the server."""
         self.is_open = self.strict = self.unsure = False
+        self.only_reads = True
         self.pending.clear()
 
     def defer(self, kind: StatementKind, sql: str) -> bool:

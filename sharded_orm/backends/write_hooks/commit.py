@@ -94,6 +94,15 @@ class CommitHookMixin(_Wrapper):
         """
         return set()
 
+    def reads_as_autocommit(self) -> bool:
+        """Whether a read in the open transaction would return the same in autocommit, if the isolation
+        level is READ COMMITTED.
+
+        False if the transaction may have written anything, by SQL of the project too, or if its
+        session may have another isolation level.
+        """
+        return False
+
     def hold_session(self) -> None:
         """Reserve the transaction's session for this alias, even after the transaction has ended.
 

@@ -69,7 +69,9 @@ class ConnectionState:
             # The transaction must not use the cache, for one of three reasons: it has uncommitted
             # writes of its own, it must be rolled back, or its reads may show an earlier state.
             return None
-        return False
+        # Each statement under READ COMMITTED reads what is committed at its beginning. So what a
+        # transaction reads before it has written anything may be stored, as in autocommit.
+        return bool(connection.reads_as_autocommit())
 
     def factory(self, plan: LookupPlan) -> InstanceFactory:
         factory = self._factories.get(plan)

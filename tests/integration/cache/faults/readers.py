@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 import traceback
+from contextlib import nullcontext
 from typing import Any
 
 from tests.integration.cache.faults import failpoints
@@ -100,6 +101,8 @@ def _read(
     reports: Any,
     report: dict[str, Any],
 ) -> None:
+    from django.db import transaction
+
     from tests.integration.cache.faults.rows import ALIASES, Owner
 
     owners = [Owner(number) for number in OWNERS]
@@ -111,16 +114,19 @@ def _read(
     while not stop.is_set():
         number = _choose_owner(preferred_owner.value, dice)
         before = checker.truth(number)
-        for _ in range(ROUND):
-            question = any_question(dice, number)
-            began = time.monotonic()
-            answer = question.ask(owners[number].rows())
-            report["longest"] = max(report["longest"], time.monotonic() - began)
-            problem = checker.problem(question, answer, before)
-            if problem is not None and len(report["stale"]) < 20:
+        # Half of the reads are in transactions, as in a view under ATOMIC_REQUESTS.
+        in_transaction = dice.random() < 0.5
+        with transaction.atomic(using=owners[number].alias) if in_transaction else nullcontext():
+            for _ in range(ROUND):
+                question = any_question(dice, number)
+                began = time.monotonic()
                 answer = question.ask(owners[number].rows())
-                again = checker.problem(question, answer, checker.truth(number))
-                report["stale"].append(f"{problem} Asked again: {again or 'right'}")
+                report["longest"] = max(report["longest"], time.monotonic() - began)
+                problem = checker.problem(question, answer, before)
+                if problem is not None and len(report["stale"]) < 20:
+                    answer = question.ask(owners[number].rows())
+                    again = checker.problem(question, answer, checker.truth(number))
+                    report["stale"].append(f"{problem} Asked again: {again or 'right'}")
         report["reads"] += ROUND
         report["rounds"][number] += 1
         report["counts"] = counts()
