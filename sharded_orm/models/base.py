@@ -16,6 +16,7 @@ from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.fields.generated_id import forget_shard_choice, generated_id_fields
 from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
+from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
 from sharded_orm.models.relations.descriptors import install_descriptors
 from sharded_orm.models.relations.through import install_through
 from sharded_orm.models.sharding.bound_key import (
@@ -35,7 +36,11 @@ from sharded_orm.models.sharding.options import (
     shard_options,
 )
 from sharded_orm.models.sharding.references import check_references
-from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
+from sharded_orm.models.sharding.same_key import (
+    install_relations_in_forms,
+    key_for_related,
+    refuse_related_of_other_key,
+)
 from sharded_orm.models.sharding.statements import check_constraint, check_insert, check_update
 from sharded_orm.models.sharding.stored_key import clean_stored_key, install_stored_key
 from sharded_orm.topology.model import Shard
@@ -57,6 +62,7 @@ class ShardedModelBase(ModelBase):
             install_descriptors(cls)
             install_through(cls)
             install_stored_key(cls)
+            install_relations_in_forms(cls)
         return cls
 
 
@@ -357,8 +363,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def clean_fields(self, exclude: Any = None) -> None:
         # Overrides Model.clean_fields(): each row that a foreign key refers to must be looked up on
         # the right shard. A row of the same group is looked up on this row's shard; if this row has
-        # no shard yet, no such row can exist. A row of another group is looked up on the shard that
-        # the foreign key's value names.
+        # no shard yet, no such row can exist. If it needs the same shard key, it is looked up with
+        # that key. A row of another group is looked up on the shard that the foreign key's value
+        # names.
         excluded = set(exclude or ())
         options = self._shard_options()
         key, errors = options.key, dict[str, Any]()
@@ -379,20 +386,28 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         unplaced = [field for field, group in references if group == options.group]
         if self._validation_alias() is not None:
             unplaced = []
-        other_group = [field for field, group in references if group not in (None, options.group)]
+        looked_up = [
+            field
+            for field, group in references
+            if field not in unplaced
+            and (
+                group not in (None, options.group)
+                or key_for_related(field.remote_field.model, field, self)
+            )
+        ]
         try:
-            super().clean_fields(exclude=excluded.union(f.name for f in (*unplaced, *other_group)))
+            super().clean_fields(exclude=excluded.union(f.name for f in (*unplaced, *looked_up)))
         except ValidationError as exc:
             errors = exc.update_error_dict(errors)
-        for field in other_group:
+        for field in looked_up:
             try:
-                _clean_key_of_other_group(field, self)
+                clean_reference(field, self)
             except ValidationError as exc:
                 errors[field.name] = exc.error_list
         if unplaced and key is not None and key.name not in errors:
             has_key = getattr(self, key.attname) is not None or options.awaits_key(self)
             for field in unplaced if has_key else ():
-                errors[field.name] = [_does_not_exist(field, getattr(self, field.attname))]
+                errors[field.name] = [does_not_exist(field, getattr(self, field.attname))]
         if errors:
             raise ValidationError(errors)
 
@@ -454,34 +469,3 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         except (ShardKeyRequired, TypeError, ValueError, ValidationError):
             return None  # The value cannot be a key; the validation of its field reports that.
         return shard.alias if shard is not None else None
-
-
-def _clean_key_of_other_group(field: Any, row: Any) -> None:
-    """Clean the value of ``field``, a foreign key of ``row`` to another group, as ``Field.clean()``
-    does.
-
-    ``ForeignKey.validate()`` cannot be used: it does not tell the router the value of the foreign
-    key, and only the value names the shard to query.
-    """
-    value = field.to_python(getattr(row, field.attname))
-    models.Field.validate(field, value, row)
-    rows = ShardedQuerySet(field.remote_field.model)
-    rows = rows.filter(**{field.remote_field.field_name: value})
-    if not rows.complex_filter(field.get_limit_choices_to()).exists():
-        raise _does_not_exist(field, value)
-    field.run_validators(value)
-    setattr(row, field.attname, value)
-
-
-def _does_not_exist(field: Any, value: Any) -> ValidationError:
-    """Return the error that Django's ``ForeignKey.validate()`` raises if no row has ``value``."""
-    return ValidationError(
-        field.error_messages["invalid"],
-        code="invalid",
-        params={
-            "model": field.remote_field.model._meta.verbose_name,
-            "pk": value,
-            "field": field.remote_field.field_name,
-            "value": value,
-        },
-    )

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django import forms
+from django.core.exceptions import ValidationError
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
@@ -124,6 +126,51 @@ def test_nothing_is_sent_before_the_refusal(shelves: dict[int, Shelf]) -> None:
     with sent, pytest.raises(CrossKeyRelation):
         rows.get_or_create(owner_id=ONE, id=8, defaults={"shelf": shelves[NEAR], "seller_id": ONE})
     assert not sent.captured_queries
+
+
+class ItemForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in the stubs only
+    class Meta:
+        model = Item
+        fields = ["id", "name", "shelf", "owner", "stars", "posted_at", "seller"]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        shelves: Any = self.fields["shelf"]
+        shelves.queryset = Shelf.objects.scatter()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("key", [ONE, NEAR, TWO])
+def test_a_form_reports_a_row_of_another_key(
+    shelves: dict[int, Shelf], key: int, is_stored: bool
+) -> None:
+    item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE) if is_stored else Item()
+    data = {
+        "id": 7,
+        "name": "new",
+        "owner": ONE,
+        "stars": 0,
+        "posted_at": "2026-01-01",
+        "seller": ONE,
+    }
+    form = ItemForm({**data, "shelf": shelves[key].pk}, instance=item)
+    assert form.is_valid() == (key == ONE), form.errors
+    if key != ONE:
+        assert list(form.errors) == ["shelf"]
+        assert "not a valid choice" in str(form.errors["shelf"])
+    else:
+        assert form.save().shelf == shelves[ONE]
+
+
+def test_validation_looks_for_the_row_with_the_key(shelves: dict[int, Shelf]) -> None:
+    item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    others = {field.name for field in Item._meta.fields} - {"shelf"}
+    item.clean_fields(exclude=others)
+    item.shelf_id = shelves[NEAR].pk
+    with CaptureQueriesContext(connections["photos"]) as sent:
+        with pytest.raises(ValidationError, match="shelf"):
+            item.clean_fields(exclude=others)
+    assert len(sent.captured_queries) == 1
 
 
 def test_a_related_row_gets_the_key(shelves: dict[int, Shelf]) -> None:

@@ -15,6 +15,7 @@ No function of this module sends a query.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from django.db.models import Model
@@ -152,6 +153,28 @@ def with_key(
     if not key or options is None or not key_names(options).isdisjoint(values):
         return dict(values)
     return {**values, **key}
+
+
+def install_relations_in_forms(model: type[Model]) -> None:
+    """Let forms of ``model`` report a row of another shard key that a visitor has chosen.
+
+    The assignment of such a row raises :exc:`CrossKeyRelation`, which is for the developer.
+    """
+    field: Any
+    for field in model._meta.local_fields:
+        if field.many_to_one or field.one_to_one:
+            # An attribute of the instance, which deconstruct() does not see. If a shard key has one
+            # already, that one remains.
+            field.__dict__.setdefault("save_form_data", partial(_save_form_data, field))
+
+
+def _save_form_data(field: Any, row: Any, value: Any) -> None:
+    # Overrides Field.save_form_data(), by which a model form sets the value on the row. Set a row of
+    # another shard key by its id: Model.clean_fields() does not find it, and reports that.
+    try:
+        type(field).save_form_data(field, row, value)
+    except CrossKeyRelation:
+        setattr(row, field.attname, getattr(value, field.target_field.attname))
 
 
 def _gives_key(field: Any, options: ShardOptions) -> bool:

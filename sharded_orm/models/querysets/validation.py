@@ -1,0 +1,43 @@
+"""Validates foreign keys to sharded models: looks up the rows that they refer to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db.models import Field
+
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.same_key import key_for_related
+
+
+def clean_reference(field: Any, row: Any) -> None:
+    """Clean the value of ``field``, a foreign key of ``row`` to a sharded model, as ``Field.clean()``
+    does.
+
+    ``ForeignKey.validate()`` cannot be used: it does not tell the router the value of the foreign
+    key, which names the shard in another group, and it accepts rows of any shard key.
+    """
+    value = field.to_python(getattr(row, field.attname))
+    Field.validate(field, value, row)
+    rows = ShardedQuerySet(field.remote_field.model)
+    key = key_for_related(field.remote_field.model, field, row)
+    rows = rows.filter(**{field.remote_field.field_name: value}, **key)
+    if not rows.complex_filter(field.get_limit_choices_to()).exists():
+        raise does_not_exist(field, value)
+    field.run_validators(value)
+    setattr(row, field.attname, value)
+
+
+def does_not_exist(field: Any, value: Any) -> ValidationError:
+    """Return the error that Django's ``ForeignKey.validate()`` raises if no row has ``value``."""
+    return ValidationError(
+        field.error_messages["invalid"],
+        code="invalid",
+        params={
+            "model": field.remote_field.model._meta.verbose_name,
+            "pk": value,
+            "field": field.remote_field.field_name,
+            "value": value,
+        },
+    )
