@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, IntegrityError, models
 
 from sharded_orm import runtime
 from sharded_orm.backends.group.test_databases import test_databases
-from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.exceptions import RoutingError, ShardedOrmError
 from sharded_orm.management.database_option import make_optional
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.route import scoped
@@ -99,10 +99,16 @@ class Command(loaddata.Command):
             if not saved:
                 self._left_out[model._meta.label] += 1
             return saved
-        if self._shard is not None:
-            return self._save_sharded(obj, self._shard.alias, self.models)
-        alias = self._transaction.place(options, obj.object)
-        return self._save_sharded(obj, alias, self._transaction.models_by_alias[alias])
+        try:
+            if self._shard is not None:
+                return self._save_sharded(obj, self._shard.alias, self.models)
+            alias = self._transaction.place(options, obj.object)
+            return self._save_sharded(obj, alias, self._transaction.models_by_alias[alias])
+        except RoutingError as exc:
+            # Name the row, as Django's command does for the errors that it knows.
+            if not str(exc).startswith("Could not load"):
+                exc.args = (f"Could not load {model._meta.label}(pk={obj.object.pk}): {exc}",)
+            raise
 
     def _selects(self, options: ShardOptions | None) -> bool:
         """Whether rows of a model are to be loaded, by the alias that the caller has named."""
