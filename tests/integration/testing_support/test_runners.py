@@ -144,7 +144,7 @@ def test_statements_of_shards_are_shown_on_failure(project: Project) -> None:
         (["check", "--database", "notes"], "no issues"),
         (["makemigrations", "--check"], "No changes"),
         (["migrate", "--database", "notes"], "stands for all shards"),
-        (["flush", "--noinput", "--database", "notes"], "couldn't be flushed"),
+        (["flush", "--noinput", "--database", "notes"], "stands for all shards"),
         (["inspectdb", "--database", "notes"], "stands for all shards"),
         (["dbshell", "--database", "notes"], "stands for all shards"),
     ],
