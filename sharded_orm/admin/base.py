@@ -157,7 +157,12 @@ class ShardedBase(_ModelAdmin):
         return all(self.has_shard_permission(request, shard) for shard in shards)
 
     def _may_access(self, request: HttpRequest, row: Any, *, write: bool) -> bool:
-        if not may_access(request.user, self.shard_options.group):
+        # A page asks some sixty times, and the answer is the same for the whole request.
+        groups: dict[str, bool] = request.__dict__.setdefault("_sharded_orm_groups", {})
+        group = self.shard_options.group
+        if group not in groups:
+            groups[group] = may_access(request.user, group)
+        if not groups[group]:
             return False
         if row is None:
             return True
