@@ -162,6 +162,17 @@ def test_a_form_reports_a_row_of_another_key(
         assert form.save().shelf == shelves[ONE]
 
 
+@pytest.mark.parametrize("key", [NEAR, TWO])
+def test_a_form_reports_a_changed_key_together_with_a_row_of_that_key(
+    shelves: dict[int, Shelf], key: int
+) -> None:
+    item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    data = {"id": 7, "name": "new", "stars": 0, "posted_at": "2026-01-01", "seller": ONE}
+    form = ItemForm({**data, "owner": key, "shelf": shelves[key].pk}, instance=item)
+    assert "owner" in form.errors
+    assert Item.objects.get(owner=ONE).shelf == shelves[ONE]
+
+
 def test_validation_looks_for_the_row_with_the_key(shelves: dict[int, Shelf]) -> None:
     item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
     others = {field.name for field in Item._meta.fields} - {"shelf"}

@@ -21,7 +21,7 @@ from typing import Any
 from django.db.models import Model
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import CrossKeyRelation
+from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     describe,
@@ -158,7 +158,7 @@ def with_key(
 def install_relations_in_forms(model: type[Model]) -> None:
     """Let forms of ``model`` report a row of another shard key that a visitor has chosen.
 
-    The assignment of such a row raises :exc:`CrossKeyRelation`, which is for the developer.
+    The assignment of such a row raises :exc:`CrossShardRelation`, which is for the developer.
     """
     field: Any
     for field in model._meta.local_fields:
@@ -170,10 +170,12 @@ def install_relations_in_forms(model: type[Model]) -> None:
 
 def _save_form_data(field: Any, row: Any, value: Any) -> None:
     # Overrides Field.save_form_data(), by which a model form sets the value on the row. Set a row of
-    # another shard key by its id: Model.clean_fields() does not find it, and reports that.
+    # another shard key by its id: Model.clean_fields() does not find it, and reports that. If the
+    # visitor has changed the key of a stored row as well, the other row may have the new key, and be
+    # on another shard.
     try:
         type(field).save_form_data(field, row, value)
-    except CrossKeyRelation:
+    except CrossShardRelation:
         setattr(row, field.attname, getattr(value, field.target_field.attname))
 
 
