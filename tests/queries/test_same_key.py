@@ -100,6 +100,54 @@ def test_a_row_of_another_key_is_refused(shelves: dict[int, Shelf], write: Write
     assert not Cover.objects.scatter().exists()
 
 
+#: Each write relates an item whose key was not loaded to a row of ``NEAR``, on the same shard.
+DEFERRED_WRITES: dict[str, Callable[[dict[int, Shelf], Item], Any]] = {
+    "save": lambda shelves, item: _changed(item, shelf=shelves[NEAR]).save(),
+    "bulk_update": lambda shelves, item: Item.objects.bulk_update(
+        [_changed(item, shelf=shelves[NEAR])], ["shelf"]
+    ),
+    "bulk_update of a shard": lambda shelves, item: Item.objects.using(SHARD[ONE]).bulk_update(
+        [_changed(item, shelf=shelves[NEAR])], ["shelf"]
+    ),
+    "update": lambda shelves, item: Item.objects.filter(owner=ONE).update(
+        shelf=Shelf.objects.only("name").get(owner=NEAR)
+    ),
+    "update of several keys": lambda shelves, item: Item.objects.scatter().update(
+        shelf=Shelf.objects.only("name").get(owner=NEAR)
+    ),
+    "add": lambda shelves, item: shelves[NEAR].items.add(item),
+    "add, bulk=False": lambda shelves, item: shelves[NEAR].items.add(item, bulk=False),
+    "many-to-many": lambda shelves, item: item.labels.add(
+        Label.objects.create(id=8, name="label", owner=shelves[NEAR].owner)
+    ),
+}
+
+
+@pytest.mark.parametrize("write", DEFERRED_WRITES.values(), ids=DEFERRED_WRITES)
+def test_a_row_whose_key_was_not_loaded(
+    shelves: dict[int, Shelf], write: Callable[[dict[int, Shelf], Item], Any]
+) -> None:
+    shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    with pytest.raises(CrossKeyRelation):
+        write(shelves, Item.objects.only("name").get(owner=ONE))
+    stored = Item.objects.get(owner=ONE)
+    assert (stored.shelf, list(stored.labels.all())) == (shelves[ONE], [])
+    # A row of its own key can be related, and reading sends no more queries than before.
+    item = Item.objects.only("name").get(owner=ONE)
+    item.shelf = shelves[ONE]
+    item.save()
+    with CaptureQueriesContext(connections["photos"]) as sent:
+        list(shelves[ONE].items.only("name", "shelf"))
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO])
+def test_update_of_values(shelves: dict[int, Shelf], key: int) -> None:
+    shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    with pytest.raises(CrossKeyRelation):
+        Item.objects.scatter().values("name").update(shelf=shelves[key])
+
+
 @pytest.mark.parametrize("key", [NEAR, TWO])
 @pytest.mark.parametrize("by_pk", [False, True], ids=["instance", "primary key"])
 @pytest.mark.parametrize("change", ["add", "set"])
