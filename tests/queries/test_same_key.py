@@ -9,6 +9,7 @@ import pytest
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import connections
+from django.db.models import Prefetch
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
@@ -258,6 +259,12 @@ def test_related_managers_read_rows_of_the_key_only(shelves: dict[int, Shelf]) -
     assert list(shelves[ONE].items.filter(owner=ONE)) == [item]
     assert shelves[ONE].items.update(name="renamed") == 1
     assert not shelves[ONE].items.filter(owner=NEAR).exists()
+    for prefetch in ("items", Prefetch("items", Item.objects.order_by("-id"))):
+        for rows in (Shelf.objects.filter(owner=ONE), Shelf.objects.scatter()):
+            prefetched = {
+                shelf.pk: list(shelf.items.all()) for shelf in rows.prefetch_related(prefetch)
+            }
+            assert prefetched[shelves[ONE].pk] == [item]
 
 
 def test_models_may_allow_other_keys(placed: None) -> None:
