@@ -9,7 +9,7 @@ import pytest
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import connections
-from django.db.models import Prefetch
+from django.db.models import Count, Prefetch
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
@@ -145,8 +145,13 @@ def test_a_row_whose_key_was_not_loaded(
 @pytest.mark.parametrize("key", [NEAR, TWO])
 def test_update_of_values(shelves: dict[int, Shelf], key: int) -> None:
     shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    for rows in (Item.objects.scatter(), Item.objects.filter(owner__in=[ONE, 4])):
+        with pytest.raises(CrossKeyRelation):
+            rows.values("name").update(shelf=shelves[key])
     with pytest.raises(CrossKeyRelation):
-        Item.objects.scatter().values("name").update(shelf=shelves[key])
+        Item.objects.filter(pk=7, owner__in=[ONE]).values("name").annotate(
+            number=Count("labels")
+        ).update(shelf=shelves[key])
 
 
 @pytest.mark.parametrize("key", [NEAR, TWO])

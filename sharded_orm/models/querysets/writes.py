@@ -298,8 +298,8 @@ class WritingQuerySet(RoutedQuerySet):
                 continue
             assert options.key is not None
             attname = options.key.attname
-            of_other_key = self.exclude(**{attname: related_key}).order_by()
-            # Not the rows, because the caller may have called values().
+            # Read keys and not rows, because the caller may have called values().
+            of_other_key = self.exclude(**{attname: related_key}).order_by(attname)
             key = of_other_key.values_list(attname, flat=True).first()
             if key is not None:
                 refuse_values_of_other_key(options, options.key.get_prep_value(key), {name: other})
