@@ -432,3 +432,12 @@ def test_a_note_of_another_key_is_not_removed(worlds: tuple[World, World]) -> No
         agent.remarks.remove(note)
     agent.remarks.remove(note)
     assert not Note.objects.scatter().filter(pk=900).exists()
+
+
+def test_a_note_of_another_key_does_not_lead_to_its_row(same_id: tuple[Item, Item]) -> None:
+    note = _note(701)
+    with bound(owner=TWO):
+        with pytest.raises(BoundKeyMismatch):
+            _ = note.content_object
+    with bound(owner=ONE):
+        assert note.content_object == same_id[0]

@@ -179,7 +179,10 @@ class ShardedGenericForeignKey(GenericForeignKey):
     def _rows_of(self, model: Any, instance: Any) -> Any:
         """Return a queryset of ``model`` that finds the row that ``instance`` is about, by its
         primary key.
+
+        :raises BoundKeyMismatch: ``instance`` has another key than the bound key in force.
         """
+        refuse_other_key(instance)
         rows = model._base_manager.db_manager(hints={"instance": instance}).all()
         if group_of(model) in (None, group_of(self.model)) or type(rows) is not QuerySet:
             return rows
