@@ -223,6 +223,7 @@ class _RelatedManager(_PerShard):
     """The base class of all related managers that :func:`make_related_manager` makes."""
 
     instance: Any
+    model: Any
     _django: type[Any]
     _rel: Any
     _mixins: tuple[type[Any], ...]
