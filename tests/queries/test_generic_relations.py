@@ -20,6 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from sharded_orm import bound
 from sharded_orm.exceptions import (
     BoundKeyMismatch,
+    CrossKeyRelation,
     CrossShardRelation,
     ShardKeyChanged,
     ShardKeyRequired,
@@ -441,3 +442,14 @@ def test_a_note_of_another_key_does_not_lead_to_its_row(same_id: tuple[Item, Ite
             _ = note.content_object
     with bound(owner=ONE):
         assert note.content_object == same_id[0]
+
+
+def test_a_note_whose_key_was_not_loaded(worlds: tuple[World, World]) -> None:
+    item = Item.objects.create(id=900, name="i", owner_id=NEAR, seller_id=ONE)
+    Note.objects.create(id=900, name="n", owner_id=ONE)
+    note = Note.objects.only("name").get(owner=ONE, pk=900)
+    note.content_object = item
+    with pytest.raises(CrossKeyRelation):
+        note.save()
+    with pytest.raises(CrossKeyRelation):
+        note.save(update_fields=["content_type", "object_id"])

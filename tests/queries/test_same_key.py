@@ -142,6 +142,19 @@ def test_a_row_whose_key_was_not_loaded(
     assert len(sent) == 1
 
 
+def test_a_key_that_was_not_loaded_is_looked_up_only_if_the_relation_is_written(
+    shelves: dict[int, Shelf],
+) -> None:
+    shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    item = Item.objects.only("name", "shelf").select_related("shelf").get(owner=ONE)
+    with CaptureQueriesContext(connections["photos"]) as sent:
+        _changed(item, name="a").save(update_fields=["name"])
+        Item.objects.bulk_update([_changed(item, name="b")], ["name"])
+    assert sum(query["sql"].startswith("SELECT") for query in sent) == 0
+    item.save()
+    assert Item.objects.get(owner=ONE).name == "b"
+
+
 @pytest.mark.parametrize("key", [NEAR, TWO])
 def test_update_of_values(shelves: dict[int, Shelf], key: int) -> None:
     shelves[ONE].items.create(id=7, name="item", seller_id=ONE)

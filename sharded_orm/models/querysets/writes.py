@@ -221,7 +221,7 @@ class WritingQuerySet(RoutedQuerySet):
         if self._is_pinned():
             key = self._options.key
             for obj in objs:
-                refuse_related_of_other_key(obj)
+                refuse_related_of_other_key(obj, fields)
                 # Skip a row whose key is None. A deferred key, which is not loaded, does not count
                 # as None.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
@@ -243,7 +243,7 @@ class WritingQuerySet(RoutedQuerySet):
                 alias = shard.alias if shard is not None else None
             if alias is not None:
                 obj._refuse_other_shard(alias)
-                refuse_related_of_other_key(obj)
+                refuse_related_of_other_key(obj, fields)
                 _refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():

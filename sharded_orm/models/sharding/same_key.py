@@ -15,7 +15,7 @@ query. The other functions of this module send no query.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -85,17 +85,24 @@ def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = Fal
         raise _cross_key_relation(describe(instance), own, describe(other), others, name)
 
 
-def refuse_related_of_other_key(instance: Model) -> None:
+def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None = None) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` refers to an instance of another shard key.
 
     Only relations whose instance is in memory are checked.
+
+    :param written: names of the fields that are about to be written; None for all. A key that was
+        deferred is looked up for these only.
     """
     referred: list[Any] = []
     field: Any
     for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):
         other = field.get_cached_value(instance, default=None) if field.is_relation else None
         if isinstance(other, Model):
-            refuse_two_keys(field, instance, other, load=True)
+            # A generic foreign key has no column; the id is in another field.
+            column: Any = instance._meta.get_field(getattr(field, "fk_field", field.name))
+            names = {column.name, column.attname}
+            load = written is None or not names.isdisjoint(written)
+            refuse_two_keys(field, instance, other, load=load)
             referred.append(other)
     options = options_of(instance)
     if options is not None and options.key is None and len(referred) == 2:
