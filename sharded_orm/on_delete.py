@@ -22,6 +22,7 @@ from django.db.models.deletion import Collector
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.bound_key import refuse_other_key
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 
@@ -46,6 +47,7 @@ def CASCADE(
 
     :raises ProtectedError: a row on a shard protects one of the rows. ``RestrictedError`` likewise.
     :raises ScatterError: a shard did not answer; nothing was deleted.
+    :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was deleted.
     """
     shows = hasattr(
         collector, "add_edge"
@@ -109,10 +111,19 @@ def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet) -> list[str]:
     """Return the aliases of the shards that have ``rows``.
 
     If ``field`` is the shard key, these are the shards of the keys, whether or not they have rows.
+
+    :raises BoundKeyMismatch: one of the rows has another key than the bound key in force.
     """
     if _is_key(field):
         return list(rows.explain_routing().aliases)
-    return sorted({str(row._state.db) for row in rows.only("pk").scatter()})
+    options = shard_options(field.model)
+    assert options is not None and options.key is not None
+    found = list(rows.only("pk", options.key.name).scatter())
+    # Inside bound(), the deletion on each shard is filtered by the bound key. So refuse rows of other
+    # keys, which would remain.
+    for row in found:
+        refuse_other_key(row)
+    return sorted({str(row._state.db) for row in found})
 
 
 def _is_key(field: ForeignKey[Any, Any]) -> bool:

@@ -127,7 +127,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             using = self._write_alias(options)
         else:
             self._refuse_other_shard(using)
-        self._refuse_relations_to_other_shards(options, using)
+        self._refuse_relations_to_other_shards(options, using, update_fields)
         self._refuse_near_on_other_shard(options, using)
         # Check the expressions among the row's values before the transaction begins: an error
         # inside the transaction would make it unusable. For a new row, the insert checks the
@@ -162,10 +162,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             return alias
         return options.place(self).alias
 
-    def _refuse_relations_to_other_shards(self, options: ShardOptions, using: str) -> None:
+    def _refuse_relations_to_other_shards(
+        self, options: ShardOptions, using: str, update_fields: Any
+    ) -> None:
         # Check the relations before the save, too. Django asks the router about a relation only
         # when a row is assigned to it, and the shard key may have been set after that.
-        refuse_related_of_other_key(self)
+        refuse_related_of_other_key(self, update_fields)
         related: dict[str, Any] = self._state.fields_cache
         for name, other in related.items():
             alias = other._state.db if isinstance(other, models.Model) else None

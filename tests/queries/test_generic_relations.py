@@ -17,8 +17,15 @@ from django.db import connections
 from django.db.models import Count, Exists, Max, OuterRef, Prefetch, Q, aprefetch_related_objects
 from django.test.utils import CaptureQueriesContext
 
-from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
-from tests.photos.models import Board, Event
+from sharded_orm import bound
+from sharded_orm.exceptions import (
+    BoundKeyMismatch,
+    CrossKeyRelation,
+    CrossShardRelation,
+    ShardKeyChanged,
+    ShardKeyRequired,
+)
+from tests.photos.models import Board, Event, Pin
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.queries.twins import World, all_rows, comparable_value
 from tests.relatives.sharded.models import Agent, Item, Memo, Note, Passport, Stamp, Sticker
@@ -393,3 +400,56 @@ def test_asynchronous_reads(worlds: tuple[World, World]) -> None:
         return [pk async for pk in item.notes.order_by("pk").values_list("pk", flat=True)]
 
     assert async_to_sync(read)() == [61, 62]
+
+
+# -- Under a bound key
+
+
+@pytest.mark.parametrize("key", [ONE, NEAR, TWO])
+def test_the_row_is_found_under_any_bound_key(worlds: tuple[World, World], key: int) -> None:
+    Pin.objects.create(pk=TWO, note="about")
+    about: Any = Pin.objects.get(pk=TWO)
+    memo = Memo.objects.create(id=900, name="m", owner_id=ONE, content_object=about)
+    with bound(id=key):
+        assert Memo.objects.get(pk=memo.pk).content_object == about
+        [read] = Memo.objects.filter(pk=memo.pk).prefetch_related("content_object")
+        assert read.content_object == about
+
+
+@pytest.mark.parametrize("key", [ONE, NEAR, TWO])
+def test_a_bound_key_does_not_tell_the_shard_of_the_row(
+    worlds: tuple[World, World], key: int
+) -> None:
+    passport = Passport.objects.scatter().first()
+    memo = Memo.objects.create(id=900, name="m", owner_id=ONE, content_object=passport)
+    with bound(owner=key), pytest.raises(ShardKeyRequired):
+        _ = Memo.objects.get(pk=memo.pk).content_object
+
+
+def test_a_note_of_another_key_is_not_removed(worlds: tuple[World, World]) -> None:
+    agent = Agent.objects.get(pk=ONE)
+    note = agent.remarks.create(id=900, name="n", owner_id=TWO)
+    with bound(owner=ONE), pytest.raises(BoundKeyMismatch):
+        agent.remarks.remove(note)
+    agent.remarks.remove(note)
+    assert not Note.objects.scatter().filter(pk=900).exists()
+
+
+def test_a_note_of_another_key_does_not_lead_to_its_row(same_id: tuple[Item, Item]) -> None:
+    note = _note(701)
+    with bound(owner=TWO):
+        with pytest.raises(BoundKeyMismatch):
+            _ = note.content_object
+    with bound(owner=ONE):
+        assert note.content_object == same_id[0]
+
+
+def test_a_note_whose_key_was_not_loaded(worlds: tuple[World, World]) -> None:
+    item = Item.objects.create(id=900, name="i", owner_id=NEAR, seller_id=ONE)
+    Note.objects.create(id=900, name="n", owner_id=ONE)
+    note = Note.objects.only("name").get(owner=ONE, pk=900)
+    note.content_object = item
+    with pytest.raises(CrossKeyRelation):
+        note.save()
+    with pytest.raises(CrossKeyRelation):
+        note.save(update_fields=["content_type", "object_id"])

@@ -18,9 +18,9 @@ from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 import sharded_orm
-from sharded_orm import on_delete
+from sharded_orm import bound, on_delete
 from sharded_orm.admin import ShardedModelAdmin
-from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.exceptions import BoundKeyMismatch, CrossShardRelation
 from tests.authors.models import Author, Award, Book, Country, Page, Quote
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
 
@@ -70,6 +70,20 @@ def test_cascade_by_another_field_finds_rows_on_all_shards(authors: dict[int, Au
     Book.objects.filter(author__in=[ONE, TWO]).update(editor=authors[NEAR])
     assert authors[NEAR].delete()[0] == 1 + 6 + 6
     assert _keys(Book) == _keys(Page) == []
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO])
+def test_cascade_to_rows_of_another_key_than_the_bound_one_is_refused(
+    authors: dict[int, Author], key: int
+) -> None:
+    Book.objects.filter(author=key).update(editor=authors[ONE])
+    with bound(author=ONE), pytest.raises(BoundKeyMismatch, match="unbound"):
+        authors[ONE].delete()
+    assert len(Book.objects.scatter()) == 6
+    assert Author.objects.filter(pk=ONE).exists()
+    Book.objects.filter(author=key).update(editor=None)
+    with bound(author=ONE):
+        assert authors[ONE].delete()[0] == 5
 
 
 def test_rows_of_several_global_rows_and_of_rows_that_cascade_to_them(

@@ -9,6 +9,7 @@ import pytest
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import connections
+from django.db.models import Count, Prefetch
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
@@ -100,6 +101,72 @@ def test_a_row_of_another_key_is_refused(shelves: dict[int, Shelf], write: Write
     assert not Cover.objects.scatter().exists()
 
 
+#: Each write relates an item whose key was not loaded to a row of ``NEAR``, on the same shard.
+DEFERRED_WRITES: dict[str, Callable[[dict[int, Shelf], Item], Any]] = {
+    "save": lambda shelves, item: _changed(item, shelf=shelves[NEAR]).save(),
+    "bulk_update": lambda shelves, item: Item.objects.bulk_update(
+        [_changed(item, shelf=shelves[NEAR])], ["shelf"]
+    ),
+    "bulk_update of a shard": lambda shelves, item: Item.objects.using(SHARD[ONE]).bulk_update(
+        [_changed(item, shelf=shelves[NEAR])], ["shelf"]
+    ),
+    "update": lambda shelves, item: Item.objects.filter(owner=ONE).update(
+        shelf=Shelf.objects.only("name").get(owner=NEAR)
+    ),
+    "update of several keys": lambda shelves, item: Item.objects.scatter().update(
+        shelf=Shelf.objects.only("name").get(owner=NEAR)
+    ),
+    "add": lambda shelves, item: shelves[NEAR].items.add(item),
+    "add, bulk=False": lambda shelves, item: shelves[NEAR].items.add(item, bulk=False),
+    "many-to-many": lambda shelves, item: item.labels.add(
+        Label.objects.create(id=8, name="label", owner=shelves[NEAR].owner)
+    ),
+}
+
+
+@pytest.mark.parametrize("write", DEFERRED_WRITES.values(), ids=DEFERRED_WRITES)
+def test_a_row_whose_key_was_not_loaded(
+    shelves: dict[int, Shelf], write: Callable[[dict[int, Shelf], Item], Any]
+) -> None:
+    shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    with pytest.raises(CrossKeyRelation):
+        write(shelves, Item.objects.only("name").get(owner=ONE))
+    stored = Item.objects.get(owner=ONE)
+    assert (stored.shelf, list(stored.labels.all())) == (shelves[ONE], [])
+    # A row of its own key can be related, and reading sends no more queries than before.
+    item = Item.objects.only("name").get(owner=ONE)
+    item.shelf = shelves[ONE]
+    item.save()
+    with CaptureQueriesContext(connections["photos"]) as sent:
+        list(shelves[ONE].items.only("name", "shelf"))
+    assert len(sent) == 1
+
+
+def test_a_key_that_was_not_loaded_is_looked_up_only_if_the_relation_is_written(
+    shelves: dict[int, Shelf],
+) -> None:
+    shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    item = Item.objects.only("name", "shelf").select_related("shelf").get(owner=ONE)
+    with CaptureQueriesContext(connections["photos"]) as sent:
+        _changed(item, name="a").save(update_fields=["name"])
+        Item.objects.bulk_update([_changed(item, name="b")], ["name"])
+    assert sum(query["sql"].startswith("SELECT") for query in sent) == 0
+    item.save()
+    assert Item.objects.get(owner=ONE).name == "b"
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO])
+def test_update_of_values(shelves: dict[int, Shelf], key: int) -> None:
+    shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    for rows in (Item.objects.scatter(), Item.objects.filter(owner__in=[ONE, 4])):
+        with pytest.raises(CrossKeyRelation):
+            rows.values("name").update(shelf=shelves[key])
+    with pytest.raises(CrossKeyRelation):
+        Item.objects.filter(pk=7, owner__in=[ONE]).values("name").annotate(
+            number=Count("labels")
+        ).update(shelf=shelves[key])
+
+
 @pytest.mark.parametrize("key", [NEAR, TWO])
 @pytest.mark.parametrize("by_pk", [False, True], ids=["instance", "primary key"])
 @pytest.mark.parametrize("change", ["add", "set"])
@@ -162,6 +229,17 @@ def test_a_form_reports_a_row_of_another_key(
         assert form.save().shelf == shelves[ONE]
 
 
+@pytest.mark.parametrize("key", [NEAR, TWO])
+def test_a_form_reports_a_changed_key_together_with_a_row_of_that_key(
+    shelves: dict[int, Shelf], key: int
+) -> None:
+    item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    data = {"id": 7, "name": "new", "stars": 0, "posted_at": "2026-01-01", "seller": ONE}
+    form = ItemForm({**data, "owner": key, "shelf": shelves[key].pk}, instance=item)
+    assert "owner" in form.errors
+    assert Item.objects.get(owner=ONE).shelf == shelves[ONE]
+
+
 def test_validation_looks_for_the_row_with_the_key(shelves: dict[int, Shelf]) -> None:
     item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
     others = {field.name for field in Item._meta.fields} - {"shelf"}
@@ -199,6 +277,12 @@ def test_related_managers_read_rows_of_the_key_only(shelves: dict[int, Shelf]) -
     assert list(shelves[ONE].items.filter(owner=ONE)) == [item]
     assert shelves[ONE].items.update(name="renamed") == 1
     assert not shelves[ONE].items.filter(owner=NEAR).exists()
+    for prefetch in ("items", Prefetch("items", Item.objects.order_by("-id"))):
+        for rows in (Shelf.objects.filter(owner=ONE), Shelf.objects.scatter()):
+            prefetched = {
+                shelf.pk: list(shelf.items.all()) for shelf in rows.prefetch_related(prefetch)
+            }
+            assert prefetched[shelves[ONE].pk] == [item]
 
 
 def test_models_may_allow_other_keys(placed: None) -> None:

@@ -23,6 +23,7 @@ from sharded_orm.models.sharding.bound_key import (
     prepared_key,
     refuse_other_key,
 )
+from sharded_orm.models.sharding.same_key import key_names
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -162,7 +163,7 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
         if bound_key is None or bound_key == EXEMPT:
             return lookup
         field: Any = self._options.key
-        names = {field.name, field.attname, *(("pk",) if field.primary_key else ())}
+        names = key_names(self._options)
         for values in (lookup, *new_values):
             for name in names.intersection(values or ()):
                 value = (values or {})[name]

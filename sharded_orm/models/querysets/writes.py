@@ -221,6 +221,7 @@ class WritingQuerySet(RoutedQuerySet):
         if self._is_pinned():
             key = self._options.key
             for obj in objs:
+                refuse_related_of_other_key(obj, fields)
                 # Skip a row whose key is None. A deferred key, which is not loaded, does not count
                 # as None.
                 if key is not None and obj.__dict__.get(key.attname, obj) is not None:
@@ -242,7 +243,7 @@ class WritingQuerySet(RoutedQuerySet):
                 alias = shard.alias if shard is not None else None
             if alias is not None:
                 obj._refuse_other_shard(alias)
-                refuse_related_of_other_key(obj)
+                refuse_related_of_other_key(obj, fields)
                 _refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
                 by_shard.setdefault(alias, []).append(obj)
         for alias, rows in by_shard.items():
@@ -292,11 +293,16 @@ class WritingQuerySet(RoutedQuerySet):
         for name, other in joined.items():
             others = options_of(other)
             assert others is not None
-            related_key = known_key(others, other)
+            related_key = known_key(others, other, load=True)
+            if related_key is None:
+                continue
             assert options.key is not None
-            of_other_key = self.exclude(**{options.key.attname: related_key}).order_by()
-            if related_key is not None and (row := of_other_key.first()) is not None:
-                refuse_values_of_other_key(options, options.key_of(row), {name: other})
+            attname = options.key.attname
+            # Read keys and not rows, because the caller may have called values().
+            of_other_key = self.exclude(**{attname: related_key}).order_by(attname)
+            key = of_other_key.values_list(attname, flat=True).first()
+            if key is not None:
+                refuse_values_of_other_key(options, options.key.get_prep_value(key), {name: other})
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:

@@ -33,8 +33,8 @@ from sharded_orm.models.relations.managers import (
     NullableFromOutside,
 )
 from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
-from sharded_orm.models.sharding.options import describe, group_of, options_of
-from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys
+from sharded_orm.models.sharding.options import describe, group_of, options_of, shard_options
+from sharded_orm.models.sharding.same_key import key_for_related, known_key, refuse_two_keys
 
 
 class _PerShard:
@@ -215,10 +215,15 @@ class ShardedManyToManyDescriptor(ManyToManyDescriptor):  # type: ignore[type-ar
         return make_related_manager(manager, self.rel, mixins, reverse=self.reverse)
 
 
+#: The value of a prefetched row that belongs to no instance.
+_UNRELATED = object()
+
+
 class _RelatedManager(_PerShard):
     """The base class of all related managers that :func:`make_related_manager` makes."""
 
     instance: Any
+    model: Any
     _django: type[Any]
     _rel: Any
     _mixins: tuple[type[Any], ...]
@@ -245,6 +250,26 @@ class _RelatedManager(_PerShard):
         if key := key_for_related(queryset.model, self._rel.field, self.instance):
             rows = rows.filter(**key)
         return super()._apply_rel_filters(rows)  # type: ignore[misc]  # of Django's manager
+
+    def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
+        # Related rows have the shard key of their instance, as in _apply_rel_filters(). Other rows
+        # belong to no instance.
+        part = super().get_prefetch_querysets(instances, querysets)
+        rows, value_of, value_of_instance, *cache_arguments = part
+        keys = {
+            value_of_instance(instance): key
+            for instance in instances
+            for key in key_for_related(self.model, self._rel.field, instance).values()
+        }
+        options = shard_options(self.model)
+        if not keys or options is None:
+            return part
+
+        def value_with_key(row: Any) -> Any:
+            value, key = value_of(row), known_key(options, row)
+            return value if key is None or keys.get(value, key) == key else _UNRELATED
+
+        return rows, value_with_key, value_of_instance, *cache_arguments
 
     def _sides(self) -> tuple[Any, Any]:
         sides = self._rel.model, self._rel.related_model

@@ -34,6 +34,7 @@ from sharded_orm.models.relations.managers import (
     NullableFromOutside,
     RelatedRows,
 )
+from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
 from sharded_orm.models.sharding.options import colocated_alias, describe, group_of
 from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys
 from sharded_orm.routing.where_clause import OnShard
@@ -178,11 +179,18 @@ class ShardedGenericForeignKey(GenericForeignKey):
     def _rows_of(self, model: Any, instance: Any) -> Any:
         """Return a queryset of ``model`` that finds the row that ``instance`` is about, by its
         primary key.
+
+        :raises BoundKeyMismatch: ``instance`` has another key than the bound key in force.
         """
+        refuse_other_key(instance)
         rows = model._base_manager.db_manager(hints={"instance": instance}).all()
         if group_of(model) in (None, group_of(self.model)) or type(rows) is not QuerySet:
             return rows
-        return ShardedQuerySet(model)
+        # Like a plain base manager, this queryset finds the row under any bound key. A filter would
+        # turn the reference into None.
+        rows = ShardedQuerySet(model)
+        rows.query.bound_key = EXEMPT  # type: ignore[attr-defined]  # of ShardedQuery
+        return rows
 
     def _querysets_by_type(self, querysets: Iterable[Any]) -> dict[Any, Any]:
         by_type: dict[Any, Any] = {}
@@ -362,6 +370,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         by_alias: dict[str, set[Any]] = defaultdict(set)
         for obj in objs:
+            refuse_other_key(obj)
             pk = obj.pk
             by_alias[self._alias_of(obj)].add(pk)
         self._begin_change()

@@ -69,7 +69,7 @@ def _refuse_unrelatable(field: Any, instance: Any, rows: Iterable[Any]) -> None:
     """
     for row in rows:
         if isinstance(row, Model):
-            refuse_two_keys(field, row, instance)
+            refuse_two_keys(field, row, instance, load=True)
             refuse_other_key(row)
             router.allow_relation(row, instance)
 

@@ -9,19 +9,20 @@ In a group whose keys contain their shard (strategy ``embedded``), each row may 
 own, and rows of different keys are stored next to each other on purpose. Relations in such a group
 may join different keys.
 
-No function of this module sends a query.
+A write looks up a shard key that was not loaded with a stored row (``only("name")``), with one
+query. The other functions of this module send no query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from django.db.models import Model
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import CrossKeyRelation
+from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     describe,
@@ -46,54 +47,67 @@ def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
     )
 
 
-def known_key(options: ShardOptions, instance: Any) -> Any:
+def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> Any:
     """Return the shard key of ``instance`` as the database stores it, or None if it is not known.
 
     The key is not known if it is not set, not loaded, or computed by the database.
+
+    :param load: whether to load the key of a stored row if it was deferred.
     """
     key = options.key
     row = getattr(instance, "_wrapped", instance)  # of a lazy object such as request.user
+    if load and key is not None and not row._state.adding:
+        getattr(row, key.attname)
     value = None if key is None else row.__dict__.get(key.attname)
     if key is None or value is None or hasattr(value, "resolve_expression"):
         return None
     return key.get_prep_value(value)
 
 
-def refuse_two_keys(field: Any, instance: Model, other: Any) -> None:
+def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = False) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
 
     The relation that is the shard key of ``instance`` itself is not checked: it gives the key.
 
     :param field: the relation between the two, declared by either side; None for a row of an
         automatic many-to-many table.
+    :param load: whether to load a key that was deferred, as a write must do.
     """
     options, related = options_of(instance), options_of(other)
     if options is None or related is None or not needs_same_key(options, related):
         return
     if _gives_key(field, options) or _gives_key(field, related):
         return
-    own, others = known_key(options, instance), known_key(related, other)
+    own = known_key(options, instance, load=load)
+    others = known_key(related, other, load=load)
     if own is not None and others is not None and own != others:
         name = None if field is None else field.name
         raise _cross_key_relation(describe(instance), own, describe(other), others, name)
 
 
-def refuse_related_of_other_key(instance: Model) -> None:
+def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None = None) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` refers to an instance of another shard key.
 
     Only relations whose instance is in memory are checked.
+
+    :param written: names of the fields that are about to be written; None for all. A key that was
+        deferred is looked up for these only.
     """
     referred: list[Any] = []
     field: Any
     for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):
         other = field.get_cached_value(instance, default=None) if field.is_relation else None
         if isinstance(other, Model):
-            refuse_two_keys(field, instance, other)
+            # A generic foreign key has no column; the id is in another field.
+            column: Any = instance._meta.get_field(getattr(field, "fk_field", field.name))
+            names = {column.name, column.attname}
+            load = written is None or not names.isdisjoint(written)
+            refuse_two_keys(field, instance, other, load=load)
             referred.append(other)
     options = options_of(instance)
     if options is not None and options.key is None and len(referred) == 2:
         # A row of an automatic many-to-many table has no key of its own; it joins two rows.
-        refuse_two_keys(None, *referred)
+        refuse_two_keys(None, *referred, load=True)
 
 
 def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[str, Any]) -> None:
@@ -104,7 +118,7 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
     :param values: the row's values, keyed by field name. Values that are no instances are ignored.
     """
     for name, other in joined_instances(options, values).items():
-        others = known_key(_options(other), other)
+        others = known_key(_options(other), other, load=True)
         if others is not None and others != key:
             row = f"A row of {options.model.__name__}"
             raise _cross_key_relation(row, key, describe(other), others, name)
@@ -158,7 +172,7 @@ def with_key(
 def install_relations_in_forms(model: type[Model]) -> None:
     """Let forms of ``model`` report a row of another shard key that a visitor has chosen.
 
-    The assignment of such a row raises :exc:`CrossKeyRelation`, which is for the developer.
+    The assignment of such a row raises :exc:`CrossShardRelation`, which is for the developer.
     """
     field: Any
     for field in model._meta.local_fields:
@@ -170,10 +184,12 @@ def install_relations_in_forms(model: type[Model]) -> None:
 
 def _save_form_data(field: Any, row: Any, value: Any) -> None:
     # Overrides Field.save_form_data(), by which a model form sets the value on the row. Set a row of
-    # another shard key by its id: Model.clean_fields() does not find it, and reports that.
+    # another shard key by its id: Model.clean_fields() does not find it, and reports that. If the
+    # visitor has changed the key of a stored row as well, the other row may have the new key, and be
+    # on another shard.
     try:
         type(field).save_form_data(field, row, value)
-    except CrossKeyRelation:
+    except CrossShardRelation:
         setattr(row, field.attname, getattr(value, field.target_field.attname))
 
 
