@@ -70,11 +70,14 @@ def _columns(model: Any) -> list[str]:
 def _insert(alias: str, model: Any, rows: list[tuple[Any, ...]]) -> None:
     quote = connections[alias].ops.quote_name
     columns = _columns(model)
+    if not rows:
+        return
+    row = f"({', '.join(['%s'] * len(columns))})"
     with connections[alias].cursor() as cursor:
-        cursor.executemany(
+        cursor.execute(
             f"INSERT INTO {quote(model._meta.db_table)} ({', '.join(map(quote, columns))})"
-            f" VALUES ({', '.join(['%s'] * len(columns))})",
-            rows,
+            f" VALUES {', '.join([row] * len(rows))}",
+            [value for values in rows for value in values],
         )
 
 

@@ -18,6 +18,7 @@ from django.views.generic import (
 )
 from django_filters.views import FilterView
 
+import sharded_orm
 from tests.helpdesk.filters import CaseFilter
 from tests.helpdesk.forms import CaseForm, MessageFormSet
 from tests.helpdesk.models import Case, Profile, Tenant
@@ -89,12 +90,14 @@ class CaseUpdate(CaseEditing, UpdateView):
         return super().get_context_data(**kwargs)
 
     def form_valid(self, form: BaseModelForm) -> HttpResponse:
-        formset = MessageFormSet(self.request.POST, instance=self.object)
-        if not formset.is_valid():
-            return self.render_to_response(self.get_context_data(form=form, formset=formset))
-        response = super().form_valid(form)
-        formset.save()
-        return response
+        # Bound, because the hidden id of a formset's row is looked up among all messages.
+        with sharded_orm.bound(tenant=self.tenant):
+            formset = MessageFormSet(self.request.POST, instance=self.object)
+            if not formset.is_valid():
+                return self.render_to_response(self.get_context_data(form=form, formset=formset))
+            response = super().form_valid(form)
+            formset.save()
+            return response
 
 
 class ProfileUpdate(LoginRequiredMixin, UpdateView):
