@@ -386,7 +386,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             and getattr(self, field.attname) not in field.empty_values
         ]
         unplaced = [field for field, group in references if group == options.group]
-        if self._validation_alias() is not None:
+        alias = self._validation_alias()
+        if alias is not None:
             unplaced = []
         looked_up = [
             field
@@ -403,7 +404,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             errors = exc.update_error_dict(errors)
         for field in looked_up:
             try:
-                clean_reference(field, self)
+                group = group_of(field.remote_field.model)
+                clean_reference(field, self, alias if group == options.group else None)
             except ValidationError as exc:
                 errors[field.name] = exc.error_list
         if unplaced and key is not None and key.name not in errors:

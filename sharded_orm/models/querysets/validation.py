@@ -11,16 +11,18 @@ from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.same_key import key_for_related
 
 
-def clean_reference(field: Any, row: Any) -> None:
+def clean_reference(field: Any, row: Any, alias: str | None) -> None:
     """Clean the value of ``field``, a foreign key of ``row`` to a sharded model, as ``Field.clean()``
     does.
 
     ``ForeignKey.validate()`` cannot be used: it does not tell the router the value of the foreign
     key, which names the shard in another group, and it accepts rows of any shard key.
+
+    :param alias: the shard of ``row`` if the model is of the same group; None for another group.
     """
     value = field.to_python(getattr(row, field.attname))
     Field.validate(field, value, row)
-    rows = ShardedQuerySet(field.remote_field.model)
+    rows = ShardedQuerySet(field.remote_field.model).using(alias)
     key = key_for_related(field.remote_field.model, field, row)
     rows = rows.filter(**{field.remote_field.field_name: value}, **key)
     if not rows.complex_filter(field.get_limit_choices_to()).exists():
