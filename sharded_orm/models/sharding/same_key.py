@@ -93,6 +93,8 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
     :param written: names of the fields that are about to be written; None for all. A key that was
         deferred is looked up for these only.
     """
+    if not instance._state.fields_cache:
+        return  # No related instance is in memory.
     referred: list[Any] = []
     field: Any
     for field in (*instance._meta.concrete_fields, *instance._meta.private_fields):
