@@ -248,3 +248,39 @@ def healthy(fleet: Fleet) -> Iterator[Fleet]:
     """The fleet; a test must repair its changes at the end."""
     yield fleet
     fleet.shards("check", "--all")
+
+
+#: Checks all rows of one shard; prints a figure of the report and the number of statements about a table.
+_COUNTING = """
+import django
+django.setup()
+from django.db.backends.signals import connection_created
+
+from sharded_orm import runtime
+from sharded_orm.operations.shards.health import check
+
+asked = []
+
+def count(execute, sql, params, many, context):
+    if {table!r} in sql:
+        asked.append(sql)
+    return execute(sql, params, many, context)
+
+# Of every thread.
+def watch(connection, **kwargs):
+    if count not in connection.execute_wrappers:
+        connection.execute_wrappers.append(count)
+
+connection_created.connect(watch)
+report = check([runtime.shard("photos", {shard})], sample=None)
+print({figure}, len(asked))
+"""
+
+
+def check_and_count(fleet: Fleet, shard: int, figure: str, table: str) -> Any:
+    """Check all rows of one shard of ``photos`` in a process, and return how the process ended.
+
+    It prints ``figure``, an expression about ``report``, and the number of statements that name
+    ``table``.
+    """
+    return fleet.python("-c", _COUNTING.format(shard=shard, figure=figure, table=table))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shards.conftest import Fleet
+from tests.integration.shards.conftest import Fleet, check_and_count
 
 SHARD = 3
 #: Both keys are on this shard.
@@ -179,35 +179,10 @@ def test_global_rows_are_looked_up_in_batches(sqlite_fleet: Fleet) -> None:
         "INSERT INTO photos_app_comment (comment_id, user_id, photo_id, author_id, text)"
         f" VALUES {rows}",
     )  # fmt: skip
-    counted = sqlite_fleet.python("-c", COUNTING)
+    counted = check_and_count(
+        sqlite_fleet, SHARD, "*(rows.values for rows in report.dangling)", "photos_app_person"
+    )
     assert counted.out.split() == ["1199", "3"], counted.err
-
-
-COUNTING = """
-import django
-django.setup()
-from django.db.backends.signals import connection_created
-
-from sharded_orm import runtime
-from sharded_orm.operations.shards.health import check
-
-asked = []
-
-def count(execute, sql, params, many, context):
-    if "photos_app_person" in sql:
-        asked.append(sql)
-    return execute(sql, params, many, context)
-
-# Of every thread.
-def watch(connection, **kwargs):
-    if count not in connection.execute_wrappers:
-        connection.execute_wrappers.append(count)
-
-connection_created.connect(watch)
-report = check([runtime.shard("photos", 3)], sample=None)
-(rows,) = report.dangling
-print(rows.values, len(asked))
-"""
 
 
 def test_relations_of_a_table_whose_key_is_in_the_table_of_its_parent(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shards.conftest import GROUPS, WIDTH, Fleet, MariaDBFleet
+from tests.integration.shards.conftest import GROUPS, WIDTH, Fleet, MariaDBFleet, check_and_count
 from tests.services.mariadb import MariaDBServer
 
 CARRIED = 46  # the bit from which an id of "pins" carries its shard
@@ -404,35 +404,8 @@ def test_look_ups_in_the_directory_come_in_batches(sqlite_fleet: Fleet) -> None:
     sqlite_fleet.sql("photos", 5,
         f"INSERT INTO photos_app_photo (photo_id, user_id, title) VALUES {rows}",
     )  # fmt: skip
-    counted = sqlite_fleet.python("-c", COUNTING)
+    counted = check_and_count(sqlite_fleet, 5, "report.rows", "sharded_orm_directory")
     assert counted.out.split() == ["1200", "6"], counted.err
-
-
-COUNTING = """
-import django
-django.setup()
-from django.db import connections
-from django.db.backends.signals import connection_created
-
-from sharded_orm import runtime
-from sharded_orm.operations.shards.health import check
-
-asked = []
-
-def count(execute, sql, params, many, context):
-    if "sharded_orm_directory" in sql:
-        asked.append(sql)
-    return execute(sql, params, many, context)
-
-# Of every thread.
-def watch(connection, **kwargs):
-    if count not in connection.execute_wrappers:
-        connection.execute_wrappers.append(count)
-
-connection_created.connect(watch)
-found = check([runtime.shard("photos", 5)], sample=None)
-print(found.rows, len(asked))
-"""
 
 
 def test_thousands_of_files_in_bounded_memory(tmp_path: Path) -> None:
