@@ -389,23 +389,23 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         alias = self._validation_alias()
         if alias is not None:
             unplaced = []
-        looked_up = [
-            field
+        # With each foreign key, the shard to look on; None if the value names it.
+        looked_up = {
+            field: alias if group == options.group else None
             for field, group in references
             if field not in unplaced
             and (
                 group not in (None, options.group)
                 or key_for_related(field.remote_field.model, field, self)
             )
-        ]
+        }
         try:
             super().clean_fields(exclude=excluded.union(f.name for f in (*unplaced, *looked_up)))
         except ValidationError as exc:
             errors = exc.update_error_dict(errors)
-        for field in looked_up:
+        for field, place in looked_up.items():
             try:
-                group = group_of(field.remote_field.model)
-                clean_reference(field, self, alias if group == options.group else None)
+                clean_reference(field, self, place)
             except ValidationError as exc:
                 errors[field.name] = exc.error_list
         if unplaced and key is not None and key.name not in errors:
