@@ -81,7 +81,7 @@ class ShardSQLPanel(SQLPanel):
         return cast("str", super().content)
 
 
-class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # callproc() differs
+class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the two bases declare callproc() with different types; neither is called
     """The toolbar's cursor, of which only the method that measures and describes a statement is used.
 
     :param context: what Django passes to an ``execute_wrapper``.

@@ -311,8 +311,8 @@ class TicketSession(ABC):
         try:
             if connection is not None:
                 connection.close()
-        except Exception:
-            pass  # Ignore errors: nobody uses this connection any more.
+        except Exception:  # Of any driver, and ignored: nobody uses this connection any more.
+            pass
 
 
 _open: weakref.WeakSet[TicketSession] = weakref.WeakSet()
