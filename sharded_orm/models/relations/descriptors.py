@@ -22,7 +22,7 @@ from django.db.models.fields.related_descriptors import (
 )
 from django.utils.functional import cached_property
 
-from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
+from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.prefetches import alias_of, split_by_alias
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.managers import (
@@ -33,7 +33,12 @@ from sharded_orm.models.relations.managers import (
     NullableFromOutside,
 )
 from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
-from sharded_orm.models.sharding.options import describe, group_of, options_of, shard_options
+from sharded_orm.models.sharding.options import (
+    group_of,
+    key_of_row_changed,
+    options_of,
+    shard_options,
+)
 from sharded_orm.models.sharding.same_key import key_for_related, known_key, refuse_two_keys
 
 
@@ -157,11 +162,7 @@ class _Forward(_ByConditions):
         key = getattr(value, field.target_field.attname, None)
         # Use getattr() and not ``instance.__dict__``, because getattr() loads a deferred key.
         if key != getattr(instance, name):
-            raise ShardKeyChanged(
-                f"{describe(instance)} has the shard key {name}={instance.__dict__[name]!r} and"
-                f" cannot be given {key!r}. The key of a row never changes: create the row under"
-                " the new key and delete this one."
-            )
+            raise key_of_row_changed(instance, name, instance.__dict__[name], key)
 
 
 class ShardedForwardManyToOneDescriptor(_Forward, ForwardManyToOneDescriptor):  # type: ignore[type-arg]  # generic in the stubs only

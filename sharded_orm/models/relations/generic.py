@@ -24,7 +24,7 @@ from django.db.models import Model, Q, QuerySet
 from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
-from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
+from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.prefetches import alias_of
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.content_types import install_manager
@@ -35,7 +35,12 @@ from sharded_orm.models.relations.managers import (
     RelatedRows,
 )
 from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
-from sharded_orm.models.sharding.options import colocated_alias, describe, group_of
+from sharded_orm.models.sharding.options import (
+    colocated_alias,
+    describe,
+    group_of,
+    key_of_row_changed,
+)
 from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys
 from sharded_orm.routing.where_clause import OnShard
 
@@ -297,11 +302,7 @@ class GenericRows(RelatedRows):
                 continue
             own_value = getattr(obj, key.attname)
             if own_value != value:
-                raise ShardKeyChanged(
-                    f"{describe(obj)} has the shard key {key.name}={own_value!r} and cannot be given"
-                    f" {value!r}. The key of a row never changes: create the row under the new key"
-                    " and delete this one."
-                )
+                raise key_of_row_changed(obj, key.name, own_value, value)
 
 
 class GenericBeside(GenericRows, NullableBeside):

@@ -50,7 +50,7 @@ class RelatedRows:
         assert options is not None
         return options
 
-    def _with_key(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _values_with_key(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return ``values`` for a new related row, with the shard key of the instance if the row needs
         the same key and ``values`` has none.
         """
@@ -98,20 +98,20 @@ class Beside(RelatedRows):
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.create(): a related row has the shard key of the instance.
-        return super().create(**self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        return super().create(**self._values_with_key(kwargs))  # type: ignore[misc]  # of Django's manager
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def get_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.get_or_create(): a related row has the shard key of the instance.
-        return super().get_or_create(**self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        return super().get_or_create(**self._values_with_key(kwargs))  # type: ignore[misc]  # of Django's manager
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def update_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.update_or_create(): a related row has the shard key of the
         # instance.
-        return super().update_or_create(**self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        return super().update_or_create(**self._values_with_key(kwargs))  # type: ignore[misc]  # of Django's manager
 
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -180,21 +180,23 @@ class ManyBeside(RelatedRows):
         # Overrides ManyRelatedManager.create(): a related row, and the row of an explicit
         # many-to-many table, have the shard key of the instance.
         through_defaults = self._through_with_key(through_defaults)
-        return super().create(through_defaults=through_defaults, **self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        return super().create(through_defaults=through_defaults, **self._values_with_key(kwargs))  # type: ignore[misc]  # of Django's manager
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def get_or_create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
         # Overrides ManyRelatedManager.get_or_create(), as create() does.
         through_defaults = self._through_with_key(through_defaults)
-        return super().get_or_create(through_defaults=through_defaults, **self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        values = self._values_with_key(kwargs)
+        return super().get_or_create(through_defaults=through_defaults, **values)  # type: ignore[misc]  # of Django's manager
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def update_or_create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
         # Overrides ManyRelatedManager.update_or_create(), as create() does.
         through_defaults = self._through_with_key(through_defaults)
-        return super().update_or_create(through_defaults=through_defaults, **self._with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        values = self._values_with_key(kwargs)
+        return super().update_or_create(through_defaults=through_defaults, **values)  # type: ignore[misc]  # of Django's manager
 
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 

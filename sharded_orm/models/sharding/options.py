@@ -17,7 +17,7 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db.models import Field, Model
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidShardKey, ShardKeyRequired, UnplacedKey
+from sharded_orm.exceptions import InvalidShardKey, ShardKeyChanged, ShardKeyRequired, UnplacedKey
 from sharded_orm.models.sharding.kept_shard import find_shard
 from sharded_orm.routing.where_clause import ShardKey
 from sharded_orm.topology.model import Shard
@@ -383,6 +383,17 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
         return None
     shard = other.locate(instance)
     return shard.alias if shard is not None else None
+
+
+def key_of_row_changed(row: Model, name: str, key: Any, new_key: Any) -> ShardKeyChanged:
+    """Return the error to raise for a relation that would give a stored row another shard key.
+
+    :param name: the name of the key's field or attribute.
+    """
+    return ShardKeyChanged(
+        f"{describe(row)} has the shard key {name}={key!r} and cannot be given {new_key!r}. The key of"
+        " a row never changes: create the row under the new key and delete this one."
+    )
 
 
 def shard_key_required(options: ShardOptions, problem: str) -> ShardKeyRequired:

@@ -181,10 +181,10 @@ def install_relations_in_forms(model: type[Model]) -> None:
         if field.many_to_one or field.one_to_one:
             # An attribute of the instance, which deconstruct() does not see. If a shard key has one
             # already, that one remains.
-            field.__dict__.setdefault("save_form_data", partial(_save_form_data, field))
+            field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
 
 
-def _save_form_data(field: Any, row: Any, value: Any) -> None:
+def _save_relation(field: Any, row: Any, value: Any) -> None:
     # Overrides Field.save_form_data(), by which a model form sets the value on the row. Set a row of
     # another shard key by its id: Model.clean_fields() does not find it, and reports that. If the
     # visitor has changed the key of a stored row as well, the other row may have the new key, and be
