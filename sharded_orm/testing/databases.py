@@ -87,6 +87,9 @@ class GroupTestDatabases:
         """
         self.keep = keep
         cache_isolation.isolate(self.configured.name)
+        # Close sessions with the real ticket servers. Django's test cases forbid new connections to
+        # servers that they do not name, but they do not know of open sessions.
+        runtime.tickets().close()
         are_files = isinstance(self._cloner, SQLiteCloner)
         self.names = TestNames(
             self.configured.name,

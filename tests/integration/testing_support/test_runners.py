@@ -114,6 +114,12 @@ def test_run_that_does_not_need_the_group(project: Project) -> None:
     assert "shard group" not in run.output
 
 
+@pytest.mark.parametrize("project", ["sqlite"], indirect=True)
+def test_session_with_a_real_ticket_server_gives_no_ids_to_tests(project: Project) -> None:
+    run = project.test("-k", "BlockedTickets", PROJECT_TICKETS=str(project.folder / "tickets"))
+    assert (run.code, run.count) == (0, 1), run.output
+
+
 @pytest.mark.parametrize("arguments", [[], ["-n", "2"]])
 def test_pytest_django(project: Project, arguments: list[str]) -> None:
     run = project.pytest(*arguments)

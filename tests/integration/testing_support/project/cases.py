@@ -27,7 +27,9 @@ from django.test import (
 )
 from django.test.testcases import DatabaseOperationForbidden
 
+from sharded_orm import runtime
 from sharded_orm.models.tables.placement import Placement
+from sharded_orm.operations.tickets.creation import create
 from sharded_orm.testing import ensure_shards
 from tests.integration.testing_support.project.notes.models import Event, Note, Person, Remark
 
@@ -273,6 +275,21 @@ class BlockedWithoutDatabases(Recorded, SimpleTestCase):
     def test_reading(self) -> None:
         with self.assertRaisesMessage(DatabaseOperationForbidden, "'notes'"):
             texts(1)
+
+
+if "PROJECT_TICKETS" in os.environ:
+    # A session with the real server, before there are test databases.
+    create(["real"])
+    runtime.tickets().next("real")
+
+    class BlockedTickets(Recorded, TestCase):
+        """The ticket server is not among the databases of this class."""
+
+        databases = {"default", "notes"}
+
+        def test_next_id(self) -> None:
+            with self.assertRaisesMessage(DatabaseOperationForbidden, "'tickets'"):
+                runtime.tickets().next("real")
 
 
 class AfterBlocked(Recorded, TestCase):

@@ -1,7 +1,8 @@
 """Settings of a project whose own tests are run by the tests in the folder above.
 
 ``PROJECT_FOLDER`` is the folder for its files; ``PROJECT_NODES`` is a JSON dict of nodes, absent
-for SQLite; ``PROJECT_MEMCACHED`` is the address of a cache server, absent for no cache.
+for SQLite; ``PROJECT_MEMCACHED`` is the address of a cache server, absent for no cache;
+``PROJECT_TICKETS`` is the file of a ticket server's SQLite database, absent for no tickets.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ else:
     if "PROJECT_KEEPDB" in os.environ:
         _default["TEST"] = {"NAME": f"{FOLDER}/test_default.sqlite3"}
 
-DATABASES = sharded_databases({"default": _default})
+_databases = {"default": _default}
+if "PROJECT_TICKETS" in os.environ:
+    _databases["tickets"] = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ["PROJECT_TICKETS"],
+    }
+DATABASES = sharded_databases(_databases)
 SHARDED_ORM = {
     "NODES": NODES,
     "GROUPS": {
@@ -66,6 +73,8 @@ SHARDED_ORM = {
         for name, strategy in (("notes", "modulo"), ("other", "directory"))
     },
 }
+if "PROJECT_TICKETS" in os.environ:
+    SHARDED_ORM["TICKETS"] = ["tickets"]
 if "PROJECT_MEMCACHED" in os.environ:
     CACHES = {
         "default": {
