@@ -49,7 +49,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.topology.aliases import ShardedDatabases
 
-        for module in ("cache", "databases", "models"):
+        for module in ("cache", "commands", "databases", "models"):
             import_module(f"sharded_orm.checks.{module}")  # The import registers the checks.
         runtime.provide_directory(DatabaseDirectory)
         observer.provide_observer(CacheObserver())

@@ -11,6 +11,7 @@ ROOT_URLCONF = "tests.helpdesk.urls"
 LOGIN_URL = "/login/"
 LOGIN_REDIRECT_URL = "/"
 INSTALLED_APPS = [
+    "sharded_orm",
     "django.contrib.admin",
     "django.contrib.contenttypes",
     "django.contrib.auth",
@@ -18,7 +19,6 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sitemaps",
     "django.contrib.staticfiles",
-    "sharded_orm",
     "rest_framework",
     "django_filters",
     "import_export",

@@ -1,0 +1,58 @@
+"""A system check of the commands of Django that the library overrides.
+
+The ids of the checks never change. All modules of ``sharded_orm.checks`` share one range of numbers.
+
+==================  ==========================================================
+``sharded_orm.W023``  another app's command hides one of this library
+==================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.apps import apps
+from django.core import checks
+from django.core.management import (
+    CommandError,
+    find_commands,
+    get_commands,
+    load_command_class,
+)
+
+APP = "sharded_orm"
+
+
+@checks.register(checks.Tags.commands)  # type: ignore[attr-defined]  # not in the stubs
+def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn if an app that is listed before ``sharded_orm`` hides one of its commands.
+
+    Of two apps with a command of one name, Django takes the app that is listed first. A command that
+    derives from this library's is no problem.
+    """
+    app_by_command = get_commands()
+    folder = Path(apps.get_app_config(APP).path) / "management"
+    return [
+        checks.Warning(
+            f"'manage.py {name}' is the command of {app!r}, which does not know shards and hides that"
+            f" of {APP!r}.",
+            hint=f"List {APP!r} before {app!r} in INSTALLED_APPS, or derive that command from"
+            f" {APP}.management.commands.{name}.Command.",
+            id="sharded_orm.W023",
+        )
+        for name in sorted(find_commands(str(folder)))
+        if (app := app_by_command[name]) != APP and not _derives_from_ours(name, app)
+    ]
+
+
+def _derives_from_ours(name: str, app: str) -> bool:
+    """Whether the command ``name`` of ``app`` derives from the one of this library.
+
+    True as well if the one of this library is of no use: its app of Django is not installed.
+    """
+    try:
+        ours = load_command_class(APP, name)
+    except CommandError:
+        return True
+    return isinstance(load_command_class(app, name), type(ours))

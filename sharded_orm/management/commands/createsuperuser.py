@@ -1,0 +1,18 @@
+"""``manage.py createsuperuser``, Django's command, which refuses aliases without users."""
+
+from __future__ import annotations
+
+from django.apps import apps
+from django.core.management import CommandError
+
+from sharded_orm.management.one_database import OneDatabaseCommand
+
+if not apps.is_installed("django.contrib.auth"):
+    raise CommandError("createsuperuser needs the app 'django.contrib.auth'.")
+
+from django.contrib.auth.management.commands import createsuperuser
+
+
+class Command(OneDatabaseCommand, createsuperuser.Command):
+    remedy = "users are in the global database, so leave --database out"
+    takes_shards = False

@@ -1,0 +1,5 @@
+from django.core.management.commands import dbshell
+
+
+class Command(dbshell.Command):
+    pass

@@ -1,0 +1,5 @@
+from sharded_orm.management.commands import flush
+
+
+class Command(flush.Command):
+    pass
