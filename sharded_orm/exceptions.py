@@ -10,6 +10,7 @@
     │   ├── InexactShardKey        (RuntimeError)          a column treats different keys as equal
     │   ├── UnknownShard           (ConnectionDoesNotExist) the topology has no such shard or group
     │   ├── NoOpenShard            (OperationalError)      no shard of the group takes new keys
+    │   ├── NoReachableShard       (OperationalError)      all nodes with open shards are down
     │   ├── ShardKeyChanged        (RuntimeError)          a write would change a row's shard key
     │   ├── CrossShardRelation     (RuntimeError)          a join or relation leaves the shard
     │   │   └── CrossKeyRelation                           a relation joins rows of two shard keys
@@ -119,6 +120,19 @@ class UnknownShard(RoutingError, ConnectionDoesNotExist):
 
 class NoOpenShard(RoutingError, OperationalError):
     """No shard of the group is open for new keys."""
+
+
+class NoReachableShard(RoutingError, OperationalError):
+    """All nodes with open shards are down. :attr:`causes` has each node's error, keyed by its name."""
+
+    def __init__(self, group: str, causes: Mapping[str, BaseException]) -> None:
+        self.causes: dict[str, BaseException] = dict(causes)
+        shown = "; ".join(f"{node!r}: {cause}" for node, cause in self.causes.items())
+        super().__init__(
+            f"No new key of group {group!r} can get a shard, because no node with open shards can be"
+            f" reached ({shown}). Start one of these servers, or open shards on another node"
+            " ('manage.py shards open'). 'manage.py shards status' shows the state of each node."
+        )
 
 
 class ShardKeyChanged(RoutingError, RuntimeError):

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from sharded_orm import conf
 from sharded_orm.active_config import ActiveConfig
+from sharded_orm.backends import pool
 from sharded_orm.backends.group import relocation
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
@@ -256,6 +258,7 @@ def strategy(name: str) -> Strategy:
             strategy = _strategies.get(name)
             if strategy is None:
                 strategy = make_strategy(group(name))
+                strategy.node_failure = _node_failure
                 if isinstance(strategy, DirectoryStrategy):
                     strategy.store = _directory_store(config().directory)
                 former = _former.pop(name, None)
@@ -263,6 +266,16 @@ def strategy(name: str) -> Strategy:
                     strategy.succeed(former)
                 _strategies[name] = strategy
     return strategy
+
+
+def _node_failure(shard: Shard) -> Exception | None:
+    """Return the error because of which the node of ``shard`` is known to be down; otherwise None."""
+    # While no node has failed, do not make a connection object of the shard.
+    if pool.all_nodes_answer():
+        return None
+    connection: Any = connections[shard.alias]
+    failure: Exception | None = connection.node_failure()
+    return failure
 
 
 def tickets() -> TicketGenerator:

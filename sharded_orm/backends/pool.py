@@ -6,22 +6,28 @@ leased, and that a forked child process never uses a session of its parent.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from sharded_orm.circuit_breaker import CircuitBreaker
 from sharded_orm.exceptions import PoolTimeout
+
+logger = logging.getLogger("sharded_orm.backends")
 
 # Seconds for which close_expired() lets an expired session stay open if another thread than the
 # caller used the session last. That thread may be in the middle of a request, and may need the
 # session again.
 GRACE = 1.0
 DEFAULT_TIMEOUT = 30.0
+# Seconds after a failed attempt to open a session until SessionPool.failure() makes another attempt.
+BACKOFF = 5.0
 
 
 class PooledSession(Protocol):
@@ -86,6 +92,9 @@ class SessionPool(Generic[S]):
         self.name = name
         self.max_age = max_age
         self.stats = PoolStats()
+        #: Whether the last attempt to open a session has failed. It keeps nobody from another attempt;
+        #: see :meth:`failure`.
+        self.breaker = CircuitBreaker(BACKOFF)
         self._open_session = open_session
         # The idle sessions. Invariant: an open session is either in this list or leased. A list's
         # methods append(), pop() and remove() are atomic, so leasing needs no lock.
@@ -170,6 +179,19 @@ class SessionPool(Generic[S]):
         if self._idle or not self._sessions:
             self.release(self.lease())
 
+    def failure(self) -> Exception | None:
+        """Return the error of the last attempt to open a session; None if the attempt succeeded.
+
+        A node that has failed is tried again by one caller every :data:`BACKOFF` seconds. That caller
+        waits for the node's answer; any other caller gets the known error at once.
+        """
+        if not self.breaker.is_closed and self.breaker.claim(None):
+            # Open a new session even if the pool has idle ones, because only this proves that the node
+            # answers. The breaker has the error of a failure.
+            with suppress(Exception):
+                self._close(self._open())
+        return self.breaker.cause()
+
     def close_expired(self, *, revalidate: bool = False) -> None:
         """Close idle sessions that are older than ``max_age``. Called at the end of a request.
 
@@ -224,7 +246,13 @@ class SessionPool(Generic[S]):
         return session.ping()
 
     def _open(self) -> S:
-        session = self._open_session()
+        try:
+            session = self._open_session()
+        except Exception as exc:
+            if self.breaker.trip(None, exc):
+                logger.warning("Node %r cannot be reached: %s", self.name, exc)
+            raise
+        self.breaker.reset(None)
         session.close_at = None if self.max_age is None else time.monotonic() + self.max_age
         key, sessions = id(session), self._sessions
         sessions[key] = weakref.ref(session, lambda _: sessions.pop(key, None))
@@ -244,6 +272,7 @@ class SessionPool(Generic[S]):
             session.abandon()
         self._idle = []
         self._sessions = {}
+        self.breaker.after_fork()
 
     def _open_sessions(self) -> list[S]:
         return [s for ref in list(self._sessions.values()) if (s := ref()) is not None]
@@ -355,6 +384,11 @@ def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S
 def pools() -> list[SessionPool[Any]]:
     """Return all pools of this process."""
     return list(_pools.values())
+
+
+def all_nodes_answer() -> bool:
+    """Whether no pool of this process has failed in its last attempt to open a session. Costs no I/O."""
+    return all(pool.breaker.is_closed for pool in pools())
 
 
 def dispose_all() -> None:

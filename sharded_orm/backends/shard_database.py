@@ -114,6 +114,15 @@ class ShardDatabaseMixin:
         """
         raise NotImplementedError
 
+    def node_failure(self) -> Exception | None:
+        """Return the error because of which the node of this alias counts as down in this process.
+
+        Return None if the node does not, as far as this process knows, or if there is no server
+        (SQLite). Does not connect this alias. One caller in some seconds waits while the node is tried
+        again.
+        """
+        return None
+
     def open_sessions(self) -> OpenSessions | None:
         """Return how many sessions the server of this alias's node has; None if there is no server
         (SQLite).

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from django.utils.module_loading import import_string
 
-from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey, NoOpenShard
-from sharded_orm.topology.model import ShardGroup
+from sharded_orm.exceptions import (
+    InvalidConfiguration,
+    InvalidShardKey,
+    NoOpenShard,
+    NoReachableShard,
+)
+from sharded_orm.topology.model import Shard, ShardGroup
 from sharded_orm.topology.transitions import KeyRouting
 
 BUILT_IN = {
@@ -62,6 +67,9 @@ class Strategy(ABC):
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
         self.options = options
+        #: Returns the error because of which the node of a shard is known to be down, or None.
+        #: ``runtime`` sets it.
+        self.node_failure: Callable[[Shard], Exception | None] = lambda shard: None
         problems = [
             f"group {group.name!r}: unknown strategy option {name!r}; {group.strategy!r} takes"
             f" {sorted(self.option_names)!r}"
@@ -118,9 +126,10 @@ class Strategy(ABC):
         """Return the number of a shard that is open for new keys, drawn at random.
 
         The probability of a shard is proportional to the weight of its range of shards in the
-        topology.
+        topology. Nodes that this process knows to be down are left out.
 
         :raises NoOpenShard: no range is open.
+        :raises NoReachableShard: all nodes with open ranges are known to be down.
         """
         ranges = self.group.open_ranges
         if not ranges:
@@ -128,11 +137,20 @@ class Strategy(ABC):
                 f"No shard of group {self.group.name!r} is open for new keys; add a range, or set"
                 " 'open': True on one."
             )
-        # The weight of a range counts for each shard in the range: 512 shards of weight 1 get as
-        # many keys as 256 shards of weight 2.
-        weights = [r.weight * (r.last - r.first + 1) for r in ranges]
-        chosen = _random.choices(ranges, weights=weights)[0]
-        return _random.randint(chosen.first, chosen.last)
+        failures: dict[str, Exception] = {}
+        while ranges:
+            # The weight of a range counts for each shard in the range: 512 shards of weight 1 get
+            # as many keys as 256 shards of weight 2.
+            weights = [r.weight * (r.last - r.first + 1) for r in ranges]
+            chosen = _random.choices(ranges, weights=weights)[0]
+            number = _random.randint(chosen.first, chosen.last)
+            # Ask only for the node that was drawn, because the answer may take an attempt to connect.
+            failure = self.node_failure(self.group.shard(number))
+            if failure is None:
+                return number
+            failures[chosen.primary] = failure
+            ranges = tuple(r for r in ranges if r.primary not in failures)
+        raise NoReachableShard(self.group.name, dict(sorted(failures.items())))
 
     def succeed(self, former: Strategy) -> None:  # noqa: B027  # most strategies have no state
         """Take over the state of ``former``, the strategy that the group had before the topology

@@ -1,18 +1,23 @@
-"""The directory under races and rollbacks, with real processes and real transactions."""
+"""The directory under races, rollbacks and outages, with real processes, transactions and servers."""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from sharded_orm import runtime
+from sharded_orm.exceptions import NoReachableShard
 from tests.integration.directory_race import KEYS, race
 from tests.patience import PATIENCE
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES
+from tests.services.mariadb import Address, MariaDBServer
+from tests.unit.backends.group.conftest import using_nodes
 
 
 def _settings(default: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -113,3 +118,91 @@ def test_inside_a_test_case_placements_are_rolled_back_and_not_remembered() -> N
     strategy.place(72)
     assert "72" not in strategy._placements
     assert strategy.store.find("photos", ["72"])["72"][1] is False
+
+
+# Shards 0 to 7 are on the first node of the group, 8 to 15 on the second.
+FIRST, SECOND = "photos_00000", "photos_00008"
+
+
+@pytest.fixture
+def two_nodes(
+    own_mariadb: MariaDBServer,
+    mariadb: Address,
+    monkeypatch: pytest.MonkeyPatch,
+    transactional_db: None,
+) -> Iterator[MariaDBServer]:
+    """The first node is a server of the test's own; the second one answers."""
+    first, second = (
+        {"ENGINE": "sharded_orm.backends.mysql", **address.django()}
+        for address in (own_mariadb.address, mariadb)
+    )
+    names = list(runtime.config().topology.nodes)
+    with using_nodes(dict(zip(names, (first, second), strict=True)), monkeypatch):
+        yield own_mariadb
+    if own_mariadb.pid is None:
+        own_mariadb.start()
+
+
+def nodes_of_new_keys(first_key: int, count: int = 40) -> set[str]:
+    return {runtime.place("photos", key).node for key in range(first_key, first_key + count)}
+
+
+@pytest.mark.django_db(databases=["directory", "photos"], transaction=True)
+def test_no_new_key_is_placed_on_a_node_that_is_known_to_be_down(
+    two_nodes: MariaDBServer,
+) -> None:
+    down, up = runtime.topology().nodes
+    connections[FIRST].create_shard_database()  # type: ignore[attr-defined]
+    placed = {key: runtime.place("photos", key) for key in range(1000, 1040)}
+    assert {shard.node for shard in placed.values()} == {down, up}
+    two_nodes.kill()
+    with pytest.raises(OperationalError):
+        connections[FIRST].cursor().execute("SELECT 1")
+    assert nodes_of_new_keys(2000) == {up}
+    # Keys that have a shard keep it.
+    runtime.strategy("photos").forget()  # type: ignore[attr-defined]
+    assert {key: runtime.place("photos", key) for key in placed} == placed
+    two_nodes.start()
+    connections[FIRST].cursor().execute("SELECT 1")
+    assert nodes_of_new_keys(3000) == {down, up}
+
+
+@pytest.mark.django_db(databases=["directory", "photos"], transaction=True)
+def test_a_node_is_tried_again_before_a_new_key_is_placed_there(
+    two_nodes: MariaDBServer,
+) -> None:
+    """Nobody but the directory asks for it: it may have no keys yet."""
+    down, up = runtime.topology().nodes
+    breaker = connections[FIRST].node_pool.breaker  # type: ignore[attr-defined]
+    two_nodes.kill()
+    with pytest.raises(OperationalError):
+        connections[FIRST].ensure_connection()
+    breaker.half_open(None)
+    assert nodes_of_new_keys(4000) == {up}
+    two_nodes.start()
+    breaker.half_open(None)
+    assert nodes_of_new_keys(5000) == {down, up}
+    assert breaker.is_closed
+
+
+@pytest.mark.django_db(databases=["directory", "photos"], transaction=True)
+def test_if_all_nodes_are_down_a_new_key_is_refused_and_the_error_names_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as one, socket.socket() as two:
+        nodes = {}
+        for name, nobody in zip(runtime.config().topology.nodes, (one, two), strict=True):
+            # The port is taken, and nobody listens.
+            nobody.bind(("127.0.0.1", 0))
+            address = Address("127.0.0.1", nobody.getsockname()[1], "u", "p")
+            nodes[name] = {"ENGINE": "sharded_orm.backends.mysql", **address.django()}
+        with using_nodes(nodes, monkeypatch):
+            for alias in (FIRST, SECOND):
+                with pytest.raises(OperationalError):
+                    connections[alias].ensure_connection()
+            with pytest.raises(NoReachableShard, match=r"'manage\.py shards open'") as caught:
+                runtime.place("photos", 6000)
+            assert set(caught.value.causes) == set(nodes)
+            assert all(name in str(caught.value) for name in nodes)
+            # It waits for no server, and nothing was placed.
+            assert runtime.locate("photos", 6000) is None

@@ -245,6 +245,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             node_cursor.execute(sql, params)
             return node_cursor.fetchall()
 
+    def node_failure(self) -> Exception | None:
+        return self.node_pool.failure()
+
     def open_sessions(self) -> OpenSessions:
         pool = self.node_pool
         with self.wrap_database_errors, self.node_cursor() as cursor:

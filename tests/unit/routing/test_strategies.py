@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey, NoOpenShard
+from sharded_orm.exceptions import (
+    InvalidConfiguration,
+    InvalidShardKey,
+    NoOpenShard,
+    NoReachableShard,
+)
 from sharded_orm.routing.base import make_strategy
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.model import ShardGroup, ShardRange
@@ -193,3 +198,24 @@ def test_directory_draws_open_shards_by_weight() -> None:
     closed = [ShardRange(0, 15, "a", open=False)]
     with pytest.raises(NoOpenShard):
         directory(MemoryStore(), closed).place(1)
+
+
+def test_the_share_of_a_node_that_is_down_goes_to_the_others_by_weight() -> None:
+    ranges = [
+        ShardRange(0, 3, "a", weight=100),
+        ShardRange(4, 7, "b", weight=3),
+        ShardRange(8, 15, "c", weight=0.5),
+        ShardRange(16, 19, "a"),
+    ]
+    by_node = directory(MemoryStore(), ranges)
+    by_node.node_failure = lambda shard: OSError("no route") if shard.node == "a" else None
+    drawn = Counter(by_node.group.shard(n).node for n in by_node.place_many(range(4000)).values())
+    assert set(drawn) == {"b", "c"}
+    assert 2700 < drawn["b"] < 3300
+    by_node.node_failure = lambda shard: OSError(f"no route to {shard.node}")
+    with pytest.raises(
+        NoReachableShard, match=r"'a': no route to a; .*'c': no route to c"
+    ) as caught:
+        by_node.place(-1)
+    assert set(caught.value.causes) == {"a", "b", "c"}
+    assert by_node.locate(-1) is None
