@@ -18,6 +18,7 @@
     │   ├── InvalidBoundKey        (RuntimeError)          bound() names no shard key, or a wrong value
     │   ├── BoundKeyMismatch       (RuntimeError)          a query or row has another key than the bound one
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
+    │   ├── DanglingShardKey       (IntegrityError)        a new key refers to no row of the global database
     │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ScatterNotSupported        (NotSupportedError)     results of shards cannot be merged exactly
     ├── ScatterError               (OperationalError)      some shards did not answer
@@ -161,6 +162,13 @@ class BoundKeyMismatch(RoutingError, RuntimeError):
 
 class UnplacedKey(RoutingError, LookupError):
     """The key has no shard yet, and the operation must not place the key on one."""
+
+
+class DanglingShardKey(RoutingError, IntegrityError):
+    """A new shard key is a foreign key, and the row that it refers to does not exist.
+
+    The key was not placed on a shard, and nothing was stored.
+    """
 
 
 class UnknownModel(RoutingError, LookupError):

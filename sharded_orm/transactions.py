@@ -7,7 +7,6 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Model
 
-from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.sharding.options import ShardOptions, shard_key_required, shard_options
 from sharded_orm.topology.model import Shard
@@ -32,6 +31,7 @@ def atomic(
     :param savepoint: passed to ``transaction.atomic()``.
     :param durable: passed to ``transaction.atomic()``.
     :raises ShardKeyRequired: the model has no shard key, or the keyword is not the shard key.
+    :raises DanglingShardKey: the key is new, and the row to which it refers does not exist.
 
     If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
     the key's rows. The transaction covers a single shard. Two such blocks for two shards commit one
@@ -59,7 +59,7 @@ def _place(options: ShardOptions, value: Any) -> Shard:
     key = options.key
     assert key is not None
     if type(value) is int or type(value) is str:
-        return runtime.place(options.group, key.get_prep_value(value))
+        return options.place_key(options.group, key.get_prep_value(value))
     # If the shard key is a foreign key, the value may be an instance. It may also be None, which
     # place() refuses.
     name = key.name if isinstance(value, Model) else key.attname

@@ -16,7 +16,7 @@ from sharded_orm.admin.display import unwrap
 from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.shard_scope import ShardScope, scope_of
-from sharded_orm.exceptions import InvalidFocus, NoOpenShard
+from sharded_orm.exceptions import DanglingShardKey, InvalidFocus, NoOpenShard
 from sharded_orm.models.after_migrate.permissions import may_access
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.scatter.failures import is_failure
@@ -83,7 +83,7 @@ class ShardedBase(_ModelAdmin):
             if home and self.has_shard_permission(request, home):
                 return f"{error} They are on {home.alias}."
             return str(error)
-        if isinstance(error, NoOpenShard) or self.may_look_everywhere(request):
+        if isinstance(error, NoOpenShard | DanglingShardKey) or self.may_look_everywhere(request):
             return str(error)
         return "a row is on another shard than its key leads to, or relates to one that is."
 

@@ -26,6 +26,7 @@ from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, set_scope
 from sharded_orm.exceptions import (
     CrossShardRelation,
+    DanglingShardKey,
     InvalidFocus,
     InvalidObjectID,
     NoOpenShard,
@@ -150,11 +151,11 @@ class ObjectViewsMixin(AddViewMixin):
                     return super().changeform_view(request, object_id, form_url, extra_context)
             with transaction.atomic(using=router.db_for_write(LogEntry)), standing_on(alias):
                 return super().changeform_view(request, object_id, form_url, extra_context)
-        except (ShardKeyChanged, CrossShardRelation, NoOpenShard) as exc:
+        except (ShardKeyChanged, CrossShardRelation, DanglingShardKey, NoOpenShard) as exc:
             if request.method != "POST":
                 raise
             # The row cannot be saved: after the form was checked, this row or a row to which it
-            # refers has moved to another shard, or the last open shard was closed.
+            # refers has moved to another shard or was deleted, or the last open shard was closed.
             self.message_user(
                 request, f"Nothing was saved: {self.error_text(request, exc)}", messages.ERROR
             )

@@ -10,7 +10,8 @@ from sharded_orm.conf.values import flag, unknown_keys
 from sharded_orm.topology.model import MAX_WEIGHT, ShardGroup, ShardRange, is_weight
 
 KEYS = {
-    "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "FORMER_MODELS",
+    "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "CHECK_NEW_KEYS",
+    "FORMER_MODELS",
 }  # fmt: skip
 RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
 # Endings that the name of a shard group must not have, because other aliases have them. A shard's
@@ -58,6 +59,7 @@ def _group(where: str, name: str, group: Mapping[str, Any], problems: list[str])
         database_name=group.get("DATABASE_NAME", "{group}_{shard:05d}"),
         atomic_requests=flag(where, "ATOMIC_REQUESTS", group, False, problems),
         former_models=_models(where, group.get("FORMER_MODELS", ()), problems),
+        check_new_keys=flag(where, "CHECK_NEW_KEYS", group, True, problems),
     )
 
 

@@ -49,7 +49,8 @@ class FixtureTransaction:
         :raises ShardKeyRequired: the row has no shard key.
         :raises InvalidShardKey: no row can have this key.
         """
-        alias = options.place(row).alias
+        # The row to which a new key refers may come later.
+        alias = options.place(row, check_key=False).alias
         if alias not in self.models_by_alias:
             self._begin(options.group)
             self._unchecked.enter_context(connections[alias].constraint_checks_disabled())

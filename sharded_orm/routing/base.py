@@ -122,6 +122,13 @@ class Strategy(ABC):
             numbers[key] = number
         return numbers
 
+    def place_new(self, keys: Iterable[Any]) -> dict[Any, int]:
+        """Return the results of :meth:`place_many` for keys of which :meth:`locate` has returned None.
+
+        A strategy that uses a database need not look them up once more.
+        """
+        return self.place_many(keys)
+
     def draw(self) -> int:
         """Return the number of a shard that is open for new keys, drawn at random.
 

@@ -91,13 +91,17 @@ class DirectoryStrategy(Strategy):
         return known if known is not None else super().place(key)
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
+        numbers = self.locate_many(keys)
+        placed = {key: number for key, number in numbers.items() if number is not None}
+        return placed | self.place_new(key for key in numbers if key not in placed)
+
+    def place_new(self, keys: Iterable[Any]) -> dict[Any, int]:
         keys_by_text = {self.entry(key): key for key in keys}
-        numbers = self._find(keys_by_text) if keys_by_text else {}
-        drawn = {text: self.draw() for text, key in keys_by_text.items() if numbers[key] is None}
-        if drawn:
-            for text, number in self._remember(self.store.place(self.group.name, drawn)).items():
-                numbers[keys_by_text[text]] = number
-        return {key: number for key, number in numbers.items() if number is not None}
+        if not keys_by_text:
+            return {}
+        drawn = {text: self.draw() for text in keys_by_text}
+        placed = self._remember(self.store.place(self.group.name, drawn))
+        return {keys_by_text[text]: number for text, number in placed.items()}
 
     def forget(self, key: Any | None = None) -> None:
         """Make this process forget the shard of ``key``, after the key was moved to another shard.

@@ -76,6 +76,8 @@ class ShardGroup:
     #: Models of the group that were removed from the code, but still occur in migrations; each is
     #: (app label, model name) in lower case.
     former_models: frozenset[tuple[str, str]] = frozenset()
+    #: Whether a new key that is a foreign key to the global database must refer to an existing row.
+    check_new_keys: bool = True
 
     @cached_property
     def _firsts(self) -> tuple[int, ...]:

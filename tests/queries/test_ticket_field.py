@@ -15,7 +15,7 @@ from django.forms import modelform_factory
 
 from sharded_orm import runtime
 from sharded_orm.models import TicketField
-from tests.photos.models import Album, Photo
+from tests.photos.models import Album, Person, Photo
 from tests.queries.conftest import DATABASES
 
 pytestmark = [
@@ -51,7 +51,7 @@ def test_save_and_create_draw_one(drawn: list[tuple[str, int]]) -> None:
 
 
 def test_the_sequence_is_the_table_s_name_by_default(drawn: list[tuple[str, int]]) -> None:
-    Album.objects.create(owner_id=USER, title="x")
+    Album.objects.create(owner=Person.objects.create(username="ada"), title="x")
     assert drawn == [(Album._meta.db_table, 1)]
 
 

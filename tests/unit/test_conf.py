@@ -91,6 +91,7 @@ def test_the_options_of_the_cache() -> None:
         (broken(NODES__a__ENGINE=5), "ENGINE must be one of"),
         (broken(NODES={1: {}, "a": {}}), "its name must be text"),
         (broken(GROUPS__photos__ATOMIC_REQUESTS="no"), "must be True or False"),
+        (broken(GROUPS__photos__CHECK_NEW_KEYS=1), "CHECK_NEW_KEYS must be True or False"),
         (broken(GROUPS__photos__FORMER_MODELS=["Photo"]), "a list of names such as 'photos.Photo'"),
         (broken(GROUPS__photos__FORMER_MODELS="photos.Photo.x"), "a list of names such as"),
         (broken(GROUPS__photos__RANGES=[{"range": (False, True), "primary": "a"}]), "range needs"),

@@ -404,7 +404,7 @@ def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
         value: obj for value, obj in zip(values, objs, strict=True) if id(obj) not in awaiting
     }
     keys = {value: options.key_of(obj) for value, obj in samples.items()}
-    numbers = runtime.strategy(options.group).place_many(dict.fromkeys(keys.values()))
+    numbers = options.place_keys(dict.fromkeys(keys.values()))
     group = runtime.group(options.group)
     shards = {number: runtime.shard_in(group, number) for number in set(numbers.values())}
     for value, obj in zip(values, objs, strict=True):

@@ -73,8 +73,8 @@ def find_shard(
     While ``instance`` is being saved (see :func:`keep_shard`), the shard is looked up only once.
 
     :param value: the shard key of ``instance``, or an id that ``instance`` refers to.
-    :param find: the function that looks the shard up: :func:`runtime.locate` or
-        :func:`runtime.place`.
+    :param find: the function that looks the shard up: :func:`runtime.locate`,
+        :func:`runtime.place` or :meth:`ShardOptions.place_key`.
     """
     kept: KeptShard | None = instance._state.__dict__.get("kept_shard")
     return find(group, value) if kept is None else kept.find(group, value, find)

@@ -8,6 +8,7 @@ good; strategies that compute the shard from the key do not need this.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -19,6 +20,7 @@ from django.db.models import Field, Model
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyChanged, ShardKeyRequired, UnplacedKey
 from sharded_orm.models.sharding.kept_shard import find_shard
+from sharded_orm.models.sharding.new_keys import refuse_dangling_keys
 from sharded_orm.routing.where_clause import ShardKey
 from sharded_orm.topology.model import Shard
 
@@ -225,7 +227,43 @@ class ShardOptions:
             return self._shard_of_relations(instance)
         return find_shard(instance, self.group, self.key_of(instance), runtime.locate)
 
-    def place(self, instance: Model) -> Shard:
+    @cached_property
+    def _foreign_key(self) -> Field[Any, Any] | None:
+        """The foreign key to the global database by whose values rows are sharded; None if there is none.
+
+        It is the shard key, or belongs to a model of the group to which the shard key refers.
+        """
+        field: Any = self.key
+        while field is not None and field.is_relation:
+            if group_of(field.remote_field.model) is None:
+                return cast("Field[Any, Any]", field)
+            field = field.target_field
+        return None
+
+    def place_key(self, group: str, key: Any) -> Shard:
+        """Return the shard of ``key`` in ``group``, which is the group of this model.
+
+        If the key has no shard yet, choose one and record it.
+
+        :raises DanglingShardKey: the key is new, and the row to which it refers does not exist.
+        """
+        shard = runtime.locate(group, key)
+        return shard or runtime.shard(group, self._place_new([key])[key])
+
+    def place_keys(self, keys: Iterable[Any]) -> dict[Any, int]:
+        """Return the numbers of the shards of many keys, as :meth:`place_key` finds them."""
+        numbers = runtime.strategy(self.group).locate_many(keys)
+        placed = {key: number for key, number in numbers.items() if number is not None}
+        return placed | self._place_new([key for key in numbers if key not in placed])
+
+    def _place_new(self, keys: list[Any]) -> dict[Any, int]:
+        strategy = runtime.strategy(self.group)
+        field = self._foreign_key
+        if field is not None and strategy.places and runtime.group(self.group).check_new_keys:
+            refuse_dangling_keys(self.group, field, keys)
+        return strategy.place_new(keys)
+
+    def place(self, instance: Model, *, check_key: bool = True) -> Shard:
         """Return the shard on which ``instance`` is about to be stored.
 
         If its shard key has no shard yet, the group's strategy chooses one and records it.
@@ -235,6 +273,9 @@ class ShardOptions:
         is no such row, draw one of the open shards at random. ``instance`` keeps the drawn shard
         until it is stored.
 
+        :param check_key: whether a new key that is a foreign key to the global database must refer to
+            an existing row.
+        :raises DanglingShardKey: that row does not exist.
         :raises NoOpenShard: no shard is open for new keys.
         :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
         :raises InvalidShardKey: the shard key, or an id in a foreign key of ``instance``, is a
@@ -246,7 +287,8 @@ class ShardOptions:
         if shard is not None:
             return shard
         if not self.awaits_key(instance):
-            placed = find_shard(instance, self.group, self.key_of(instance), runtime.place)
+            find = self.place_key if check_key else runtime.place
+            placed = find_shard(instance, self.group, self.key_of(instance), find)
             assert placed is not None
             return placed
         state: Any = instance._state
