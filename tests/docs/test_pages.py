@@ -12,7 +12,7 @@ from django.utils.module_loading import import_string
 from sharded_orm import exceptions
 from sharded_orm.admin import checks as admin_checks
 from sharded_orm.admin import inlines
-from sharded_orm.checks import cache, databases, models
+from sharded_orm.checks import cache, commands, databases, models
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, setting, tickets
 from sharded_orm.routing.base import BUILT_IN
@@ -71,7 +71,7 @@ def test_every_check_is_documented() -> None:
     ids = re.compile(r"sharded_orm\.[EW]\d{3}")
     used = {
         found
-        for module in (admin_checks, cache, models, databases, inlines)
+        for module in (admin_checks, cache, commands, models, databases, inlines)
         for found in ids.findall(inspect.getsource(module))
     }
     assert used == set(ids.findall(read("checks.md")))
