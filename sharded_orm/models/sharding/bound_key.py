@@ -403,15 +403,29 @@ def refuse_other_key(instance: Any) -> None:
     if binding is None:
         return
     bound_key = binding.key_of(instance.__class__)
-    if bound_key is None:
-        return
+    if bound_key is not None and _differs(instance, bound_key):
+        value = getattr(instance, bound_key.name)
+        raise BoundKeyMismatch(
+            f"{describe(instance)} has the shard key {bound_key.name}={value!r}, and {bound_key} is"
+            " in force. Work on it inside sharded_orm.unbound(), or under its own key."
+        )
+
+
+def has_other_key(instance: Any) -> bool:
+    """Whether :func:`refuse_other_key` raises an error.
+
+    :raises TypeError, ValueError, ValidationError: the row's value cannot be a key.
+    """
+    bound_key = key_in_force(type(instance))
+    return bound_key is not None and _differs(instance, bound_key)
+
+
+def _differs(instance: Any, bound_key: BoundKey) -> bool:
+    is_new = instance._state.adding
+    value = instance.__dict__.get(bound_key.name) if is_new else getattr(instance, bound_key.name)
+    if value is None:
+        return False
     options = options_of(instance)
     assert options is not None
     key: Any = options.key
-    is_new = instance._state.adding
-    value = instance.__dict__.get(key.attname) if is_new else getattr(instance, key.attname)
-    if value is not None and key.get_prep_value(value) != bound_key.value:
-        raise BoundKeyMismatch(
-            f"{describe(instance)} has the shard key {key.attname}={value!r}, and {bound_key} is in"
-            " force. Work on it inside sharded_orm.unbound(), or under its own key."
-        )
+    return bool(key.get_prep_value(value) != bound_key.value)
