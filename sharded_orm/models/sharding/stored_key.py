@@ -41,7 +41,9 @@ class StoredKeyValidator:
         # With many=True, ``instance`` is a list of rows. Their keys are checked by save().
         row = getattr(serializer, "instance", None)
         is_stored = isinstance(row, Model) and not row._state.adding
-        model = type(row) if is_stored else getattr(getattr(serializer, "Meta", None), "model", None)
+        model = (
+            type(row) if is_stored else getattr(getattr(serializer, "Meta", None), "model", None)
+        )
         options = shard_options(model) if model is not None else None
         if options is None or options.key is None:
             return
