@@ -338,8 +338,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None
         # Read the database itself: the project's base manager may read through the cache, which may
-        # be out of date.
-        with request_cache.uncached():
+        # be out of date. It may also filter by the bound key, which was compared above, or is about
+        # to be loaded.
+        with request_cache.uncached(), unbound():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from django.db.models.query import EmptyQuerySet, ModelIterable
 from sharded_orm.exceptions import BoundKeyMismatch
 from sharded_orm.models.querysets.reads import ReadingQuerySet
 from sharded_orm.models.querysets.route import Route
+from sharded_orm.models.querysets.upserts import refuse_upserts_of_other_key
 from sharded_orm.models.querysets.writes import WritingQuerySet
 from sharded_orm.models.sharding.bound_key import (
     EXEMPT,
@@ -24,6 +25,7 @@ from sharded_orm.models.sharding.bound_key import (
     key_in_force,
     prepared_key,
     refuse_other_key,
+    refuse_rows_given_by_id,
     unbound,
 )
 from sharded_orm.models.sharding.same_key import key_names
@@ -227,9 +229,20 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
         objs = list(objs)
-        for obj in objs:
-            give_bound_key(obj)
-        return super(BoundKeyQuerySet, self._with_bound_key()).bulk_create(objs, *args, **kwargs)
+        keyed = self._with_bound_key()
+        if (key := key_in_force(self.model)) is not None:
+            for obj in objs:
+                give_bound_key(obj)
+                refuse_rows_given_by_id(obj)
+            names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
+            arguments = {**dict(zip((*names, "unique_fields"), args, strict=False)), **kwargs}
+            if arguments.get("update_conflicts") and self._options.key is not None:
+                probe = self.model(**{key.name: key.value})
+                alias = self._db if self._is_pinned() else self._options.place(probe).alias
+                rows = type(self)(self.model, using=alias)
+                rows.query.bound_key = EXEMPT  # type: ignore[attr-defined]  # of ShardedQuery
+                refuse_upserts_of_other_key(rows, key, objs, arguments.get("unique_fields"))
+        return super(BoundKeyQuerySet, keyed).bulk_create(objs, *args, **kwargs)
 
     def bulk_update(
         self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None

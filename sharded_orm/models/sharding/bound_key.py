@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -20,7 +21,13 @@ from django.core.exceptions import ValidationError
 from django.db.models import Field, Model
 
 from sharded_orm.exceptions import BoundKeyMismatch, InvalidBoundKey
-from sharded_orm.models.sharding.options import describe, options_of, shard_options
+from sharded_orm.models.sharding.options import (
+    ShardOptions,
+    describe,
+    options_of,
+    shard_options,
+)
+from sharded_orm.models.sharding.same_key import needs_same_key
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -29,7 +36,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class BoundKey:
     """The value of one model's shard key that a binding prescribes.
 
-    :param name: the ``attname`` of the shard key's field, such as ``owner_id``.
+    :param name: the ``attname`` of the shard key's field, such as ``owner_id``. For an automatic
+        many-to-many table, which has no key of its own, the path to the key of a row that it
+        relates, such as ``photo__owner_id``.
     :param value: the value as the field's ``get_prep_value()`` returns it.
     """
 
@@ -69,10 +78,22 @@ class _Binding:
             return self._keys[model]
         except KeyError:
             options = shard_options(model)
-            key = options.key if options is not None else None
-            value = self.values.get(key) if key is not None else None
-            bound_key = None if key is None or value is None else BoundKey(key.attname, value)
+            bound_key = None if options is None else self._look_up(options)
             return self._keys.setdefault(model, bound_key)
+
+    def _look_up(self, options: ShardOptions) -> BoundKey | None:
+        if options.key is not None:
+            value = self.values.get(options.key)
+            return None if value is None else BoundKey(options.key.attname, value)
+        # A row of an automatic many-to-many table has the key of both rows that it relates.
+        relations: list[Any] = [f for f in options.model._meta.concrete_fields if f.is_relation]
+        ends: list[Any] = [shard_options(relation.remote_field.model) for relation in relations]
+        if None in ends or not needs_same_key(*ends):
+            return None
+        for relation, end in zip(relations, ends, strict=True):
+            if (value := self.values.get(end.key)) is not None:
+                return BoundKey(f"{relation.name}__{end.key.attname}", value)
+        return None
 
 
 _binding: ContextVar[_Binding | None] = ContextVar("sharded_orm_bound_key", default=None)
@@ -85,7 +106,11 @@ def is_any_bound() -> bool:
 
 
 def key_in_force(model: type[Any]) -> BoundKey | None:
-    """Return the key that rows of ``model`` must have now; None if no binding prescribes one."""
+    """Return the key that rows of ``model`` must have now; None if no binding prescribes one.
+
+    A query filters by the key under its ``name``. Rows of automatic many-to-many tables have no
+    attribute of that name.
+    """
     binding = _binding.get()
     return None if binding is None else binding.key_of(model)
 
@@ -384,11 +409,14 @@ def give_bound_key(instance: Any) -> None:
     bound_key = key_in_force(type(instance))
     if bound_key is None:
         return
-    key: Any = instance._shard_options().key
-    # An instance of the key may have been assigned before it was saved. Django copies its id later.
-    is_related = key.is_relation and key.get_cached_value(instance, default=None) is not None
-    if instance._state.adding and instance.__dict__.get(key.attname) is None and not is_related:
-        setattr(instance, key.attname, bound_key.value)
+    key: Any = _options(instance).key
+    if key is not None:
+        # An instance of the key may have been assigned before it was saved. Django copies its id
+        # later.
+        is_related = key.is_relation and key.get_cached_value(instance, default=None) is not None
+        is_new = instance._state.adding
+        if is_new and instance.__dict__.get(key.attname) is None and not is_related:
+            setattr(instance, key.attname, bound_key.value)
     refuse_other_key(instance)
 
 
@@ -397,13 +425,20 @@ def refuse_other_key(instance: Any) -> None:
     ``instance``.
 
     Does nothing for instances of models without a bound key, and for a row without a key. If the
-    key was not loaded, one query loads it.
+    key was not loaded, one query loads it. A row of an automatic many-to-many table is refused if a
+    row that it relates, and that is in memory, has another key.
     """
     binding = _binding.get()
     if binding is None:
         return
     bound_key = binding.key_of(instance.__class__)
-    if bound_key is not None and _differs(instance, bound_key):
+    if bound_key is None:
+        return
+    if _options(instance).key is None:
+        for related in instance._state.fields_cache.values():
+            if isinstance(related, Model):
+                refuse_other_key(related)
+    elif _differs(instance, bound_key):
         value = getattr(instance, bound_key.name)
         raise BoundKeyMismatch(
             f"{describe(instance)} has the shard key {bound_key.name}={value!r}, and {bound_key} is"
@@ -411,8 +446,47 @@ def refuse_other_key(instance: Any) -> None:
         )
 
 
+def refuse_rows_given_by_id(instance: Any) -> None:
+    """Raise :exc:`BoundKeyMismatch` if ``instance`` is a new row of an automatic many-to-many table,
+    and a row that it relates is given by its id only, which does not tell the key.
+
+    Does nothing inside :func:`related_rows_checked`, or if no binding is in force for the rows.
+    """
+    binding = _binding.get()
+    bound_key = None if binding is None else binding.key_of(instance.__class__)
+    if bound_key is None or _options(instance).key is not None or not instance._state.adding:
+        return
+    if _are_related_rows_checked.get():
+        return
+    for field in instance._meta.concrete_fields:
+        if field.is_relation and field.get_cached_value(instance, default=None) is None:
+            raise BoundKeyMismatch(
+                f"{describe(instance)} is to relate {field.attname}="
+                f"{getattr(instance, field.attname)!r}, and the id does not tell the key of that row."
+                f" ({bound_key} is in force.) Give the row as an instance, {field.name}=…, or use add()"
+                " of the relation."
+            )
+
+
+_are_related_rows_checked: ContextVar[bool] = ContextVar(
+    "sharded_orm_related_rows_checked", default=False
+)
+
+
+@contextmanager
+def related_rows_checked() -> Iterator[None]:
+    """The related manager that inserts rows of an automatic table in the block has compared the keys
+    of the rows that they relate.
+    """
+    token = _are_related_rows_checked.set(True)
+    try:
+        yield
+    finally:
+        _are_related_rows_checked.reset(token)
+
+
 def has_other_key(instance: Any) -> bool:
-    """Whether :func:`refuse_other_key` raises an error.
+    """Whether :func:`refuse_other_key` raises an error for ``instance``, which has a shard key.
 
     :raises TypeError, ValueError, ValidationError: the row's value cannot be a key.
     """
@@ -425,7 +499,11 @@ def _differs(instance: Any, bound_key: BoundKey) -> bool:
     value = instance.__dict__.get(bound_key.name) if is_new else getattr(instance, bound_key.name)
     if value is None:
         return False
+    key: Any = _options(instance).key
+    return bool(key.get_prep_value(value) != bound_key.value)
+
+
+def _options(instance: Any) -> ShardOptions:
     options = options_of(instance)
     assert options is not None
-    key: Any = options.key
-    return bool(key.get_prep_value(value) != bound_key.value)
+    return options
