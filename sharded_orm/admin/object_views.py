@@ -103,7 +103,7 @@ class ObjectViewsMixin(AddViewMixin):
         # refers. The URL parameter _to_field gives the name of that field.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
-        if field is options.key:
+        if field == options.key:
             refuse_key(options, field.get_prep_value(value))
         home = locate(options, value) if options.names_shard(field) else within
         if home is None:
