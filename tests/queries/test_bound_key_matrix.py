@@ -59,8 +59,8 @@ OF_ANOTHER_KEY = {
 }
 #: The same, for methods of related managers.
 ROWS_OF_ANOTHER_KEY = {"add (of another shard", "remove (both", "remove (of another shard"}
-#: Calls that do not get along without the key in the call (raw SQL is not filtered), or only with the
-#: bound key (it is given to new rows).
+#: Calls that differ, because only one of the two has a key: raw SQL is not filtered by the bound
+#: key, and related managers are compared without a key in their writing calls.
 OWN_WAY = {
     "raw",
     "create (without a key)",
