@@ -19,13 +19,8 @@ from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
 from sharded_orm.models.relations.descriptors import install_descriptors
 from sharded_orm.models.relations.through import install_through
-from sharded_orm.models.sharding.bound_key import (
-    give_bound_key,
-    has_other_key,
-    key_in_force,
-    refuse_other_key,
-    unbound,
-)
+from sharded_orm.models.sharding.bound_key import key_in_force, unbound
+from sharded_orm.models.sharding.bound_rows import give_bound_key, has_other_key, refuse_other_key
 from sharded_orm.models.sharding.kept_shard import keep_shard
 from sharded_orm.models.sharding.options import (
     ShardOptions,

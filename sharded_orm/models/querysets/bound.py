@@ -18,15 +18,17 @@ from sharded_orm.models.querysets.writes import WritingQuerySet
 from sharded_orm.models.sharding.bound_key import (
     EXEMPT,
     BoundKey,
-    give_bound_key,
     is_any_bound,
     iterate_inside,
     iterate_inside_async,
     key_in_force,
     prepared_key,
+    unbound,
+)
+from sharded_orm.models.sharding.bound_rows import (
+    give_bound_key,
     refuse_other_key,
     refuse_rows_given_by_id,
-    unbound,
 )
 from sharded_orm.models.sharding.same_key import key_names
 

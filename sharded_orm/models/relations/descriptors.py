@@ -32,8 +32,9 @@ from sharded_orm.models.relations.managers import (
     NullableBeside,
     NullableFromOutside,
 )
-from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
+from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
+from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import (
     group_of,
     key_of_row_changed,

@@ -34,8 +34,9 @@ from sharded_orm.models.relations.managers import (
     NullableFromOutside,
     RelatedRows,
 )
-from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
+from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
+from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import (
     colocated_alias,
     describe,

@@ -17,7 +17,7 @@ from django.db.models import Model, Q
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
-from sharded_orm.models.sharding.bound_key import refuse_other_key, related_rows_checked
+from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,

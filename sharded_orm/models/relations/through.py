@@ -17,11 +17,8 @@ from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.querysets.sharded import ShardedManager
-from sharded_orm.models.sharding.bound_key import (
-    refuse_other_key,
-    refuse_rows_given_by_id,
-    unbound,
-)
+from sharded_orm.models.sharding.bound_key import unbound
+from sharded_orm.models.sharding.bound_rows import refuse_other_key, refuse_rows_given_by_id
 from sharded_orm.models.sharding.options import colocated_alias, describe, shard_options
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 

@@ -17,7 +17,8 @@ from django.utils.text import capfirst
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired
-from sharded_orm.models.sharding.bound_key import has_other_key, key_in_force
+from sharded_orm.models.sharding.bound_key import key_in_force
+from sharded_orm.models.sharding.bound_rows import has_other_key
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 KEY_STAYS = (
