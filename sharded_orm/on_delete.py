@@ -22,7 +22,7 @@ from django.db.models.deletion import Collector
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from sharded_orm.models.sharding.bound_key import refuse_other_key
+from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 

@@ -18,7 +18,13 @@ from django.db.models import Model
 
 from sharded_orm import runtime
 from sharded_orm.admin.misplaced_rows import shard_numbers
-from sharded_orm.admin.shard_scope import locate, named_shard, read_key, stored_value
+from sharded_orm.admin.shard_scope import (
+    locate,
+    named_shard,
+    read_key,
+    refuse_key,
+    stored_value,
+)
 from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.topology.model import Shard
@@ -176,7 +182,8 @@ def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Iden
 
     :param within: the shard that the rest of the URL names; None if the URL names no shard. If a
         shard is given, ``text`` may be a primary key alone, as in links of Django's widgets.
-    :raises InvalidObjectID: no row can have this object id, or its shard key leads to no shard.
+    :raises InvalidObjectID: no row can have this object id, its shard key leads to no shard, or
+        another shard key is bound for the request.
     """
     first, separator, pk_text = text.partition(SEPARATOR)
     try:
@@ -197,6 +204,8 @@ def parse(options: ShardOptions, text: str, within: Shard | None = None) -> Iden
 
 
 def _identity(options: ShardOptions, routing_key: Any, pk: Any, key: Any) -> Identity:
+    if key is not None or options.key is options.model._meta.pk:
+        refuse_key(options, routing_key)
     shard = locate(options, routing_key)
     if shard is None:
         raise InvalidObjectID(f"Nothing is stored for the key {routing_key!r}.")

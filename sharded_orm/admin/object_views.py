@@ -23,7 +23,14 @@ from sharded_orm.admin.display import change_url, named_row
 from sharded_orm.admin.error_pages import shard_down_page
 from sharded_orm.admin.forms import with_fixed_key
 from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
-from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, ShardScope, locate, set_scope
+from sharded_orm.admin.shard_scope import (
+    KEY_VAR,
+    SHARD_VAR,
+    ShardScope,
+    locate,
+    refuse_key,
+    set_scope,
+)
 from sharded_orm.exceptions import (
     CrossShardRelation,
     DanglingShardKey,
@@ -97,6 +104,8 @@ class ObjectViewsMixin(AddViewMixin):
         # refers. The URL parameter _to_field gives the name of that field.
         field: Any = self.opts.get_field(str(from_field))
         value = field.to_python(object_id)
+        if field == options.key:
+            refuse_key(options, field.get_prep_value(value))
         home = locate(options, value) if options.names_shard(field) else within
         if home is None:
             raise InvalidObjectID(f"{object_id!r} does not tell on which shard the row is.")

@@ -12,6 +12,7 @@ from django.utils.http import urlencode
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidFocus, InvalidShardKey, RoutingError
+from sharded_orm.models.sharding.bound_key import key_in_force
 from sharded_orm.models.sharding.options import ShardOptions, target_field
 from sharded_orm.models.sharding.same_key import needs_same_key
 from sharded_orm.topology.model import Shard
@@ -133,21 +134,37 @@ def _scopes(request: Any) -> dict[Any, ShardScope]:
 def read_scope(values: Mapping[str, Any], options: ShardOptions) -> ShardScope:
     """Return the scope that is given by ``values``, the parameters of a URL.
 
-    :raises InvalidFocus: the named shard or key does not exist, or the rows of the named key are
-        not on the named shard.
+    Inside ``bound()``, it is the scope of the bound key.
+
+    :raises InvalidFocus: the named shard or key does not exist, the rows of the key are not on the
+        named shard, or another key is bound.
     """
     alias, text = values.get(SHARD_VAR), values.get(KEY_VAR)
     shard = named_shard(options, alias) if alias else None
-    if not text:
+    bound_key = key_in_force(options.model) if options.key is not None else None
+    if not text and bound_key is None:
         return ShardScope(options, shard=shard, home=shard)
-    key = read_key(options, text)
+    key = read_key(options, text) if text else bound_key and bound_key.value
+    refuse_key(options, key)
     home = locate(options, key)
     if shard is not None and home != shard:
         raise InvalidFocus(
-            f"The rows of {_name(options)} {text} are not on {shard.alias}.",
+            f"The rows of {_name(options)} {key} are not on {shard.alias}.",
             home=home.alias if home is not None else None,
         )
     return ShardScope(options, shard=shard, key=key, home=home)
+
+
+def refuse_key(options: ShardOptions, key: Any) -> None:
+    """Raise an error if ``key`` is another shard key than the one that is bound for the request.
+
+    :raises InvalidFocus: the error's message is a sentence for the user.
+    """
+    bound_key = key_in_force(options.model)
+    if bound_key is not None and key != bound_key.value:
+        raise InvalidFocus(
+            f"These pages show the rows of one {_name(options)}, which is not {key}."
+        )
 
 
 def named_shard(options: ShardOptions, alias: str) -> Shard:

@@ -19,12 +19,8 @@ from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
 from sharded_orm.models.relations.descriptors import install_descriptors
 from sharded_orm.models.relations.through import install_through
-from sharded_orm.models.sharding.bound_key import (
-    give_bound_key,
-    key_in_force,
-    refuse_other_key,
-    unbound,
-)
+from sharded_orm.models.sharding.bound_key import key_in_force, unbound
+from sharded_orm.models.sharding.bound_rows import give_bound_key, has_other_key, refuse_other_key
 from sharded_orm.models.sharding.kept_shard import keep_shard
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -42,7 +38,7 @@ from sharded_orm.models.sharding.same_key import (
     refuse_related_of_other_key,
 )
 from sharded_orm.models.sharding.statements import check_constraint, check_insert, check_update
-from sharded_orm.models.sharding.stored_key import clean_stored_key, install_stored_key
+from sharded_orm.models.sharding.stored_key import clean_key, install_stored_key
 from sharded_orm.topology.model import Shard
 
 
@@ -337,8 +333,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None
         # Read the database itself: the project's base manager may read through the cache, which may
-        # be out of date.
-        with request_cache.uncached():
+        # be out of date. It may also filter by the bound key, which was compared above, or is about
+        # to be loaded.
+        with request_cache.uncached(), unbound():
             super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
@@ -371,9 +368,11 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         excluded = set(exclude or ())
         options = self._shard_options()
         key, errors = options.key, dict[str, Any]()
-        if key is not None and key.name not in excluded:
+        if key is not None and key.name in excluded:
+            refuse_other_key(self)
+        elif key is not None:
             try:
-                clean_stored_key(options, self)
+                clean_key(options, self)
             except ValidationError as exc:
                 errors[key.name] = exc.error_list
                 excluded.add(key.name)
@@ -461,14 +460,21 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             raise ValidationError(errors)
 
     def _validation_alias(self) -> str | None:
+        """Return the alias of the shard on which this row is compared with others.
+
+        None if no other row has to be read: the key has no shard yet, or the row is not saved here
+        because another key is bound.
+        """
         options = self._shard_options()
-        if not self._state.adding and self._state.db not in (None, options.group):
-            return str(self._state.db)
-        if options.key is None:
-            return None
-        if getattr(self, options.key.attname) is None and not options.awaits_key(self):
-            return None
         try:
+            if has_other_key(self):
+                return None
+            if not self._state.adding and self._state.db not in (None, options.group):
+                return str(self._state.db)
+            if options.key is None:
+                return None
+            if getattr(self, options.key.attname) is None and not options.awaits_key(self):
+                return None
             shard = options.locate(self)
         except (ShardKeyRequired, TypeError, ValueError, ValidationError):
             return None  # The value cannot be a key; the validation of its field reports that.

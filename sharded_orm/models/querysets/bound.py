@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Self, TypeVar, cast
@@ -13,15 +13,22 @@ from django.db.models.query import EmptyQuerySet, ModelIterable
 from sharded_orm.exceptions import BoundKeyMismatch
 from sharded_orm.models.querysets.reads import ReadingQuerySet
 from sharded_orm.models.querysets.route import Route
+from sharded_orm.models.querysets.upserts import refuse_upserts_of_other_key
 from sharded_orm.models.querysets.writes import WritingQuerySet
 from sharded_orm.models.sharding.bound_key import (
     EXEMPT,
     BoundKey,
-    give_bound_key,
     is_any_bound,
+    iterate_inside,
+    iterate_inside_async,
     key_in_force,
     prepared_key,
+    unbound,
+)
+from sharded_orm.models.sharding.bound_rows import (
+    give_bound_key,
     refuse_other_key,
+    refuse_rows_given_by_id,
 )
 from sharded_orm.models.sharding.same_key import key_names
 
@@ -121,6 +128,34 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
             return
         super()._fetch_all()
 
+    def _prefetch_related_objects(self) -> None:
+        if not self._prefetches_all_keys():
+            super()._prefetch_related_objects()
+            return
+        with unbound():
+            super()._prefetch_related_objects()
+
+    def _iterator(self, use_chunked_fetch: bool, chunk_size: int | None) -> Iterator[Any]:
+        rows = super(BoundKeyQuerySet, self._with_bound_key())._iterator(
+            use_chunked_fetch, chunk_size
+        )
+        return iterate_inside(unbound(), rows) if self._prefetches_all_keys() else rows
+
+    def aiterator(self, chunk_size: int = 2000) -> Any:
+        rows = super(BoundKeyQuerySet, self._with_bound_key()).aiterator(chunk_size)
+        return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
+
+    def _prefetches_all_keys(self) -> bool:
+        """Whether this queryset prefetches for rows of all keys although a key is bound.
+
+        :raises BoundKeyMismatch: a queryset of the prefetch is of one key.
+        """
+        query: Any = self.query
+        if query.bound_key != EXEMPT or not self._prefetch_related_lookups or not is_any_bound():
+            return False
+        _refuse_prefetches_of_one_key(self)
+        return True
+
     @property
     def db(self) -> str:
         if self._running_on is not None:
@@ -176,8 +211,6 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
         return lookup if names & lookup.keys() else {**lookup, bound_key.name: bound_key.value}
 
     _prepared = _with_key(ReadingQuerySet._prepared)
-    _iterator = _with_key(ReadingQuerySet._iterator)
-    aiterator = _with_key(ReadingQuerySet.aiterator)
     in_bulk = _with_key(ReadingQuerySet.in_bulk)
     contains = _with_key(ReadingQuerySet.contains)
     count = _with_key(ReadingQuerySet.count)
@@ -198,9 +231,20 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
         objs = list(objs)
-        for obj in objs:
-            give_bound_key(obj)
-        return super(BoundKeyQuerySet, self._with_bound_key()).bulk_create(objs, *args, **kwargs)
+        keyed = self._with_bound_key()
+        if (key := key_in_force(self.model)) is not None:
+            for obj in objs:
+                give_bound_key(obj)
+                refuse_rows_given_by_id(obj)
+            names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
+            arguments = {**dict(zip((*names, "unique_fields"), args, strict=False)), **kwargs}
+            if arguments.get("update_conflicts") and self._options.key is not None:
+                probe = self.model(**{key.name: key.value})
+                alias = self._db if self._is_pinned() else self._options.place(probe).alias
+                rows = type(self)(self.model, using=alias)
+                rows.query.bound_key = EXEMPT  # type: ignore[attr-defined]  # of ShardedQuery
+                refuse_upserts_of_other_key(rows, key, objs, arguments.get("unique_fields"))
+        return super(BoundKeyQuerySet, keyed).bulk_create(objs, *args, **kwargs)
 
     def bulk_update(
         self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None
@@ -290,3 +334,22 @@ def _key_of_copy(rows: BoundKeyQuerySet) -> BoundKey | None:
     query: Any = rows.query
     key: BoundKey | None = query.bound_key
     return key_in_force(rows.model) if key is None else key
+
+
+def _refuse_prefetches_of_one_key(rows: Any) -> None:
+    """Raise :exc:`BoundKeyMismatch` if ``rows``, which are of all keys, prefetch by a queryset of one
+    key. Rows of other keys would get none of its rows.
+    """
+    for lookup in rows._prefetch_related_lookups:
+        querysets = getattr(lookup, "querysets", None) or [getattr(lookup, "queryset", None)]
+        for related in querysets:
+            if related is None:
+                continue
+            key = getattr(related.query, "bound_key", None)
+            if key is not None and key != EXEMPT:
+                raise BoundKeyMismatch(
+                    f"{rows.model.__name__}.objects.scatter() reads rows of all keys, and prefetches"
+                    f" {lookup.prefetch_to!r} by a queryset that was built under {key}. Call scatter()"
+                    " on that queryset too, or build both inside sharded_orm.unbound()."
+                )
+            _refuse_prefetches_of_one_key(related)

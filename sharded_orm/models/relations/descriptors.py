@@ -32,7 +32,9 @@ from sharded_orm.models.relations.managers import (
     NullableBeside,
     NullableFromOutside,
 )
-from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
+from sharded_orm.models.sharding.bound_key import EXEMPT
+from sharded_orm.models.sharding.bound_query import BoundKeyQuery
+from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import (
     group_of,
     key_of_row_changed,
@@ -127,12 +129,11 @@ class _ByConditions(_PerShard):
             refuse_other_key(instance)
         rows = super().get_queryset(**hints)
         model = self._sides()[1]
-        if self._stays_on_shard() or group_of(model) is None or type(rows) is not QuerySet:
-            return rows
-        # Like a plain base manager, this queryset returns the row that is referred to, under any
-        # bound key.
-        rows = ShardedQuerySet(model, hints=hints)
-        rows.query.bound_key = EXEMPT  # type: ignore[attr-defined]  # of ShardedQuery
+        if type(rows) is QuerySet and not self._stays_on_shard() and group_of(model) is not None:
+            rows = ShardedQuerySet(model, hints=hints)
+        if isinstance(rows.query, BoundKeyQuery):
+            # Like a plain base manager, return the row that is referred to, under any bound key.
+            rows.query.bound_key = EXEMPT
         return rows
 
 

@@ -34,7 +34,9 @@ from sharded_orm.models.relations.managers import (
     NullableFromOutside,
     RelatedRows,
 )
-from sharded_orm.models.sharding.bound_key import EXEMPT, refuse_other_key
+from sharded_orm.models.sharding.bound_key import EXEMPT
+from sharded_orm.models.sharding.bound_query import BoundKeyQuery
+from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import (
     colocated_alias,
     describe,
@@ -189,12 +191,12 @@ class ShardedGenericForeignKey(GenericForeignKey):
         """
         refuse_other_key(instance)
         rows = model._base_manager.db_manager(hints={"instance": instance}).all()
-        if group_of(model) in (None, group_of(self.model)) or type(rows) is not QuerySet:
-            return rows
-        # Like a plain base manager, this queryset finds the row under any bound key. A filter would
-        # turn the reference into None.
-        rows = ShardedQuerySet(model)
-        rows.query.bound_key = EXEMPT  # type: ignore[attr-defined]  # of ShardedQuery
+        if type(rows) is QuerySet and group_of(model) not in (None, group_of(self.model)):
+            rows = ShardedQuerySet(model)
+        if isinstance(rows.query, BoundKeyQuery):
+            # Like a plain base manager, find the row under any bound key. A filter would turn the
+            # reference into None.
+            rows.query.bound_key = EXEMPT
         return rows
 
     def _querysets_by_type(self, querysets: Iterable[Any]) -> dict[Any, Any]:

@@ -17,7 +17,7 @@ from django.db.models import Model, Q
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
-from sharded_orm.models.sharding.bound_key import refuse_other_key
+from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -199,6 +199,12 @@ class ManyBeside(RelatedRows):
         return super().update_or_create(through_defaults=through_defaults, **values)  # type: ignore[misc]  # of Django's manager
 
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def _add_items(self, *args: Any, **kwargs: Any) -> None:
+        # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many table
+        # by ids. _check_targets() has compared the keys of the rows that they relate.
+        with related_rows_checked():
+            super()._add_items(*args, **kwargs)  # type: ignore[misc]  # of Django's manager
 
     def _through_with_key(self, values: Any) -> Any:
         # A value of through_defaults may be callable, which Django evaluates for each row.

@@ -17,6 +17,8 @@ from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.querysets.sharded import ShardedManager
+from sharded_orm.models.sharding.bound_key import unbound
+from sharded_orm.models.sharding.bound_rows import refuse_other_key, refuse_rows_given_by_id
 from sharded_orm.models.sharding.options import colocated_alias, describe, shard_options
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
 
@@ -51,6 +53,8 @@ def _save_base(
 ) -> None:
     # Overrides Model.save_base(). The router or the caller has chosen the alias ``using``. So check
     # that this alias is the shard of the two rows that are related.
+    refuse_other_key(self)
+    refuse_rows_given_by_id(self)
     _refuse_other_shard(self, str(using))
     Model.save_base(self, raw, force_insert, force_update, using, update_fields)
 
@@ -58,7 +62,7 @@ def _save_base(
 def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:
     # Overrides Model._perform_unique_checks(). Values must be unique on this row's shard only, so
     # Django's queries are sent to that shard.
-    with scoped(router.db_for_write(type(self), instance=self)):
+    with scoped(router.db_for_write(type(self), instance=self)), unbound():
         return Model._perform_unique_checks(self, unique_checks)  # type: ignore[attr-defined]  # not in the stubs
 
 

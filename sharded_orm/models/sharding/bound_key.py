@@ -20,7 +20,12 @@ from django.core.exceptions import ValidationError
 from django.db.models import Field, Model
 
 from sharded_orm.exceptions import BoundKeyMismatch, InvalidBoundKey
-from sharded_orm.models.sharding.options import describe, options_of, shard_options
+from sharded_orm.models.sharding.options import (
+    ShardOptions,
+    describe,
+    shard_options,
+)
+from sharded_orm.models.sharding.same_key import needs_same_key
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -29,7 +34,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class BoundKey:
     """The value of one model's shard key that a binding prescribes.
 
-    :param name: the ``attname`` of the shard key's field, such as ``owner_id``.
+    :param name: the ``attname`` of the shard key's field, such as ``owner_id``. For an automatic
+        many-to-many table, which has no key of its own, the path to the key of a row that it
+        relates, such as ``photo__owner_id``.
     :param value: the value as the field's ``get_prep_value()`` returns it.
     """
 
@@ -69,10 +76,22 @@ class _Binding:
             return self._keys[model]
         except KeyError:
             options = shard_options(model)
-            key = options.key if options is not None else None
-            value = self.values.get(key) if key is not None else None
-            bound_key = None if key is None or value is None else BoundKey(key.attname, value)
+            bound_key = None if options is None else self._look_up(options)
             return self._keys.setdefault(model, bound_key)
+
+    def _look_up(self, options: ShardOptions) -> BoundKey | None:
+        if options.key is not None:
+            value = self.values.get(options.key)
+            return None if value is None else BoundKey(options.key.attname, value)
+        # A row of an automatic many-to-many table has the key of both rows that it relates.
+        relations: list[Any] = [f for f in options.model._meta.concrete_fields if f.is_relation]
+        ends: list[Any] = [shard_options(relation.remote_field.model) for relation in relations]
+        if None in ends or not needs_same_key(*ends):
+            return None
+        for relation, end in zip(relations, ends, strict=True):
+            if (value := self.values.get(end.key)) is not None:
+                return BoundKey(f"{relation.name}__{end.key.attname}", value)
+        return None
 
 
 _binding: ContextVar[_Binding | None] = ContextVar("sharded_orm_bound_key", default=None)
@@ -85,7 +104,11 @@ def is_any_bound() -> bool:
 
 
 def key_in_force(model: type[Any]) -> BoundKey | None:
-    """Return the key that rows of ``model`` must have now; None if no binding prescribes one."""
+    """Return the key that rows of ``model`` must have now; None if no binding prescribes one.
+
+    A query filters by the key under its ``name``. Rows of automatic many-to-many tables have no
+    attribute of that name.
+    """
     binding = _binding.get()
     return None if binding is None else binding.key_of(model)
 
@@ -374,44 +397,3 @@ def _install_default(key: Any) -> None:
     # Only keys that have been bound get the method, so projects without bound keys run Django's.
     if "get_default" not in key.__dict__:
         key.get_default = _DefaultOfKey(key)
-
-
-def give_bound_key(instance: Any) -> None:
-    """Set the shard key of the new row ``instance`` to the bound key if the row has none yet.
-
-    :raises BoundKeyMismatch: the row has another key.
-    """
-    bound_key = key_in_force(type(instance))
-    if bound_key is None:
-        return
-    key: Any = instance._shard_options().key
-    # An instance of the key may have been assigned before it was saved. Django copies its id later.
-    is_related = key.is_relation and key.get_cached_value(instance, default=None) is not None
-    if instance._state.adding and instance.__dict__.get(key.attname) is None and not is_related:
-        setattr(instance, key.attname, bound_key.value)
-    refuse_other_key(instance)
-
-
-def refuse_other_key(instance: Any) -> None:
-    """Raise :exc:`BoundKeyMismatch` if a binding is in force for another key than that of
-    ``instance``.
-
-    Does nothing for instances of models without a bound key, and for a row without a key. If the
-    key was not loaded, one query loads it.
-    """
-    binding = _binding.get()
-    if binding is None:
-        return
-    bound_key = binding.key_of(instance.__class__)
-    if bound_key is None:
-        return
-    options = options_of(instance)
-    assert options is not None
-    key: Any = options.key
-    is_new = instance._state.adding
-    value = instance.__dict__.get(key.attname) if is_new else getattr(instance, key.attname)
-    if value is not None and key.get_prep_value(value) != bound_key.value:
-        raise BoundKeyMismatch(
-            f"{describe(instance)} has the shard key {key.attname}={value!r}, and {bound_key} is in"
-            " force. Work on it inside sharded_orm.unbound(), or under its own key."
-        )

@@ -1,7 +1,9 @@
-"""Makes a shard key that a visitor changes an error of its field, before anything is saved.
+"""Makes a wrong shard key that a visitor chooses an error of its field, before anything is saved.
 
-``save()`` refuses such a row with :exc:`~sharded_orm.exceptions.ShardKeyChanged`, which is for the
-developer. Forms and serializers should report it to the visitor.
+The key of a stored row never changes, and inside ``bound()`` rows have the bound key. ``save()``
+refuses such a row with :exc:`~sharded_orm.exceptions.ShardKeyChanged` or
+:exc:`~sharded_orm.exceptions.BoundKeyMismatch`, which are for the developer. Forms and serializers
+should report it to the visitor.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from django.utils.text import capfirst
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired
-from sharded_orm.models.sharding.options import ShardOptions, options_of
+from sharded_orm.models.sharding.bound_key import key_in_force
+from sharded_orm.models.sharding.bound_rows import has_other_key
+from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 KEY_STAYS = (
     "The shard key: it decides on which shard the row is stored, so it never changes. To move the"
@@ -27,28 +31,33 @@ class StoredKeyValidator:
     """A validator of the shard key's field for serializers of Django REST framework.
 
     A ``ModelSerializer`` calls the validators of the model's fields. It passes its own field to
-    those that have the attribute ``requires_context``; Django does not. So only a serializer of a
-    stored row is checked here. No row is changed yet at that time, and no query is sent unless the
-    key was deferred.
+    those that have the attribute ``requires_context``; Django does not. No row is changed yet at
+    that time, and no query is sent unless the key was deferred.
     """
 
     requires_context = True
 
     def __call__(self, value: Any, serializer_field: Any = None) -> None:
+        serializer = getattr(serializer_field, "parent", None)
         # With many=True, ``instance`` is a list of rows. Their keys are checked by save().
-        row = getattr(getattr(serializer_field, "parent", None), "instance", None)
-        if not isinstance(row, Model) or row._state.adding:
-            return
-        options = options_of(row)
+        row = getattr(serializer, "instance", None)
+        is_stored = isinstance(row, Model) and not row._state.adding
+        model = (
+            type(row) if is_stored else getattr(getattr(serializer, "Meta", None), "model", None)
+        )
+        options = shard_options(model) if model is not None else None
         if options is None or options.key is None:
             return
         key: Any = options.key
-        if _prepared(key, value) != _prepared(key, getattr(row, key.attname)):
+        if is_stored and _prepared(key, value) != _prepared(key, getattr(row, key.attname)):
             raise _key_stays(key)
+        bound_key = key_in_force(options.model)
+        if bound_key is not None and _prepared(key, value) != bound_key.value:
+            raise _other_key(key)
 
 
 def install_stored_key(model: type[Model]) -> None:
-    """Let forms and serializers of ``model`` report a changed shard key.
+    """Let forms and serializers of ``model`` report a wrong shard key.
 
     Does nothing if another model declares the field, such as a parent in multi-table inheritance.
     """
@@ -68,18 +77,31 @@ def install_stored_key(model: type[Model]) -> None:
             key.save_form_data = partial(_save_form_data, key)
 
 
-def clean_stored_key(options: ShardOptions, row: Any) -> None:
-    """Check that the shard key of ``row`` is still the stored one, for ``Model.clean_fields()``.
+def clean_key(options: ShardOptions, row: Any) -> None:
+    """Check the shard key of ``row``, for ``Model.clean_fields()``.
 
-    After a form has set the key, any change is found, and nothing is looked up. A change in code is
-    found if the new key is on another shard; that costs one look-up in the directory, unless the
-    process knows the key. ``save()`` refuses all changes.
+    The key of a stored row must be the stored one. After a form has set the key, any change is
+    found, and nothing is looked up. A change in code is found if the new key is on another shard;
+    that costs one look-up in the directory, unless the process knows the key. ``save()`` refuses all
+    changes. Inside ``bound()``, the key must be the bound one.
 
-    :raises ValidationError: the key has changed.
+    :raises ValidationError: the key is another one.
     """
     key: Any = options.key
-    if row._state.adding or key is None or row.__dict__.get(key.attname) is None:
+    if key is None or row.__dict__.get(key.attname) is None:
         return
+    try:
+        is_of_other_key = row._state.__dict__.pop("is_key_refused", False) or has_other_key(row)
+    except (TypeError, ValueError, ValidationError):
+        return  # The value cannot be a key; the validation of its field reports that.
+    if is_of_other_key:
+        raise _other_key(key) if row._state.adding else _key_stays(key)
+    if not row._state.adding:
+        _clean_stored_key(options, row)
+
+
+def _clean_stored_key(options: ShardOptions, row: Any) -> None:
+    key: Any = options.key
     pk, before = row._state.__dict__.get("key_before_form", (None, None))
     try:
         if before is not None and pk == row.pk:
@@ -98,8 +120,16 @@ def clean_stored_key(options: ShardOptions, row: Any) -> None:
 
 def _save_form_data(key: Any, row: Any, value: Any) -> None:
     # Overrides Field.save_form_data() of the shard key's field, by which a model form sets the
-    # value on the row. Remember the stored key first, so that clean_stored_key() can compare. The
-    # primary key shows that the row is still the same one.
+    # value on the row. Inside bound(), do not set another key than the bound one: the code that
+    # shows the form again must not reach rows of that key. clean_key() reports it.
+    bound_key = key_in_force(type(row))
+    if bound_key is not None:
+        prepared = _prepared(key, value)
+        row._state.is_key_refused = prepared is not None and prepared != bound_key.value
+        if row._state.is_key_refused:
+            return
+    # Remember the stored key first, so that clean_key() can compare. The primary key shows that the
+    # row is still the same one.
     if not row._state.adding and row.__dict__.get(key.attname) is not None:
         pk, before = row._state.__dict__.get("key_before_form", (None, None))
         if before is None or pk != row.pk:
@@ -124,4 +154,11 @@ def _prepared(key: Any, value: Any) -> Any:
 def _key_stays(key: Any) -> ValidationError:
     return ValidationError(
         f"{capfirst(key.verbose_name)} cannot be changed. {KEY_STAYS}", code="shard_key_changed"
+    )
+
+
+def _other_key(key: Any) -> ValidationError:
+    return ValidationError(
+        f"Only rows of one {key.verbose_name} can be saved here, and this is another one.",
+        code="bound_key_mismatch",
     )
