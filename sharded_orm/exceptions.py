@@ -13,7 +13,8 @@
     │   ├── NoReachableShard       (OperationalError)      all nodes with open shards are down
     │   ├── ShardKeyChanged        (RuntimeError)          a write would change a row's shard key
     │   ├── CrossShardRelation     (RuntimeError)          a join or relation leaves the shard
-    │   │   └── CrossKeyRelation                           a relation joins rows of two shard keys
+    │   │   ├── CrossKeyRelation                           a relation joins rows of two shard keys
+    │   │   └── DeletionRefused    (ProtectedError)        rows elsewhere belong to a row to be deleted
     │   ├── UnknownExpression      (NotSupportedError)     an expression may read rows of other shards
     │   ├── InvalidBoundKey        (RuntimeError)          bound() names no shard key, or a wrong value
     │   ├── BoundKeyMismatch       (RuntimeError)          a query or row has another key than the bound one
@@ -78,6 +79,7 @@ from collections.abc import Iterable, Mapping
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, NotSupportedError, OperationalError
+from django.db.models import Model, ProtectedError
 from django.utils.connection import ConnectionDoesNotExist
 
 
@@ -146,6 +148,19 @@ class CrossShardRelation(RoutingError, RuntimeError):
 
 class CrossKeyRelation(CrossShardRelation):
     """A row refers to a row of another shard key. The two rows may be on one shard by chance only."""
+
+
+class DeletionRefused(CrossShardRelation, ProtectedError):
+    """Rows in another database belong to the rows to be deleted, and one statement cannot reach both.
+
+    The admin shows these rows as protected, because this is a ``ProtectedError``.
+
+    :param protected_objects: the rows in the other database.
+    """
+
+    def __init__(self, message: str, protected_objects: Iterable[Model]) -> None:
+        self.protected_objects = set(protected_objects)
+        RuntimeError.__init__(self, message)
 
 
 class UnknownExpression(RoutingError, NotSupportedError):

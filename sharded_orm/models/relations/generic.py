@@ -24,7 +24,7 @@ from django.db.models import Model, Q, QuerySet
 from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
-from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.exceptions import CrossShardRelation, DeletionRefused
 from sharded_orm.models.querysets.prefetches import alias_of
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.content_types import install_manager
@@ -240,15 +240,17 @@ class ShardedGenericRelation(GenericRelation):
                 f"{self.object_id_field_name}__in": [obj.pk for obj in objs],
             }
         )
-        if not rows.exists():
+        protected = list(rows)
+        if not protected:
             return []
         where = f"on shards of group {group!r}" if group else "in the global database"
         scatter = ".scatter()" if group else ""
-        raise CrossShardRelation(
+        raise DeletionRefused(
             f"{' and '.join(map(describe, objs[:3]))} cannot be deleted with the rows of"
             f" {model.__name__} about it ({self.name!r}), which are {where}: one statement cannot reach"
             f" both. Delete them first, with {model.__name__}.objects{scatter}.filter("
-            f"{self.content_type_field_name}=…, {self.object_id_field_name}=…).delete()."
+            f"{self.content_type_field_name}=…, {self.object_id_field_name}=…).delete().",
+            protected,
         )
 
 
