@@ -264,15 +264,18 @@ def test_a_related_row_gets_the_key(shelves: dict[int, Shelf]) -> None:
     assert child.owner_id == ONE
 
 
+def _relate_by_sql(row: Any, column: str, value: Any) -> None:
+    """Relate a row as an earlier version of the library did, or a statement by hand."""
+    with connections[SHARD[ONE]].cursor() as cursor:
+        table, pk = row._meta.db_table, row._meta.pk.column
+        cursor.execute(f"UPDATE {table} SET {column} = %s WHERE {pk} = %s", [value, row.pk])
+
+
 def test_related_managers_read_rows_of_the_key_only(shelves: dict[int, Shelf]) -> None:
     item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
     # A row that SQL has related, or an earlier version of the library.
     foreign = shelves[NEAR].items.create(id=8, name="foreign", seller_id=ONE)
-    with connections[SHARD[ONE]].cursor() as cursor:
-        cursor.execute(
-            f"UPDATE {Item._meta.db_table} SET shelf_id = %s WHERE id = %s",
-            [shelves[ONE].pk, foreign.pk],
-        )
+    _relate_by_sql(foreign, "shelf_id", shelves[ONE].pk)
     assert list(shelves[ONE].items.all()) == [item]
     assert list(shelves[ONE].items.filter(owner=ONE)) == [item]
     assert shelves[ONE].items.update(name="renamed") == 1
@@ -283,6 +286,32 @@ def test_related_managers_read_rows_of_the_key_only(shelves: dict[int, Shelf]) -
                 shelf.pk: list(shelf.items.all()) for shelf in rows.prefetch_related(prefetch)
             }
             assert prefetched[shelves[ONE].pk] == [item]
+
+
+#: Each reads items of a shard in a way of its own; then their covers are looked at.
+READS: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda rows: rows,
+    "select_related": lambda rows: rows.select_related("cover"),
+    "prefetch_related": lambda rows: rows.prefetch_related("cover"),
+    "Prefetch": lambda rows: rows.prefetch_related(Prefetch("cover", Cover.objects.all())),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_one_to_one_relation_reads_a_row_of_the_key_only(
+    shelves: dict[int, Shelf], read: Callable[[Any], Any]
+) -> None:
+    items = [shelves[ONE].items.create(id=pk, name="item", seller_id=ONE) for pk in (7, 8)]
+    cover = Cover.objects.create(id=1, name="own", owner_id=ONE, item=items[0])
+    foreign = Cover.objects.create(id=2, name="foreign", owner_id=NEAR)
+    _relate_by_sql(foreign, "item_id", items[1].pk)
+    for rows in (Item.objects.filter(owner=ONE), Item.objects.scatter()):
+        first, second = read(rows.order_by("pk"))
+        assert first.cover == cover
+        for _ in range(2):
+            assert not hasattr(second, "cover")
+            with pytest.raises(Cover.DoesNotExist, match="Item has no cover"):
+                _ = second.cover
 
 
 def test_models_may_allow_other_keys(placed: None) -> None:

@@ -186,6 +186,20 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
     def _sides(self) -> tuple[Any, Any]:
         return self.related.model, self.related.related_model
 
+    def __get__(self, instance: Any, cls: Any = None) -> Any:
+        # Overrides ReverseOneToOneDescriptor.__get__(). As for other related rows, a row of another
+        # shard key is not found, however it was read: here, with the instance, or by a prefetch.
+        row = super().__get__(instance, cls)
+        if instance is not None and not self._has_key_of(instance, row):
+            self.related.set_cached_value(instance, None)
+            return super().__get__(instance, cls)  # It raises that there is no row.
+        return row
+
+    def _has_key_of(self, instance: Any, row: Any) -> bool:
+        options = shard_options(row.__class__)
+        keys = key_for_related(row.__class__, self.related.field, instance).values()
+        return options is None or all(known_key(options, row) in (None, key) for key in keys)
+
     def __set__(self, instance: Any, value: Any) -> None:
         if isinstance(value, Model):
             refuse_two_keys(self.related.field, value, instance)
