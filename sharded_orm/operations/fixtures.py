@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -9,6 +10,7 @@ from django.db import connections, models, transaction
 
 from sharded_orm.exceptions import PartialCommitError
 from sharded_orm.models.sharding.options import ShardOptions
+from sharded_orm.operations.relations import refuse_other_keys
 
 
 class FixtureTransaction:
@@ -17,7 +19,7 @@ class FixtureTransaction:
     The caller has opened a transaction on one database or group, and enters this context manager
     inside it. The transaction of any other group begins with the first row of the group. Until the
     context ends, the databases of the shards do not check foreign keys, so rows may refer to rows
-    that come later; :meth:`check_constraints` checks them. Not thread-safe.
+    that come later; :meth:`check_constraints` and :meth:`check_keys` check them. Not thread-safe.
 
     :param alias: the alias of the caller's transaction.
     """
@@ -29,6 +31,8 @@ class FixtureTransaction:
         self._blocks, self._unchecked = ExitStack(), ExitStack()
         #: The models of the rows that were stored, keyed by the shard's alias.
         self.models_by_alias: dict[str, set[type[models.Model]]] = {}
+        #: The primary keys of the rows that were stored, keyed by the shard's alias and the model.
+        self._pks: dict[tuple[str, type[models.Model]], set[Any]] = defaultdict(set)
 
     def __enter__(self) -> Self:
         self._record_commit(*self._aliases)
@@ -77,6 +81,21 @@ class FixtureTransaction:
         for alias, stored in self.models_by_alias.items():
             tables = [model._meta.db_table for model in stored]
             connections[alias].check_constraints(table_names=tables)
+
+    def note(self, row: models.Model, alias: str) -> None:
+        """Note that ``row`` was stored on the shard ``alias``, for :meth:`check_keys`."""
+        model: Any = row._meta.concrete_model
+        self._pks[alias, model].add(row.pk)
+
+    def check_keys(self) -> None:
+        """Check that the noted rows are related to rows of their own shard key only.
+
+        Rows that were stored before are not checked. One query for each relation and 500 rows.
+
+        :raises CrossKeyRelation: a row is related to a row of another shard key.
+        """
+        for (alias, model), pks in self._pks.items():
+            refuse_other_keys(model, alias, pks)
 
     def partial_commit(self, cause: Exception) -> PartialCommitError | None:
         """Return the error to raise if some of the transactions are committed and others are not.

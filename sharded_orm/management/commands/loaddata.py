@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, IntegrityError, models
 
 from sharded_orm import runtime
 from sharded_orm.backends.group.test_databases import test_databases
-from sharded_orm.exceptions import RoutingError, ShardedOrmError
+from sharded_orm.exceptions import CrossKeyRelation, RoutingError, ShardedOrmError
 from sharded_orm.management.database_option import make_optional
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.route import scoped
@@ -125,6 +125,8 @@ class Command(loaddata.Command):
         deferred, obj.deferred_fields = obj.deferred_fields, {}
         with self._on(alias, stored):
             saved: bool = super().save_obj(obj)
+        if saved:
+            self._transaction.note(obj.object, alias)
         obj.deferred_fields = deferred
         if relations or deferred:
             self.objs_with_deferred_fields.append(_LaterRelations(obj, alias, relations))  # type: ignore[arg-type]  # Django only calls save_deferred_fields()
@@ -148,7 +150,8 @@ class Command(loaddata.Command):
         # own database and before it reports success. So check those of the shards here.
         try:
             self._transaction.check_constraints()
-        except IntegrityError as exc:
+            self._transaction.check_keys()
+        except (IntegrityError, CrossKeyRelation) as exc:
             exc.args = (f"Problem installing fixtures: {exc}",)  # As Django says it.
             raise
         super().reset_sequences(connection, models)

@@ -76,13 +76,13 @@ def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = Fal
     options, related = options_of(instance), options_of(other)
     if options is None or related is None or not needs_same_key(options, related):
         return
-    if _gives_key(field, options) or _gives_key(field, related):
+    if gives_key(field, options) or gives_key(field, related):
         return
     own = known_key(options, instance, load=load)
     others = known_key(related, other, load=load)
     if own is not None and others is not None and own != others:
         name = None if field is None else field.name
-        raise _cross_key_relation(describe(instance), own, describe(other), others, name)
+        raise cross_key_relation(describe(instance), own, describe(other), others, name)
 
 
 def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None = None) -> None:
@@ -123,7 +123,7 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
         others = known_key(_options(other), other, load=True)
         if others is not None and others != key:
             row = f"A row of {options.model.__name__}"
-            raise _cross_key_relation(row, key, describe(other), others, name)
+            raise cross_key_relation(row, key, describe(other), others, name)
 
 
 def joined_instances(options: ShardOptions, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def key_for_related(model: type[Model], field: Any, instance: Any) -> dict[str, 
         return {}
     key = options.key
     value = known_key(own, instance)
-    if key is None or value is None or _gives_key(field, options) or _gives_key(field, own):
+    if key is None or value is None or gives_key(field, options) or gives_key(field, own):
         return {}
     return {key.attname: value}
 
@@ -195,7 +195,7 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
         setattr(row, field.attname, getattr(value, field.target_field.attname))
 
 
-def _gives_key(field: Any, options: ShardOptions) -> bool:
+def gives_key(field: Any, options: ShardOptions) -> bool:
     """Whether the relation ``field`` itself is the shard key of ``options``, or stores the key."""
     key = options.key
     if field is None or key is None:
@@ -219,9 +219,14 @@ def _options(instance: Any) -> ShardOptions:
     return options
 
 
-def _cross_key_relation(
+def cross_key_relation(
     row: str, key: Any, related: str, related_key: Any, field: str | None
 ) -> CrossKeyRelation:
+    """Return the error to raise for a row that is related to a row of another shard key.
+
+    :param row: a description of the row, and ``related`` of the other.
+    :param field: the name of the relation; None for a row of an automatic many-to-many table.
+    """
     by = "" if field is None else f" by {field!r}"
     return CrossKeyRelation(
         f"{row}, with the shard key {key!r}, cannot be related{by} to {related}, with the shard key"

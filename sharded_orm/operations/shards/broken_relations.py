@@ -1,33 +1,42 @@
-"""Find rows that refer to a row of another shard key, or to a global row that does not exist.
+"""Find rows that refer to a row of another shard key, or to a row that does not exist.
 
-No database enforces either relation. A row of another key is refused by
+No database enforces such a relation. A row of another key is refused by
 :mod:`sharded_orm.models.sharding.same_key`, but only if the row is given as an instance. A foreign
-key from a shard to the global database has no constraint.
+key from a shard to the global database has no constraint, and a generic foreign key has none at all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from django.apps import apps
 from django.db import Error, connections, router
-from django.db.models import Field, ForeignKey, Model
+from django.db.models import Model
 
-from sharded_orm.models.sharding.options import ShardOptions, group_of, shard_options
-from sharded_orm.models.sharding.same_key import needs_same_key
+from sharded_orm.models.sharding.options import group_of, shard_options
 from sharded_orm.operations.nodes import Alive
+from sharded_orm.operations.relations import (
+    LOOK_UPS,
+    GenericReference,
+    Reference,
+    RelationInside,
+    batched,
+    foreign_keys,
+    generic_references,
+    key_of,
+    relations_inside,
+    stored_keys,
+    stored_pk,
+)
 from sharded_orm.operations.shards.status import error_line
-from sharded_orm.operations.shards.table_reads import Sql, TableRead, TableRows
+from sharded_orm.operations.shards.table_reads import TableRead, TableRows
+from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
-#: A foreign key. In the stubs its model may be a text, such as "self".
-Reference = Any
-#: Size of a batch: the number of global rows that are looked up by one query.
-LOOK_UPS = 500
 #: Largest number of examples that are reported, for each relation of each shard.
 EXAMPLES = 3
 
@@ -81,11 +90,13 @@ class CrossKeyRows:
 
 @dataclass
 class DanglingReferences:
-    """The rows of one shard that refer by a foreign key to global rows that do not exist.
+    """The rows of one shard that refer to rows of one model that do not exist.
 
-    :param model: the label of the model that declares the foreign key ``field``.
-    :param related: the label of the global model.
-    :param values: number of distinct values of the foreign key without a row.
+    :param model: the label of the model that declares ``field``, a foreign key to a global model or
+        a generic foreign key.
+    :param related: the label of the other model.
+    :param values: number of distinct values without a row. By a generic foreign key, the same value
+        counts once for each shard key.
     :param rows: number of rows with such a value; if a sample was read, only those in the sample.
     :param examples: some of the values.
     """
@@ -134,8 +145,10 @@ class RelationScan:
 
         Cost: a sample takes one statement per relation and 256 shards. A scan of all rows takes one
         statement per relation and shard, as does any scan on SQLite. For foreign keys to global
-        rows, there is one more query of the global database per 500 distinct values. Memory: the
-        values of one batch, and a small record for each broken relation of a shard.
+        rows, there is one more query of the global database per 500 distinct values. For generic
+        foreign keys too, and one query of the shard per 500 distinct values of each content type of
+        the group. Memory: the values of one batch, and a small record for each broken relation of a
+        shard.
 
         :param wrapper: a connection object of the node. It belongs to no shard.
         :param alive: called after each batch, to report that the node answers.
@@ -144,11 +157,14 @@ class RelationScan:
             return
         one: Any = connections[shards[0].alias]
         for model in _models_of(shards[0].group):
-            for relation in _relations_inside(model):
+            for relation in relations_inside(model):
                 self._read_keys(relation, one, wrapper, shards)
                 alive()
             for reference in _references_outside(model):
                 self._read_references(reference, one, wrapper, shards, alive)
+                alive()
+            for generic in generic_references(model):
+                self._read_generic_references(generic, one, wrapper, shards, alive)
                 alive()
 
     def add(self, other: RelationScan) -> None:
@@ -158,7 +174,7 @@ class RelationScan:
         self.errors.update(other.errors)
 
     def _read_keys(
-        self, relation: _RelationInside, one: Any, wrapper: Any, shards: Sequence[Shard]
+        self, relation: RelationInside, one: Any, wrapper: Any, shards: Sequence[Shard]
     ) -> None:
         table = TableRows(relation.table, one, self.sample)
         read = TableRead(
@@ -172,7 +188,7 @@ class RelationScan:
         for shard, (*row, key, related, related_key) in read.rows(
             wrapper, shards, self.errors, together=together
         ):
-            entry = by_alias.setdefault(shard.alias, relation.no_rows(shard))
+            entry = by_alias.setdefault(shard.alias, _no_rows(relation, shard))
             entry.rows += 1
             if len(entry.examples) < EXAMPLES:
                 pk = row[0] if len(row) == 1 else tuple(row)
@@ -199,7 +215,7 @@ class RelationScan:
             if value is not None
         )
         by_alias: dict[str, DanglingReferences] = {}
-        for batch in _batches(values):
+        for batch in batched(values, 10 * LOOK_UPS):
             try:
                 existing = _existing_values(reference, {value for _, value, _ in batch})
             except Error as exc:
@@ -221,101 +237,105 @@ class RelationScan:
             alive()
         self.dangling += by_alias.values()
 
+    def _read_generic_references(
+        self,
+        reference: GenericReference,
+        one: Any,
+        wrapper: Any,
+        shards: Sequence[Shard],
+        alive: Alive,
+    ) -> None:
+        table = TableRows(reference.model, one, self.sample)
+        read = TableRead(
+            one,
+            reference.model,
+            reference.fields,
+            lambda prefix: reference.sql(one.ops.quote_name, table, prefix),
+        )
+        rows = read.rows(wrapper, shards, self.errors, together=self.sample is not None)
+        broken = _BrokenGenericReferences(reference, self.errors)
+        for batch in batched(rows, 10 * LOOK_UPS):
+            broken.check(batch)
+            # On SQLite, a look-up leaves a file open. The last shard may be read further.
+            for alias in {shard.alias for shard, _ in batch} - {batch[-1][0].alias}:
+                connections[alias].close()
+            alive()
+        self.cross_key += broken.cross_key.values()
+        self.dangling += broken.dangling.values()
 
-@dataclass(frozen=True)
-class _RelationInside:
-    """A relation whose two rows need the same shard key.
 
-    :param table: the model with the foreign keys: the model that declares the relation, or the
-        automatic many-to-many table.
-    :param name: the name of the foreign key or many-to-many field.
-    :param owner: the foreign key of ``table`` to the model that declares the relation; None if
-        ``table`` is that model.
-    :param related: the foreign key of ``table`` to the other model.
+class _BrokenGenericReferences:
+    """The broken references by one generic foreign key, keyed by the alias of the shard and the
+    label of the other model.
     """
 
-    table: type[Model]
-    name: str
-    owner: Reference | None
-    related: Reference
+    def __init__(self, reference: GenericReference, errors: dict[str, str]) -> None:
+        self.cross_key: dict[tuple[str, str], CrossKeyRows] = {}
+        self.dangling: dict[tuple[str, str], DanglingReferences] = {}
+        self._reference = reference
+        self._problems = errors
 
-    @property
-    def _owner_model(self) -> type[Model]:
-        return self.table if self.owner is None else self.owner.related_model
+    def check(self, rows: Sequence[tuple[Shard, list[Any]]]) -> None:
+        """Look up the rows that ``rows`` refer to: in the global database, or on the same shard."""
+        referring: dict[tuple[type[Model], Shard | None], list[Any]] = defaultdict(list)
+        for shard, values in rows:
+            model = self._reference.content_model(values[-3])
+            group = None if model is None else group_of(model)
+            # A row of another group cannot be looked up: its id alone does not tell its shard.
+            if model is not None and group in (None, shard.group):
+                referring[model, shard if group else None].append((shard, values))
+        for (model, place), rows_to_model in referring.items():
+            alias = place.alias if place is not None else router.db_for_write(model)
+            label = model._meta.label
+            try:
+                keys = stored_keys(model, alias, [values[-2] for _, values in rows_to_model])
+            except Error as exc:
+                if place is not None and is_node_gone(exc):
+                    raise
+                where = label if place is None else alias
+                self._problems[where] = f"its rows cannot be looked up ({error_line(exc)})"
+                continue
+            for shard, values in rows_to_model:
+                self._compare(shard, values, model, keys)
 
-    @property
-    def fields(self) -> list[Field[Any, Any]]:
-        """The columns of :meth:`cross_key_sql`."""
-        rows = self.table._meta.pk_fields if self.owner is None else [self.owner]
-        related_key = _key_of(self.related.related_model)
-        return [*rows, _key_of(self._owner_model), self.related, related_key]
-
-    def no_rows(self, shard: Shard) -> CrossKeyRows:
-        other = self.related.related_model
-        return CrossKeyRows(
-            shard,
-            self._owner_model._meta.label,
-            self.name,
-            _key_of(self._owner_model).name,
-            other._meta.label,
-            _key_of(other).name,
-        )
-
-    def cross_key_sql(self, quote: Any, table: TableRows, prefix: str) -> Sql:
-        """Return the SELECT of the rows that are related to a row of another shard key."""
-        joins = _Joins(quote, prefix)
-        owner_path = [] if self.owner is None else [self.owner]
-        key = joins.column("r", self.table, owner_path, _key_of(self._owner_model))
-        other_key = joins.column(
-            "r", self.table, [self.related], _key_of(self.related.related_model)
-        )
-        rows = self.fields[:-3]
-        columns = [f"r.{quote(row.column)}" for row in rows]
-        columns += [key, f"r.{quote(self.related.column)}", other_key]
-        names = ", ".join(f"{column} c{number}" for number, column in enumerate(columns))
-        # Of the table itself the statement reads foreign keys, some of them links to parents, and
-        # those of its columns that the table has. Others may be in the tables of parents.
-        own = [
-            column
-            for column in self.table._meta.local_concrete_fields
-            if column.is_relation or column in self.fields
-        ]
-        source, params = table.source(prefix, own)
-        return f"SELECT {names} FROM {source} r{joins.sql} WHERE {key} <> {other_key}", params
+    def _compare(
+        self, shard: Shard, values: list[Any], model: type[Model], keys: dict[Any, Any]
+    ) -> None:
+        *row, key, _, related, count = values
+        own, name, label = self._reference.model, self._reference.field.name, model._meta.label
+        place = shard.alias, label
+        pk = stored_pk(model, related)
+        if pk not in keys:
+            missing = self.dangling.setdefault(
+                place, DanglingReferences(shard, own._meta.label, name, label)
+            )
+            missing.rows += count
+            missing.values += 1
+            if len(missing.examples) < EXAMPLES:
+                missing.examples.append(related)
+        elif self._reference.needs_same_key(model) and keys[pk] != key:
+            entry = self.cross_key.setdefault(
+                place,
+                CrossKeyRows(
+                    shard, own._meta.label, name, key_of(own).name, label, key_of(model).name
+                ),
+            )
+            entry.rows += count
+            if len(entry.examples) < EXAMPLES:
+                row_pk = row[0] if len(row) == 1 else tuple(row)
+                entry.examples.append(CrossKeyPair(row_pk, key, related, keys[pk]))
 
 
-class _Joins:
-    """The joins of a statement on one shard, along foreign keys and to the tables of parents."""
-
-    def __init__(self, quote: Any, prefix: str) -> None:
-        self._quote = quote
-        self._prefix = prefix
-        self._count = 0
-        self.sql = ""
-
-    def column(
-        self, alias: str, model: type[Model], path: Iterable[Any], target: Field[Any, Any]
-    ) -> str:
-        """Add the joins from ``model`` to the table of ``target``, and return its column.
-
-        :param alias: the alias of the table of ``model`` in the statement.
-        :param path: foreign keys, from ``model`` to a model that has or inherits ``target``.
-        """
-        for link in path:
-            alias, model = self._join(alias, link), link.target_field.model
-        for step in model._meta.get_path_to_parent(target.model):
-            alias = self._join(alias, step.join_field)
-        return f"{alias}.{self._quote(target.column)}"
-
-    def _join(self, alias: str, link: Any) -> str:
-        self._count += 1
-        joined, target = f"j{self._count}", link.target_field
-        table = f"{self._prefix}{self._quote(target.model._meta.db_table)}"
-        self.sql += (
-            f" JOIN {table} {joined}"
-            f" ON {joined}.{self._quote(target.column)} = {alias}.{self._quote(link.column)}"
-        )
-        return joined
+def _no_rows(relation: RelationInside, shard: Shard) -> CrossKeyRows:
+    owner, other = relation.owner_model, relation.related.related_model
+    return CrossKeyRows(
+        shard,
+        owner._meta.label,
+        relation.name,
+        key_of(owner).name,
+        other._meta.label,
+        key_of(other).name,
+    )
 
 
 def _models_of(group: str) -> list[type[Model]]:
@@ -328,36 +348,10 @@ def _models_of(group: str) -> list[type[Model]]:
     return sorted(models, key=lambda model: model._meta.label)
 
 
-def _relations_inside(model: type[Model]) -> Iterator[_RelationInside]:
-    """Yield the relations in the table of ``model`` whose two rows need the same shard key."""
-    options = _options(model)
-    source: Any = model._meta.auto_created
-    if source:
-        for many in source._meta.local_many_to_many:
-            if many.remote_field.through is model:
-                owner: Any = model._meta.get_field(many.m2m_field_name())
-                related: Any = model._meta.get_field(many.m2m_reverse_field_name())
-                if needs_same_key(_options(source), shard_options(related.related_model)):
-                    yield _RelationInside(model, many.name, owner, related)
-        return
-    for reference in _references(model):
-        # The relation that is the shard key gives the key. A child's row has the key of its parent.
-        if reference is options.key or reference.remote_field.parent_link:
-            continue
-        if needs_same_key(options, shard_options(reference.related_model)):
-            yield _RelationInside(model, reference.name, None, reference)
-
-
 def _references_outside(model: type[Model]) -> Iterator[Reference]:
     """Yield the foreign keys in the table of ``model`` to models of the global database."""
-    for reference in _references(model):
+    for reference in foreign_keys(model):
         if shard_options(reference.related_model) is None:
-            yield reference
-
-
-def _references(model: type[Model]) -> Iterator[Reference]:
-    for reference in model._meta.local_concrete_fields:
-        if isinstance(reference, ForeignKey):
             yield reference
 
 
@@ -367,30 +361,9 @@ def _existing_values(reference: Any, values: set[Any]) -> set[Any]:
     # Read where rows are written: a replica may not have the newest rows yet.
     rows = related._base_manager.using(router.db_for_write(related))
     existing: set[Any] = set()
-    remaining = iter(values)
-    while batch := list(islice(remaining, LOOK_UPS)):
+    for batch in batched(values, LOOK_UPS):
         existing.update(rows.filter(**{f"{name}__in": batch}).values_list(name, flat=True))
     return existing
-
-
-def _batches(
-    values: Iterable[tuple[Shard, Any, int]],
-) -> Iterator[list[tuple[Shard, Any, int]]]:
-    remaining = iter(values)
-    while batch := list(islice(remaining, 10 * LOOK_UPS)):
-        yield batch
-
-
-def _options(model: type[Model]) -> ShardOptions:
-    options = shard_options(model)
-    assert options is not None
-    return options
-
-
-def _key_of(model: type[Model]) -> Field[Any, Any]:
-    key = _options(model).key
-    assert key is not None
-    return key
 
 
 def _subject(rows: int, model: str, shard: Shard) -> str:

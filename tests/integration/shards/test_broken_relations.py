@@ -220,3 +220,90 @@ Novel.objects.create(id=3, author=ada, first=book, translator=ben).similar.add(p
 Novel.objects.create(id=4, author=ben, first_id=1, translator_id=99)
 Novel.similar.through.objects.using("photos_00003").create(novel_id=4, page_id=2)
 """
+
+
+@pytest.fixture(scope="module")
+def relatives(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """A fleet of the models of ``tests.relatives``, with generic foreign keys that are broken."""
+    apps = {"FLEET_APPS": "tests.relatives.plain tests.relatives.sharded"}
+    fleet = Fleet(tmp_path_factory.mktemp("relatives"), apps)
+    made = fleet.python("-m", "tests.integration.shards.populate")
+    assert made.code == 0, made.err
+    fleet.place(ADA, SHARD)
+    fleet.place(BEN, SHARD)
+    stored = fleet.python("-c", NOTES)
+    assert stored.code == 0, stored.err
+    return fleet
+
+
+NOTES = """
+import django
+django.setup()
+from django.contrib.contenttypes.models import ContentType
+from tests.photos.models import Board
+from tests.relatives.sharded.models import Agent, Label, Note, Stamp
+
+ada, ben = Agent.objects.create(id=7, name="ada"), Agent.objects.create(id=8, name="ben")
+label = Label.objects.create(id=1, name="l", owner=ada)
+Note.objects.create(id=20, name="n", owner=ada, content_object=label)
+Note.objects.create(id=21, name="n", owner=ben, content_object=ada)
+Note.objects.create(id=22, name="n", owner=ben)
+Note.objects.create(id=23, name="n", owner=ben, content_object=Board.objects.create(name="b"))
+Stamp.objects.create(id=1, content_object=ada)
+of_labels, of_agents = (ContentType.objects.get_for_model(m) for m in (Label, Agent))
+rows = [(30, ben, of_labels, 1), (31, ben, of_labels, 1), (32, ada, of_labels, 404),
+        (33, ada, of_labels, 404), (34, ada, of_agents, 99), (35, ada, of_agents, 98)]
+Note.objects.bulk_create(Note(id=pk, name="n", owner=owner) for pk, owner, _, _ in rows)
+for pk, owner, about, object_id in rows:
+    Note.objects.filter(owner=owner, pk=pk).update(content_type=about, object_id=object_id)
+# Of a model that is no longer installed.
+gone = ContentType.objects.create(app_label="gone", model="gone")
+Note.objects.filter(owner=ben, pk=22).update(content_type=gone, object_id=1)
+"""
+
+
+@BOTH_WAYS
+def test_generic_foreign_keys(relatives: Fleet, how: list[str]) -> None:
+    report = relatives.json("check", *how, code=1)
+    (pair,) = report["cross_key"]
+    assert (pair["model"], pair["field"]) == ("relatives_sharded.Note", "content_object")
+    assert (pair["related"], pair["rows"]) == ("relatives_sharded.Label", 2)
+    assert pair["examples"] == [{"row": 30, "key": BEN, "related": 1, "related_key": ADA}]
+    missing = {one["related"]: one for one in report["dangling"]}
+    assert {
+        label: (one["values"], one["rows"], sorted(one["examples"]))
+        for label, one in missing.items()
+    } == {
+        "relatives_sharded.Label": (1, 2, [404]),
+        "relatives_sharded.Agent": (2, 2, [98, 99]),
+    }
+    assert len(report["problems"]) == 3
+    assert any(
+        "2 rows of relatives_sharded.Note on 'photos_00003' are related by 'content_object' to a row"
+        " of relatives_sharded.Label that does not exist: content_object=404." in problem
+        for problem in report["problems"]
+    )
+
+
+def test_generic_foreign_keys_are_looked_up_in_batches(relatives: Fleet) -> None:
+    """1200 more labels take two more queries of their shard."""
+
+    def statements() -> int:
+        figure = "sum(missing.values for missing in report.dangling)"
+        counted = check_and_count(relatives, SHARD, figure, "relatives_sharded_label")
+        missing, asked = counted.out.split()
+        found.append(int(missing))
+        return int(asked)
+
+    found: list[int] = []
+    before = statements()
+    ((of_labels,),) = relatives.sql("photos", SHARD,
+        "SELECT content_type_id FROM relatives_sharded_note WHERE id = 20"
+    )  # fmt: skip
+    rows = ", ".join(f"({n}, 'n', 0, {ADA}, {of_labels}, {n})" for n in range(1001, 2201))
+    relatives.sql("photos", SHARD,
+        "INSERT INTO relatives_sharded_note (id, name, stars, owner_id, content_type_id, object_id)"
+        f" VALUES {rows}",
+    )  # fmt: skip
+    assert statements() == before + 2
+    assert found[1] == found[0] + 1200

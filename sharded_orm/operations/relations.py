@@ -1,0 +1,331 @@
+"""The relations of sharded models that no database constraint keeps to rows of one shard key."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.db.models import F, Field, ForeignKey, Model
+
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
+from sharded_orm.models.sharding.same_key import cross_key_relation, gives_key, needs_same_key
+from sharded_orm.operations.shards.table_reads import Sql, TableRows
+
+#: A foreign key. In the stubs its model may be a text, such as "self".
+Reference = Any
+#: Size of a batch: the number of rows that are looked up by one query.
+LOOK_UPS = 500
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RelationInside:
+    """A relation whose two rows need the same shard key.
+
+    :param table: the model with the foreign keys: the model that declares the relation, or the
+        automatic many-to-many table.
+    :param name: the name of the foreign key or many-to-many field.
+    :param owner: the foreign key of ``table`` to the model that declares the relation; None if
+        ``table`` is that model.
+    :param related: the foreign key of ``table`` to the other model.
+    """
+
+    table: type[Model]
+    name: str
+    owner: Reference | None
+    related: Reference
+
+    @property
+    def owner_model(self) -> type[Model]:
+        """The model that declares the relation."""
+        return self.table if self.owner is None else self.owner.related_model
+
+    @property
+    def fields(self) -> list[Field[Any, Any]]:
+        """The columns of :meth:`cross_key_sql`."""
+        rows = self.table._meta.pk_fields if self.owner is None else [self.owner]
+        related_key = key_of(self.related.related_model)
+        return [*rows, key_of(self.owner_model), self.related, related_key]
+
+    def cross_key_sql(self, quote: Any, table: TableRows, prefix: str) -> Sql:
+        """Return the SELECT of the rows that are related to a row of another shard key."""
+        joins = _Joins(quote, prefix)
+        owner_path = [] if self.owner is None else [self.owner]
+        key = joins.column("r", self.table, owner_path, key_of(self.owner_model))
+        other_key = joins.column(
+            "r", self.table, [self.related], key_of(self.related.related_model)
+        )
+        rows = self.fields[:-3]
+        columns = [f"r.{quote(row.column)}" for row in rows]
+        columns += [key, f"r.{quote(self.related.column)}", other_key]
+        names = ", ".join(f"{column} c{number}" for number, column in enumerate(columns))
+        # Of the table itself the statement reads foreign keys, some of them links to parents, and
+        # those of its columns that the table has. Others may be in the tables of parents.
+        own = [
+            column
+            for column in self.table._meta.local_concrete_fields
+            if column.is_relation or column in self.fields
+        ]
+        source, params = table.source(prefix, own)
+        return f"SELECT {names} FROM {source} r{joins.sql} WHERE {key} <> {other_key}", params
+
+    def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
+        """Raise :exc:`CrossKeyRelation` if one of some rows on a shard is related to a row of another
+        shard key. One query.
+
+        :param alias: the alias of the shard.
+        :param pks: primary keys of rows of ``table``.
+        """
+        key, related_key = key_of(self.owner_model), key_of(self.related.related_model)
+        own = key.attname if self.owner is None else f"{self.owner.name}__{key.attname}"
+        other = f"{self.related.name}__{related_key.attname}"
+        row = "pk" if self.owner is None else self.owner.attname
+        rows = ShardedQuerySet(self.table).using(alias).filter(pk__in=pks)
+        rows = rows.filter(**{f"{other}__isnull": False}).exclude(**{other: F(own)})
+        first = rows.values_list(row, own, self.related.attname, other).first()
+        if first is not None:
+            pk, value, related_pk, related_value = first
+            raise cross_key_relation(
+                f"{self.owner_model.__name__}(pk={pk!r})",
+                value,
+                f"{self.related.related_model.__name__}({self.related.target_field.name}={related_pk!r})",
+                related_value,
+                self.name,
+            )
+
+
+class _Joins:
+    """The joins of a statement on one shard, along foreign keys and to the tables of parents."""
+
+    def __init__(self, quote: Any, prefix: str) -> None:
+        self._quote = quote
+        self._prefix = prefix
+        self._count = 0
+        self.sql = ""
+
+    def column(
+        self, alias: str, model: type[Model], path: Iterable[Any], target: Field[Any, Any]
+    ) -> str:
+        """Add the joins from ``model`` to the table of ``target``, and return its column.
+
+        :param alias: the alias of the table of ``model`` in the statement.
+        :param path: foreign keys, from ``model`` to a model that has or inherits ``target``.
+        """
+        for link in path:
+            alias, model = self._join(alias, link), link.target_field.model
+        for step in model._meta.get_path_to_parent(target.model):
+            alias = self._join(alias, step.join_field)
+        return f"{alias}.{self._quote(target.column)}"
+
+    def _join(self, alias: str, link: Any) -> str:
+        self._count += 1
+        joined, target = f"j{self._count}", link.target_field
+        table = f"{self._prefix}{self._quote(target.model._meta.db_table)}"
+        self.sql += (
+            f" JOIN {table} {joined}"
+            f" ON {joined}.{self._quote(target.column)} = {alias}.{self._quote(link.column)}"
+        )
+        return joined
+
+
+def relations_inside(model: type[Model]) -> Iterator[RelationInside]:
+    """Yield the relations in the table of ``model`` whose two rows need the same shard key."""
+    options = _options(model)
+    source: Any = model._meta.auto_created
+    if source:
+        for many in source._meta.local_many_to_many:
+            if many.remote_field.through is model:
+                owner: Any = model._meta.get_field(many.m2m_field_name())
+                related: Any = model._meta.get_field(many.m2m_reverse_field_name())
+                if needs_same_key(_options(source), shard_options(related.related_model)):
+                    yield RelationInside(model, many.name, owner, related)
+        return
+    for reference in foreign_keys(model):
+        # The relation that is the shard key gives the key. A child's row has the key of its parent.
+        if reference is options.key or reference.remote_field.parent_link:
+            continue
+        if needs_same_key(options, shard_options(reference.related_model)):
+            yield RelationInside(model, reference.name, None, reference)
+
+
+@dataclass(frozen=True)
+class GenericReference:
+    """A generic foreign key of a sharded model.
+
+    :param model: the model whose own table has the columns of ``field``.
+    """
+
+    model: type[Model]
+    field: Any
+
+    @property
+    def fields(self) -> list[Field[Any, Any]]:
+        """The primary key, the shard key, the content type, and the id of the other row."""
+        meta: Any = self.model._meta
+        names = self.field.ct_field, self.field.fk_field
+        return [*meta.pk_fields, key_of(self.model), *map(meta.get_field, names)]
+
+    def sql(self, quote: Any, table: TableRows, prefix: str) -> Sql:
+        """Return the SELECT of the references: :attr:`fields`, and the number of rows.
+
+        Rows with the same reference and shard key are one, with the smallest of their primary keys,
+        unless the primary key is composite.
+        """
+        joins = _Joins(quote, prefix)
+        *pks, key, type_field, id_field = self.fields
+        names = [f"r.{quote(pk.column)}" for pk in pks]
+        reference = [f"r.{quote(field.column)}" for field in (type_field, id_field)]
+        grouped = [joins.column("r", self.model, [], key), *reference]
+        if len(names) == 1:
+            names = [f"MIN({names[0]})"]
+        else:
+            grouped += names
+        columns = [*names, *grouped[:3], "COUNT(*)"]
+        own = [
+            column
+            for column in self.model._meta.local_concrete_fields
+            if column.is_relation or column in self.fields
+        ]
+        source, params = table.source(prefix, own)
+        return (
+            f"SELECT {', '.join(f'{column} c{number}' for number, column in enumerate(columns))}"
+            f" FROM {source} r{joins.sql}"
+            f" WHERE {' AND '.join(f'{column} IS NOT NULL' for column in reference)}"
+            f" GROUP BY {', '.join(grouped)}",
+            params,
+        )
+
+    def content_model(self, type_id: Any) -> type[Model] | None:
+        """Return the model of a content type; None if it does not exist, or is no longer installed."""
+        try:
+            model: type[Model] | None = self.field.get_content_type(id=type_id).model_class()
+        except ObjectDoesNotExist:
+            return None
+        # A generic relation cannot hold a composite primary key.
+        return None if model is None or len(model._meta.pk_fields) > 1 else model
+
+    def needs_same_key(self, model: type[Model]) -> bool:
+        """Whether a row that refers to a row of ``model`` must have the shard key of that row."""
+        options, related = _options(self.model), shard_options(model)
+        if related is None or not needs_same_key(options, related):
+            return False
+        return not gives_key(self.field, options) and not gives_key(self.field, related)
+
+    def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
+        """Raise :exc:`CrossKeyRelation` if one of some rows on a shard refers to a row of another
+        shard key. One query, and one for each content type among the rows.
+
+        :param alias: the alias of the shard.
+        :param pks: primary keys of rows of ``model``.
+        """
+        key, type_field, id_field = (field.attname for field in self.fields[-3:])
+        rows = ShardedQuerySet(self.model).using(alias).filter(pk__in=pks)
+        by_type: dict[Any, list[Any]] = defaultdict(list)
+        for pk, value, type_id, object_id in rows.values_list("pk", key, type_field, id_field):
+            if type_id is not None and object_id is not None:
+                by_type[type_id].append((pk, value, object_id))
+        for type_id, referring in by_type.items():
+            model = self.content_model(type_id)
+            if model is None or not self.needs_same_key(model):
+                continue
+            keys = stored_keys(model, alias, [object_id for *_, object_id in referring])
+            for pk, value, object_id in referring:
+                related_key = keys.get(stored_pk(model, object_id), value)
+                if related_key != value:
+                    raise cross_key_relation(
+                        f"{self.model.__name__}(pk={pk!r})",
+                        value,
+                        f"{model.__name__}(pk={object_id!r})",
+                        related_key,
+                        self.field.name,
+                    )
+
+
+def generic_references(model: type[Model]) -> Iterator[GenericReference]:
+    """Yield the generic foreign keys whose columns are in the table of ``model``."""
+    options = shard_options(model)
+    for field in model._meta.private_fields if options is not None and options.key else ():
+        # A child inherits the field from its parent, and the columns are in the table of the parent.
+        is_own = not getattr(field, "mti_inherited", False)
+        if is_own and hasattr(field, "ct_field") and hasattr(field, "fk_field"):
+            yield GenericReference(model, field)
+
+
+def stored_keys(model: type[Model], alias: str, values: Iterable[Any]) -> dict[Any, Any]:
+    """Return the shard keys of the rows of ``model`` in one database, keyed by primary key.
+
+    One query per :data:`LOOK_UPS` distinct primary keys.
+
+    :param values: primary keys, as a generic relation stores them. Those of no row are ignored.
+    :return: None in place of the shard key if the model has none.
+    """
+    options = shard_options(model)
+    pks = {stored_pk(model, value) for value in values} - {None}
+    keys: dict[Any, Any] = {}
+    for batch in batched(pks, LOOK_UPS):
+        if options is None or options.key is None:
+            rows = model._base_manager.using(alias).filter(pk__in=batch)
+            keys.update(dict.fromkeys(rows.values_list("pk", flat=True)))
+        else:
+            rows = ShardedQuerySet(model).using(alias).filter(pk__in=batch)
+            keys.update(rows.values_list("pk", options.key.attname))
+    return keys
+
+
+def stored_pk(model: type[Model], value: Any) -> Any:
+    """Return ``value`` as a primary key of ``model``; None if no row can have it."""
+    pk: Any = model._meta.pk
+    try:
+        pk = target_field(pk)
+        value = pk.to_python(value)
+        # A query for a number that no column can hold fails on SQLite.
+        pk.run_validators(value)
+    except (ValidationError, ValueError, TypeError, OverflowError):
+        return None
+    return value
+
+
+def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    remaining = iter(values)
+    while batch := list(islice(remaining, size)):
+        yield batch
+
+
+def refuse_other_keys(model: type[Model], alias: str, pks: Iterable[Any]) -> None:
+    """Raise :exc:`CrossKeyRelation` if one of some rows on a shard is related to a row of another
+    shard key, by any relation in the table of ``model``.
+
+    :param alias: the alias of the shard.
+    :param pks: primary keys of rows of ``model``.
+    """
+    relations: list[RelationInside | GenericReference] = [
+        *relations_inside(model),
+        *generic_references(model),
+    ]
+    for batch in batched(pks, LOOK_UPS) if relations else ():
+        for relation in relations:
+            relation.refuse_other_keys(alias, batch)
+
+
+def foreign_keys(model: type[Model]) -> Iterator[Reference]:
+    for reference in model._meta.local_concrete_fields:
+        if isinstance(reference, ForeignKey):
+            yield reference
+
+
+def _options(model: type[Model]) -> ShardOptions:
+    options = shard_options(model)
+    assert options is not None
+    return options
+
+
+def key_of(model: type[Model]) -> Field[Any, Any]:
+    key = _options(model).key
+    assert key is not None
+    return key
