@@ -21,6 +21,7 @@ from tests.admin.conftest import (
     TWO,
     UNPLACED,
     Rows,
+    form_of,
     inline,
     object_id_by_hand,
     url,
@@ -335,3 +336,22 @@ def test_a_made_key_s_pickers(admin_client: Client, placed: None) -> None:
     data = {"text": "t", "board": board.pk}
     response = admin_client.post(url(Note, "add", _shard=elsewhere), data)
     assert "Select a valid choice" in str(response.context["errors"])
+
+
+@pytest.mark.parametrize("how", ["add", "change"])
+def test_a_tag_of_another_key_on_the_shard_is_an_error_of_its_field(
+    admin_client: Client, rows: Rows, how: str
+) -> None:
+    tag = Tag.objects.get(user_id=NEAR)
+    data = form_of(rows.photo, title="changed", tags=[tag.pk])
+    if how == "add":
+        address = url(Photo, "add", _key=ONE)
+        data |= inline("comments")
+    else:
+        address = url(Photo, "change", object_id_by_hand(rows.photo), _shard=SHARD[ONE])
+    response = admin_client.post(address, data)
+    assert response.status_code == 200
+    errors = response.context["adminform"].form.errors
+    assert list(errors) == ["tags"]
+    assert f"{tag.pk} is not one of the available choices" in str(errors)
+    assert not Photo.objects.scatter().filter(title="changed").exists()

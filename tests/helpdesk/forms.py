@@ -21,14 +21,4 @@ class CaseForm(forms.ModelForm):
         self.fields["assignee"].queryset = tenant.agents.all()
 
 
-class MessageForm(forms.ModelForm):
-    class Meta:
-        model = Message
-        fields = ["text"]
-
-    def save(self, commit: bool = True) -> Message:
-        self.instance.tenant_id = self.instance.case.tenant_id
-        return super().save(commit)
-
-
-MessageFormSet = forms.inlineformset_factory(Case, Message, form=MessageForm, extra=1)
+MessageFormSet = forms.inlineformset_factory(Case, Message, fields=["text"], extra=1)

@@ -236,6 +236,22 @@ def sqlite_fleet(sqlite_template: Path, tmp_path: Path) -> Fleet:
     return Fleet(folder)
 
 
+@pytest.fixture(scope="session")
+def authors_template(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """A migrated fleet on SQLite with the models of ``tests.authors``, to be copied."""
+    template = Fleet(tmp_path_factory.mktemp("authors"), {"FLEET_APPS": "tests.authors"})
+    done = template.python("-m", "tests.integration.shards.populate")
+    assert done.code == 0, done.err
+    return template
+
+
+@pytest.fixture
+def authors_fleet(authors_template: Fleet, tmp_path: Path) -> Fleet:
+    folder = tmp_path / "authors"
+    shutil.copytree(authors_template.folder, folder)
+    return Fleet(folder, authors_template.environment)
+
+
 @pytest.fixture(params=["sqlite", "mysql"])
 def fleet(request: pytest.FixtureRequest) -> Fleet:
     """A migrated fleet. Tests must leave it unchanged."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -185,10 +184,10 @@ def test_global_rows_are_looked_up_in_batches(sqlite_fleet: Fleet) -> None:
     assert counted.out.split() == ["1199", "3"], counted.err
 
 
-def test_relations_of_a_table_whose_key_is_in_the_table_of_its_parent(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, {"FLEET_APPS": "tests.authors"})
-    made = fleet.python("-m", "tests.integration.shards.populate")
-    assert made.code == 0, made.err
+def test_relations_of_a_table_whose_key_is_in_the_table_of_its_parent(
+    authors_fleet: Fleet,
+) -> None:
+    fleet = authors_fleet
     fleet.place(ADA, SHARD)
     fleet.place(BEN, SHARD)
     stored = fleet.python("-c", NOVELS)

@@ -1,0 +1,276 @@
+"""Relations in forms and formsets outside of the admin: rows of one shard key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django import forms
+from django.contrib.contenttypes.forms import generic_inlineformset_factory
+from django.db import connections
+from django.forms import inlineformset_factory, modelform_factory, modelformset_factory
+
+from tests.photos.models import Album, Person, Photo, Tag
+from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
+from tests.relatives.sharded.models import Agent, Cover, Item, Label, Note, Shelf
+from tests.twins.models import Trunk, Twig
+
+pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
+
+OTHER_KEYS = pytest.mark.parametrize("key", [NEAR, TWO])
+NOT_OFFERED = "is not one of the available choices"
+
+
+@pytest.fixture
+def tags(placed: None) -> dict[int, Tag]:
+    for key in (*SHARD, UNPLACED):
+        Person.objects.create(pk=key, username=f"person {key}")
+    # Each shard counts its own ids, so give ids that differ.
+    return {key: Tag.objects.create(id=10 + key, user_id=key, name=f"tag {key}") for key in SHARD}
+
+
+class _AllTags(forms.ModelForm):  # type: ignore[type-arg]  # generic in the stubs only
+    """Offers tags of all keys."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        tags: Any = self.fields["tags"]
+        tags.queryset = Tag.objects.scatter()
+
+
+PhotoForm = modelform_factory(Photo, _AllTags, fields=["title", "tags"])
+# The field of the key comes after that of the tags.
+WithKey = modelform_factory(Photo, _AllTags, fields=["title", "tags", "user_id"])
+
+
+class Declared(PhotoForm):  # type: ignore[valid-type, misc]  # it is a class
+    tags = forms.ModelMultipleChoiceField(
+        Tag.objects.none(), error_messages={"invalid_choice": "No tag of yours."}
+    )
+
+
+def _new(key: int) -> Photo:
+    return Photo(user_id=key)
+
+
+def _stored(key: int) -> Photo:
+    return Photo.objects.create(user_id=key, title="old")
+
+
+@OTHER_KEYS
+@pytest.mark.parametrize("photo_of", [_new, _stored])
+def test_a_tag_of_another_key_is_an_error_of_the_field(
+    tags: dict[int, Tag], photo_of: Callable[[int], Photo], key: int
+) -> None:
+    data = {"title": "new", "tags": [tags[ONE].pk, tags[key].pk]}
+    form = PhotoForm(data, instance=photo_of(ONE))
+    assert list(form.errors) == ["tags"]
+    assert f"{tags[key].pk} {NOT_OFFERED}" in str(form.errors["tags"])
+    assert not Photo.objects.scatter().filter(title="new").exists()
+    form = PhotoForm({**data, "tags": [tags[ONE].pk]}, instance=photo_of(ONE))
+    assert list(form.save().tags.all()) == [tags[ONE]]
+
+
+@OTHER_KEYS
+def test_a_field_that_the_form_declares(tags: dict[int, Tag], key: int) -> None:
+    form = Declared({"title": "new", "tags": [tags[key].pk]}, instance=_new(ONE))
+    assert form.errors == {"tags": ["No tag of yours."]}
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO, UNPLACED])
+def test_a_key_that_the_form_sets(tags: dict[int, Tag], key: int) -> None:
+    data = {"title": "new", "user_id": key, "tags": [tags[ONE].pk]}
+    assert list(WithKey(data).errors) == ["tags"]
+    form = WithKey({**data, "user_id": ONE})
+    assert list(form.save().tags.all()) == [tags[ONE]]
+
+
+def test_a_form_that_drops_the_tags_of_other_keys_is_valid(tags: dict[int, Tag]) -> None:
+    class Dropping(PhotoForm):  # type: ignore[valid-type, misc]  # it is a class
+        def clean_tags(self) -> list[Tag]:
+            return [tag for tag in self.cleaned_data["tags"] if tag.user_id == ONE]
+
+    data = {"title": "new", "tags": [tags[ONE].pk, tags[NEAR].pk]}
+    form = Dropping(data, instance=_new(ONE))
+    assert form.is_valid(), form.errors
+    assert list(form.save().tags.all()) == [tags[ONE]]
+
+
+@OTHER_KEYS
+def test_a_formset(tags: dict[int, Tag], key: int) -> None:
+    photo = _stored(ONE)
+    rows = Photo.objects.filter(user_id=ONE)
+    photos = modelformset_factory(Photo, PhotoForm, extra=0)
+    data = {
+        **_management("form", 1, initial=1),
+        "form-0-photo_id": photo.pk,
+        "form-0-title": "new",
+        "form-0-tags": [tags[key].pk],
+    }
+    formset = photos(data, queryset=rows)
+    (errors,) = formset.errors
+    assert list(errors) == ["tags"]
+
+
+def _management(prefix: str, total: int, initial: int = 0) -> dict[str, Any]:
+    return {f"{prefix}-TOTAL_FORMS": total, f"{prefix}-INITIAL_FORMS": initial}
+
+
+# -- Formsets below a parent -------------------------------------------------------
+
+
+@pytest.fixture
+def shelves(placed: None) -> dict[int, Shelf]:
+    for key in SHARD:
+        Agent.objects.create(id=key, name=f"agent {key}")
+        Label.objects.create(id=key, name=f"label {key}", owner_id=key)
+    return {
+        key: Shelf.objects.create(id=10 + key, name=f"shelf {key}", owner_id=key) for key in SHARD
+    }
+
+
+FIELDS = ["id", "name", "stars", "seller", "labels", "parent"]
+
+
+class ItemForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in the stubs only
+    class Meta:
+        model = Item
+        fields = FIELDS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in ("labels", "parent"):
+            self.fields[name].required = False
+
+
+Items = inlineformset_factory(Shelf, Item, form=ItemForm, extra=1)
+
+
+def _items(*forms: dict[str, Any], initial: int = 0) -> dict[str, Any]:
+    data = _management("items", len(forms), initial)
+    for number, form in enumerate(forms):
+        values = {"name": "item", "stars": 0, "seller": ONE, **form}
+        data |= {f"items-{number}-{name}": value for name, value in values.items()}
+    return data
+
+
+def test_new_children_get_the_key_of_the_parent(shelves: dict[int, Shelf]) -> None:
+    formset = Items(_items({"id": 7, "labels": [ONE]}), instance=shelves[ONE])
+    assert formset.is_valid(), formset.errors
+    (item,) = formset.save()
+    assert (item.owner_id, item._state.db) == (ONE, SHARD[ONE])
+    assert [label.pk for label in Item.objects.get(owner=ONE).labels.all()] == [ONE]
+    change = _items({"id": 7, "name": "renamed"}, {"id": 8}, initial=1)
+    formset = Items(change, instance=shelves[ONE])
+    assert formset.is_valid(), formset.errors
+    formset.save()
+    stored = Item.objects.filter(owner=ONE).order_by("pk")
+    assert [(item.pk, item.name) for item in stored] == [(7, "renamed"), (8, "item")]
+
+
+def test_pickers_offer_rows_of_the_key_of_the_parent(shelves: dict[int, Shelf]) -> None:
+    parents = [
+        Item.objects.create(id=pk, name="item", owner_id=key, seller_id=ONE, shelf=shelves[key])
+        for pk, key in ((20, ONE), (21, NEAR))
+    ]
+    formset = Items(instance=shelves[ONE])
+    for form in (*formset.forms, formset.empty_form):
+        assert [label.pk for label in form.fields["labels"].queryset] == [ONE]
+        assert list(form.fields["parent"].queryset) == [parents[0]]
+    page = formset.as_p()
+    assert "label 1" in page and "label 3" not in page
+
+
+@OTHER_KEYS
+@pytest.mark.parametrize("name", ["labels", "parent"])
+def test_a_submitted_row_of_another_key_is_an_error(
+    shelves: dict[int, Shelf], name: str, key: int
+) -> None:
+    Item.objects.create(id=key, name="item", owner_id=key, seller_id=ONE)
+    value: Any = [key] if name == "labels" else key
+    formset = Items(_items({"id": 7, name: value}), instance=shelves[ONE])
+    (errors,) = formset.errors
+    assert list(errors) == [name]
+    assert not Item.objects.filter(owner=ONE).exists()
+
+
+def test_a_new_parent_that_is_saved_after_the_validation(shelves: dict[int, Shelf]) -> None:
+    shelf = Shelf(id=30, name="new")
+    formset = Items(_items({"id": 7}), instance=shelf)
+    assert formset.is_valid(), formset.errors
+    shelf.owner_id = TWO
+    shelf.save()
+    (item,) = formset.save()
+    assert (item.owner_id, item.shelf, item._state.db) == (TWO, shelf, SHARD[TWO])
+
+
+def test_the_field_of_the_key_shows_it_and_ignores_what_is_submitted(
+    shelves: dict[int, Shelf],
+) -> None:
+    with_key = inlineformset_factory(Shelf, Item, form=ItemForm, fields=[*FIELDS, "owner"], extra=1)
+    formset = with_key(_items({"id": 7, "owner": NEAR}), instance=shelves[ONE])
+    assert formset.is_valid(), formset.errors
+    (item,) = formset.save()
+    assert item.owner_id == ONE
+    first, extra = with_key(instance=shelves[ONE]).forms
+    assert (first["owner"].initial, extra["owner"].initial) == (ONE, ONE)
+    # A form that a visitor leaves empty is not a new row.
+    data = {**_management("items", 1), "items-0-stars": 0}
+    formset = with_key(data, instance=shelves[ONE])
+    assert formset.is_valid() and formset.save() == []
+
+
+def test_rows_of_another_key_are_not_below_the_parent(shelves: dict[int, Shelf]) -> None:
+    foreign = Item.objects.create(id=8, name="foreign", owner_id=NEAR, seller_id=ONE)
+    with connections[SHARD[ONE]].cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {Item._meta.db_table} SET shelf_id = %s WHERE id = %s",
+            [shelves[ONE].pk, foreign.pk],
+        )
+    assert list(Items(instance=shelves[ONE]).get_queryset()) == []
+
+
+def test_a_one_to_one_child(shelves: dict[int, Shelf]) -> None:
+    item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    covers = inlineformset_factory(Item, Cover, fields=["id", "name", "stars"])
+    prefix = covers.get_default_prefix()
+    form = {"id": 9, "name": "cover", "stars": 0}
+    data = {**_management(prefix, 1), **{f"{prefix}-0-{name}": v for name, v in form.items()}}
+    formset = covers(data, instance=item)
+    assert formset.is_valid(), formset.errors
+    formset.save()
+    assert Item.objects.get(owner=ONE).cover.owner_id == ONE
+
+
+def test_children_of_a_global_parent_that_is_their_key(tags: dict[int, Tag]) -> None:
+    albums = inlineformset_factory(Person, Album, fields=["title"], extra=1)
+    data = {**_management("albums", 1), "albums-0-title": "new"}
+    formset = albums(data, instance=Person.objects.get(pk=TWO))
+    assert formset.is_valid(), formset.errors
+    formset.save()
+    assert Album.objects.get(owner=TWO).title == "new"
+
+
+def test_a_generic_formset(shelves: dict[int, Shelf]) -> None:
+    notes = generic_inlineformset_factory(Note, fields=["id", "name", "stars"], extra=1)
+    prefix = notes.get_default_prefix()
+    item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
+    form = {"id": 9, "name": "note", "stars": 0}
+    data = {**_management(prefix, 1), **{f"{prefix}-0-{name}": v for name, v in form.items()}}
+    formset = notes(data, instance=item)
+    assert formset.is_valid(), formset.errors
+    formset.save()
+    note = Note.objects.get(owner=ONE)
+    assert note.content_object == item
+
+
+def test_models_that_allow_other_keys(placed: None) -> None:
+    trunk = Trunk.objects.create(id=1, owner=0)
+    twigs = inlineformset_factory(Trunk, Twig, fields=["id", "owner", "n"], extra=1)
+    form = {"id": 2, "owner": 8, "n": 0}  # modulo 8: the same shard
+    data = {**_management("twigs", 1), **{f"twigs-0-{name}": v for name, v in form.items()}}
+    formset = twigs(data, instance=trunk)
+    assert formset.is_valid(), formset.errors
+    formset.save()
+    assert trunk.twigs.get().owner == 8
