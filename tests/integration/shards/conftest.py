@@ -218,14 +218,39 @@ def mysql_fleet(
     own_mariadb: MariaDBServer,
 ) -> Iterator[MariaDBFleet]:
     """A migrated fleet on two servers, one for the node "two". Leave it unchanged."""
-    fleet = _mysql(tmp_path_factory.mktemp("fleet"), mariadb, own_mariadb.address)
+    with _migrated(_mysql(tmp_path_factory.mktemp("fleet"), mariadb, own_mariadb.address)) as fleet:
+        yield fleet
+
+
+@contextmanager
+def _migrated(fleet: MariaDBFleet) -> Iterator[MariaDBFleet]:
     try:
         done = fleet.python("-m", "tests.integration.shards.populate")
         assert done.code == 0, done.err
         yield fleet
     finally:
-        for (name,) in fleet.on("one", f"SHOW DATABASES LIKE '{fleet.prefix}%'"):
-            fleet.on("one", f"DROP DATABASE `{name}`")
+        for node in fleet.nodes:
+            for (name,) in fleet.on(node, f"SHOW DATABASES LIKE '{fleet.prefix}%'"):
+                fleet.on(node, f"DROP DATABASE `{name}`")
+
+
+@pytest.fixture(scope="module", params=["sqlite", "mysql"])
+def relatives_fleet(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    """A migrated fleet with the models of ``tests.relatives``."""
+    folder = tmp_path_factory.mktemp("relatives")
+    apps = {"FLEET_APPS": "tests.relatives.plain tests.relatives.sharded"}
+    if request.param == "mysql":
+        two = request.getfixturevalue("own_mariadb").address
+        fleet = _mysql(folder, request.getfixturevalue("mariadb"), two)
+        fleet.environment |= apps
+        with _migrated(fleet) as migrated:
+            yield migrated
+        return
+    done = Fleet(folder, apps).python("-m", "tests.integration.shards.populate")
+    assert done.code == 0, done.err
+    yield Fleet(folder, apps)
 
 
 @pytest.fixture

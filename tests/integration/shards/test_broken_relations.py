@@ -222,12 +222,9 @@ Novel.similar.through.objects.using("photos_00003").create(novel_id=4, page_id=2
 
 
 @pytest.fixture(scope="module")
-def relatives(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """A fleet of the models of ``tests.relatives``, with generic foreign keys that are broken."""
-    apps = {"FLEET_APPS": "tests.relatives.plain tests.relatives.sharded"}
-    fleet = Fleet(tmp_path_factory.mktemp("relatives"), apps)
-    made = fleet.python("-m", "tests.integration.shards.populate")
-    assert made.code == 0, made.err
+def relatives(relatives_fleet: Fleet) -> Fleet:
+    """A fleet with generic foreign keys that are broken."""
+    fleet = relatives_fleet
     fleet.place(ADA, SHARD)
     fleet.place(BEN, SHARD)
     stored = fleet.python("-c", NOTES)
