@@ -9,6 +9,7 @@ from typing import Any, Self
 from django.db import connections, models, transaction
 
 from sharded_orm.exceptions import PartialCommitError
+from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.operations.relations import refuse_other_keys
 
@@ -94,8 +95,9 @@ class FixtureTransaction:
 
         :raises CrossKeyRelation: a row is related to a row of another shard key.
         """
-        for (alias, model), pks in self._pks.items():
-            refuse_other_keys(model, alias, pks)
+        with unbound():  # A row of another key than the bound one is to be found, too.
+            for (alias, model), pks in self._pks.items():
+                refuse_other_keys(model, alias, pks)
 
     def partial_commit(self, cause: Exception) -> PartialCommitError | None:
         """Return the error to raise if some of the transactions are committed and others are not.

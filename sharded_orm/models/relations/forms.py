@@ -148,9 +148,9 @@ def _key_of_parent(formset: Any) -> dict[str, Any]:
     Empty if there is no parent, if its key is not known yet, or if the rows may have other keys.
     """
     options, relation = shard_options(formset.model), _relation(formset)
-    if options is None or options.key is None or relation is None:
+    parent: Any = getattr(formset, "instance", None)
+    if options is None or options.key is None or relation is None or parent is None:
         return {}
-    parent: Any = formset.instance
     key: Any = options.key
     if relation is not key:
         return key_for_related(formset.model, relation, parent)
