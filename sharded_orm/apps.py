@@ -57,7 +57,6 @@ class ShardedOrmConfig(AppConfig):
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)
         provide_pool_class(_ticket_pool_class)
-        import_module("sharded_orm.models.relations.forms").install()
         if apps.is_installed("django.contrib.contenttypes"):
             import_module("sharded_orm.models.relations.generic").install()
         try:

@@ -18,6 +18,7 @@ from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
 from sharded_orm.models.relations.descriptors import install_descriptors
+from sharded_orm.models.relations.forms import install_relations_in_forms
 from sharded_orm.models.relations.through import install_through
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import give_bound_key, has_other_key, refuse_other_key
@@ -33,7 +34,6 @@ from sharded_orm.models.sharding.options import (
 )
 from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.same_key import (
-    install_relations_in_forms,
     key_for_related,
     refuse_related_of_other_key,
 )

@@ -17,7 +17,6 @@ class CaseForm(forms.ModelForm):
     def __init__(self, *args: Any, tenant: Tenant, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.instance.tenant = tenant
-        self.fields["tags"].queryset = tenant.tags.order_by("name")
         self.fields["assignee"].queryset = tenant.agents.all()
 
 

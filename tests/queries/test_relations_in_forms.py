@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from django import forms
 from django.contrib.contenttypes.forms import generic_inlineformset_factory
-from django.db import connections
+from django.db import transaction
 from django.forms import inlineformset_factory, modelform_factory, modelformset_factory
 
+from sharded_orm import bound
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from tests.photos.models import Album, Person, Photo, Tag
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
 from tests.relatives.sharded.models import Agent, Cover, Item, Label, Note, Shelf
@@ -44,12 +46,6 @@ PhotoForm = modelform_factory(Photo, _AllTags, fields=["title", "tags"])
 WithKey = modelform_factory(Photo, _AllTags, fields=["title", "tags", "user_id"])
 
 
-class Declared(PhotoForm):  # type: ignore[valid-type, misc]  # it is a class
-    tags = forms.ModelMultipleChoiceField(
-        Tag.objects.none(), error_messages={"invalid_choice": "No tag of yours."}
-    )
-
-
 def _new(key: int) -> Photo:
     return Photo(user_id=key)
 
@@ -73,9 +69,16 @@ def test_a_tag_of_another_key_is_an_error_of_the_field(
 
 
 @OTHER_KEYS
-def test_a_field_that_the_form_declares(tags: dict[int, Tag], key: int) -> None:
+def test_a_field_that_the_form_declares_has_to_name_its_rows(
+    tags: dict[int, Tag], key: int
+) -> None:
+    class Declared(PhotoForm):  # type: ignore[valid-type, misc]  # it is a class
+        tags = forms.ModelMultipleChoiceField(Tag.objects.none())
+
     form = Declared({"title": "new", "tags": [tags[key].pk]}, instance=_new(ONE))
-    assert form.errors == {"tags": ["No tag of yours."]}
+    with transaction.atomic("photos"), pytest.raises(CrossShardRelation, match="tag"):
+        form.save()
+    assert not Photo.tags.through.objects.scatter().exists()
 
 
 @pytest.mark.parametrize("key", [NEAR, TWO, UNPLACED])
@@ -83,17 +86,6 @@ def test_a_key_that_the_form_sets(tags: dict[int, Tag], key: int) -> None:
     data = {"title": "new", "user_id": key, "tags": [tags[ONE].pk]}
     assert list(WithKey(data).errors) == ["tags"]
     form = WithKey({**data, "user_id": ONE})
-    assert list(form.save().tags.all()) == [tags[ONE]]
-
-
-def test_a_form_that_drops_the_tags_of_other_keys_is_valid(tags: dict[int, Tag]) -> None:
-    class Dropping(PhotoForm):  # type: ignore[valid-type, misc]  # it is a class
-        def clean_tags(self) -> list[Tag]:
-            return [tag for tag in self.cleaned_data["tags"] if tag.user_id == ONE]
-
-    data = {"title": "new", "tags": [tags[ONE].pk, tags[NEAR].pk]}
-    form = Dropping(data, instance=_new(ONE))
-    assert form.is_valid(), form.errors
     assert list(form.save().tags.all()) == [tags[ONE]]
 
 
@@ -176,8 +168,8 @@ def test_pickers_offer_rows_of_the_key_of_the_parent(shelves: dict[int, Shelf]) 
     ]
     formset = Items(instance=shelves[ONE])
     for form in (*formset.forms, formset.empty_form):
-        assert [label.pk for label in form.fields["labels"].queryset] == [ONE]
-        assert list(form.fields["parent"].queryset) == [parents[0]]
+        assert [label.pk for label in form["labels"].field.queryset] == [ONE]
+        assert list(form["parent"].field.queryset) == [parents[0]]
     page = formset.as_p()
     assert "label 1" in page and "label 3" not in page
 
@@ -195,40 +187,48 @@ def test_a_submitted_row_of_another_key_is_an_error(
     assert not Item.objects.filter(owner=ONE).exists()
 
 
-def test_a_new_parent_that_is_saved_after_the_validation(shelves: dict[int, Shelf]) -> None:
-    shelf = Shelf(id=30, name="new")
+@pytest.mark.parametrize("pk", [30, None])
+def test_a_new_parent_that_is_saved_after_the_validation(
+    shelves: dict[int, Shelf], pk: int | None
+) -> None:
+    shelf = Shelf(id=pk, name="new", owner_id=TWO)
     formset = Items(_items({"id": 7}), instance=shelf)
     assert formset.is_valid(), formset.errors
-    shelf.owner_id = TWO
+    shelf.id = 30
     shelf.save()
     (item,) = formset.save()
     assert (item.owner_id, item.shelf, item._state.db) == (TWO, shelf, SHARD[TWO])
 
 
-def test_the_field_of_the_key_shows_it_and_ignores_what_is_submitted(
-    shelves: dict[int, Shelf],
-) -> None:
-    with_key = inlineformset_factory(Shelf, Item, form=ItemForm, fields=[*FIELDS, "owner"], extra=1)
-    formset = with_key(_items({"id": 7, "owner": NEAR}), instance=shelves[ONE])
+WithOwner = inlineformset_factory(Shelf, Item, form=ItemForm, fields=[*FIELDS, "owner"], extra=1)
+
+
+@OTHER_KEYS
+def test_another_key_than_the_parent_is_an_error(shelves: dict[int, Shelf], key: int) -> None:
+    formset = WithOwner(_items({"id": 7, "owner": key}), instance=shelves[ONE])
+    (errors,) = formset.errors
+    assert errors == {
+        "owner": ["Only rows of one owner can be saved here, and this is another one."]
+    }
+    formset = WithOwner(_items({"id": 7, "owner": ONE}), instance=shelves[ONE])
     assert formset.is_valid(), formset.errors
     (item,) = formset.save()
     assert item.owner_id == ONE
-    first, extra = with_key(instance=shelves[ONE]).forms
-    assert (first["owner"].initial, extra["owner"].initial) == (ONE, ONE)
-    # A form that a visitor leaves empty is not a new row.
-    data = {**_management("items", 1), "items-0-stars": 0}
-    formset = with_key(data, instance=shelves[ONE])
-    assert formset.is_valid() and formset.save() == []
 
 
-def test_rows_of_another_key_are_not_below_the_parent(shelves: dict[int, Shelf]) -> None:
-    foreign = Item.objects.create(id=8, name="foreign", owner_id=NEAR, seller_id=ONE)
-    with connections[SHARD[ONE]].cursor() as cursor:
-        cursor.execute(
-            f"UPDATE {Item._meta.db_table} SET shelf_id = %s WHERE id = %s",
-            [shelves[ONE].pk, foreign.pk],
-        )
-    assert list(Items(instance=shelves[ONE]).get_queryset()) == []
+def test_a_visitor_cannot_choose_the_key_by_a_relation(shelves: dict[int, Shelf]) -> None:
+    class Choosing(ItemForm):
+        class Meta(ItemForm.Meta):
+            fields = [*FIELDS, "shelf"]
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            shelf: Any = self.fields["shelf"]
+            shelf.queryset = Shelf.objects.scatter()
+
+    form = Choosing({"id": 7, "name": "x", "stars": 0, "seller": ONE, "shelf": shelves[TWO].pk})
+    with pytest.raises(ShardKeyRequired):
+        form.save()
 
 
 def test_a_one_to_one_child(shelves: dict[int, Shelf]) -> None:
@@ -252,7 +252,7 @@ def test_children_of_a_global_parent_that_is_their_key(tags: dict[int, Tag]) -> 
     assert Album.objects.get(owner=TWO).title == "new"
 
 
-def test_a_generic_formset(shelves: dict[int, Shelf]) -> None:
+def test_a_generic_formset_needs_a_bound_key(shelves: dict[int, Shelf]) -> None:
     notes = generic_inlineformset_factory(Note, fields=["id", "name", "stars"], extra=1)
     prefix = notes.get_default_prefix()
     item = shelves[ONE].items.create(id=7, name="item", seller_id=ONE)
@@ -260,7 +260,12 @@ def test_a_generic_formset(shelves: dict[int, Shelf]) -> None:
     data = {**_management(prefix, 1), **{f"{prefix}-0-{name}": v for name, v in form.items()}}
     formset = notes(data, instance=item)
     assert formset.is_valid(), formset.errors
-    formset.save()
+    with pytest.raises(ShardKeyRequired):
+        formset.save()
+    with bound(owner=ONE):
+        formset = notes(data, instance=item)
+        assert formset.is_valid(), formset.errors
+        formset.save()
     note = Note.objects.get(owner=ONE)
     assert note.content_object == item
 

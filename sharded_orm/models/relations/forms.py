@@ -1,178 +1,148 @@
-"""Relations of sharded models in Django's forms and formsets.
+"""Relations of sharded models in forms: a visitor can choose rows of the row's own shard key only.
 
-A form of a sharded model reports a row of another shard key that a visitor has chosen for a
-many-to-many field, as an error of the field. A formset below a parent gives new rows the parent's
-shard key, and offers only rows of that key.
-
-Django has no extension point for this that a model can use: a project defines forms from Django's
-own classes, and declares fields of its own in them. So :func:`install` replaces methods of these
-classes. For forms of other models they do what Django's methods do.
+Fields of a model make their form fields (``formfield()``), and set the value of a form on the row
+(``save_form_data()``). :func:`install_relations_in_forms` overrides both for the relations of a
+model, on the fields themselves. Forms, formsets and the admin of Django then need nothing.
 """
 
 from __future__ import annotations
 
+import functools
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.forms.models import (
-    BaseModelForm,
-    BaseModelFormSet,
+    InlineForeignKeyField,
     ModelChoiceField,
     ModelMultipleChoiceField,
 )
 
-from sharded_orm.exceptions import CrossKeyRelation
-from sharded_orm.models.sharding.options import (
-    ShardOptions,
-    colocated_alias,
-    group_of,
-    options_of,
-    shard_options,
-)
-from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys
-
-_form: Any = BaseModelForm
-_formset: Any = BaseModelFormSet
-_post_clean = _form._post_clean
-_add_fields, _get_queryset, _save_new = (
-    _formset.add_fields,
-    _formset.get_queryset,
-    _formset.save_new,
-)
+from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.sharding.options import options_of
+from sharded_orm.models.sharding.same_key import key_for_related, key_of_related, known_key
 
 
-def install() -> None:
-    """Replace the methods of Django's forms and formsets; call it when the apps are ready."""
-    _form._post_clean = _post_clean_with_relations
-    _formset.add_fields = _add_fields_with_key
-    _formset.get_queryset = _get_queryset_of_key
-    _formset.save_new = _save_new_with_key
+def install_relations_in_forms(model: type[Model]) -> None:
+    """Let forms of ``model`` offer rows of the row's shard key, and report other rows.
 
-
-# -- Forms
-
-
-def _post_clean_with_relations(form: Any) -> None:
-    # In place of BaseModelForm._post_clean(), which validates the row but not its many-to-many
-    # fields. The form stores these after the row, by methods that raise CrossKeyRelation, which is
-    # for the developer. Here the row has its shard key, whether the form has a field for the key
-    # or the caller has set it.
-    _post_clean(form)
-    options = options_of(form.instance)
-    for field in form.instance._meta.many_to_many if options is not None else ():
-        name = field.name
-        if name in form.fields and _is_saved(form, name) and form.cleaned_data.get(name):
-            for other in _unrelatable(options, field, form.instance, form.cleaned_data[name]):
-                form.add_error(name, _invalid_choice(form.fields[name], other))
-
-
-def _is_saved(form: Any, name: str) -> bool:
-    """Whether BaseModelForm._save_m2m() stores the field."""
-    fields, excluded = form._meta.fields, form._meta.exclude
-    return (not fields or name in fields) and (not excluded or name not in excluded)
-
-
-def _unrelatable(options: ShardOptions | None, field: Any, row: Any, others: Any) -> list[Model]:
-    """Return those of ``others`` to which ``row`` cannot be related by the many-to-many ``field``."""
-    if options is None or group_of(field.remote_field.model) != options.group:
-        return []
-    key: Any = options.key
-    if key is None or (row.__dict__.get(key.attname) is None and not options.awaits_key(row)):
-        return []  # The shard key will be set after the validation, or is reported as missing.
-    alias = row._validation_alias()
-    unrelatable = []
-    for other in others:
-        if not isinstance(other, Model):
-            continue
-        try:
-            refuse_two_keys(field, row, other, load=True)
-        except CrossKeyRelation:
-            unrelatable.append(other)
-        else:
-            # A row without a shard can be related to no row yet.
-            if alias is None or colocated_alias(options, other) != alias:
-                unrelatable.append(other)
-    return unrelatable
-
-
-def _invalid_choice(form_field: Any, row: Model) -> ValidationError:
-    """Return the error of a form field that does not offer ``row``."""
-    code = "invalid_choice"
-    messages = {**ModelMultipleChoiceField.default_error_messages, **form_field.error_messages}
-    return ValidationError(messages[code], code=code, params={"value": row.pk})
-
-
-# -- Formsets
-
-
-def _add_fields_with_key(formset: Any, form: Any, index: int | None) -> None:
-    # In place of BaseModelFormSet.add_fields(), which each form of a formset passes through.
-    _add_fields(formset, form, index)
-    if not (given := _key_of_parent(formset)):
-        return
-    _give_key(formset, form)
-    for key in formset.model._meta.fields:
-        if key.attname in given and key.name in form.fields and key is not _relation(formset):
-            # A disabled field ignores what is submitted.
-            form.fields[key.name].disabled = True
-            form.initial[key.name] = given[key.attname]
-    _narrow(form)
-
-
-def _get_queryset_of_key(formset: Any) -> Any:
-    # In place of BaseModelFormSet.get_queryset(). BaseInlineFormSet compares the foreign key only;
-    # related rows have the shard key of their parent, as those of a related manager.
-    if not hasattr(formset, "_queryset") and (key := _key_of_parent(formset)):
-        formset.queryset = formset.queryset.filter(**key)
-    return _get_queryset(formset)
-
-
-def _save_new_with_key(formset: Any, form: Any, commit: bool = True) -> Any:
-    # In place of BaseModelFormSet.save_new(). A new parent may have got its key after the form was
-    # made.
-    _give_key(formset, form)
-    return _save_new(formset, form, commit=commit)
-
-
-def _relation(formset: Any) -> Any:
-    """Return the foreign key to the parent, or the field for the parent's id in a generic relation;
-    None if the formset has no parent.
+    The assignment of a row of another key raises :exc:`CrossShardRelation`, which is for the
+    developer.
     """
-    return getattr(formset, "fk", None) or getattr(formset, "ct_fk_field", None)
-
-
-def _key_of_parent(formset: Any) -> dict[str, Any]:
-    """Return the shard key of the rows below the parent, as ``{attribute name: value}``.
-
-    Empty if there is no parent, if its key is not known yet, or if the rows may have other keys.
-    """
-    options, relation = shard_options(formset.model), _relation(formset)
-    parent: Any = getattr(formset, "instance", None)
-    if options is None or options.key is None or relation is None or parent is None:
-        return {}
-    key: Any = options.key
-    if relation is not key:
-        return key_for_related(formset.model, relation, parent)
-    value = getattr(parent, key.target_field.attname if key.is_relation else "pk")
-    return {} if value is None else {key.attname: value}
-
-
-def _give_key(formset: Any, form: Any) -> None:
-    if form.instance._state.adding:
-        for name, value in _key_of_parent(formset).items():
-            setattr(form.instance, name, value)
-
-
-def _narrow(form: Any) -> None:
-    """Let the form offer only rows of the shard key of its own row."""
-    row = form.instance
-    for relation in (*row._meta.fields, *row._meta.many_to_many):
-        field = form.fields.get(relation.name) if relation.is_relation else None
-        if not isinstance(field, ModelChoiceField):
+    field: Any
+    for field in (*model._meta.local_fields, *model._meta.local_many_to_many):
+        if not (field.many_to_one or field.one_to_one or field.many_to_many):
             continue
-        rows: Any = field.queryset
-        key = key_for_related(relation.remote_field.model, relation, row)
-        # Rows of a slice cannot be filtered; the validation finds those of other keys.
-        if key and not rows.query.is_sliced:
-            field.queryset = rows.filter(**key)
+        # Attributes of the field, which deconstruct() does not see. If a shard key has one already,
+        # that one remains.
+        field.__dict__.setdefault("formfield", partial(_formfield, field))
+        if not field.many_to_many:
+            field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
+
+
+# -- What a form offers
+
+
+class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic in the stubs only
+    """A mixin for form fields of a relation: in the form of a row, it offers rows of that row's key.
+
+    The rows are those of the field's queryset. All of them are offered if the form does not tell
+    the key of its row.
+    """
+
+    relation: Any = None
+
+    def get_bound_field(self, form: Any, field_name: str) -> Any:
+        # Overrides Field.get_bound_field(), which a form calls before it shows or cleans the field.
+        # ``self`` belongs to this form: each form copies its fields.
+        rows: Any = self.queryset
+        # Rows of a slice cannot be filtered.
+        if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
+            self.queryset = rows.filter(**key)
+        return super().get_bound_field(form, field_name)
+
+    def _key(self, form: Any) -> dict[str, Any]:
+        """Return the key of the rows to offer, as ``{attribute name: value}``; empty for any key."""
+        row: Any = getattr(form, "instance", None)
+        relation = self.relation
+        options = None if row is None else options_of(row)
+        if options is None or not issubclass(row._meta.concrete_model, relation.model):
+            return {}
+        value = known_key(options, row)
+        if value is None and row._state.adding and relation is not options.key:
+            value = _key_of_parent(form, options.key)
+            if value is None:
+                value = _submitted_key(form, options.key)
+        return key_of_related(relation.remote_field.model, relation, options, value)
+
+
+def _key_of_parent(form: Any, key: Any) -> Any:
+    """Return the shard key that the form's row will get from the parent of an inline formset."""
+    for name, form_field in form.fields.items():
+        if isinstance(form_field, InlineForeignKeyField):
+            relation = form.instance._meta.get_field(name)
+            keys = key_for_related(type(form.instance), relation, form_field.parent_instance)
+            return keys.get(key.attname)
+    return None
+
+
+def _submitted_key(form: Any, key: Any) -> Any:
+    """Return the shard key that a visitor has given in the same form; None if it is not valid."""
+    if not form.is_bound or key is None or key.name not in form.fields:
+        return None
+    bound_field = form[key.name]
+    try:
+        value = bound_field.field.clean(bound_field.data)
+        if isinstance(value, Model):
+            value = getattr(value, key.target_field.attname)
+        return None if value in key.empty_values else key.get_prep_value(key.to_python(value))
+    except ValidationError:  # The form reports it.
+        return None
+
+
+@functools.cache
+def _with_rows_of_the_key(form_class: type[Any]) -> type[Any]:
+    return type(form_class.__name__, (RelatedRowsField, form_class), {})
+
+
+def _formfield(field: Any, **kwargs: Any) -> Any:
+    # Overrides ForeignKey.formfield() and ManyToManyField.formfield().
+    default = ModelMultipleChoiceField if field.many_to_many else ModelChoiceField
+    form_class = kwargs.get("form_class", default)
+    if not issubclass(form_class, ModelChoiceField):
+        return type(field).formfield(field, **kwargs)
+    kwargs["form_class"] = _with_rows_of_the_key(form_class)
+    form_field = type(field).formfield(field, **kwargs)
+    form_field.relation = field
+    return form_field
+
+
+# -- What a form sets
+
+
+def _save_relation(field: Any, row: Any, value: Any) -> None:
+    # Overrides Field.save_form_data(), by which a model form sets the value on the row.
+    if isinstance(value, Model) and _is_parent_in_formset(field, row, value):
+        for name, key in key_for_related(type(row), field, value).items():
+            row._state.key_of_parent = (
+                key  # clean_key() compares it with a key that a visitor gives.
+            )
+            if row.__dict__.get(name) is None:
+                setattr(row, name, key)
+    # Set a row of another shard key by its id: Model.clean_fields() does not find it, and reports
+    # that. If the visitor has changed the key of a stored row as well, the other row may have the new
+    # key, and be on another shard.
+    try:
+        type(field).save_form_data(field, row, value)
+    except CrossShardRelation:
+        setattr(row, field.attname, getattr(value, field.target_field.attname))
+
+
+def _is_parent_in_formset(field: Any, row: Any, value: Any) -> bool:
+    """Whether ``value`` is the parent of an inline formset, and not a choice of the visitor.
+
+    For a new row, ``BaseInlineFormSet._construct_form()`` has set the parent's id. It knows of no key.
+    """
+    own, parents = row.__dict__.get(field.attname), getattr(value, field.target_field.attname)
+    return bool(row._state.adding) and own == parents

@@ -16,13 +16,12 @@ query. The other functions of this module send no query.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from django.db.models import Model
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import CrossKeyRelation, CrossShardRelation
+from sharded_orm.exceptions import CrossKeyRelation
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     describe,
@@ -148,12 +147,22 @@ def key_for_related(model: type[Model], field: Any, instance: Any) -> dict[str, 
         have other keys, if ``field`` itself is their shard key, or if the key is not known.
     :param field: the foreign key or many-to-many field of the relation.
     """
-    options, own = shard_options(model), options_of(instance)
-    if options is None or own is None or not needs_same_key(options, own):
+    own = options_of(instance)
+    return {} if own is None else key_of_related(model, field, own, known_key(own, instance))
+
+
+def key_of_related(model: type[Model], field: Any, own: ShardOptions, value: Any) -> dict[str, Any]:
+    """Return the shard key for rows of ``model`` that are related to a row with the key ``value``.
+
+    :param own: the options of that row's model.
+    :param value: None if the key is not known.
+    :return: as :func:`key_for_related`.
+    """
+    options = shard_options(model)
+    if options is None or value is None or not needs_same_key(options, own):
         return {}
     key = options.key
-    value = known_key(own, instance)
-    if key is None or value is None or gives_key(field, options) or gives_key(field, own):
+    if key is None or gives_key(field, options) or gives_key(field, own):
         return {}
     return {key.attname: value}
 
@@ -169,30 +178,6 @@ def with_key(
     if not key or options is None or not key_names(options).isdisjoint(values):
         return dict(values)
     return {**values, **key}
-
-
-def install_relations_in_forms(model: type[Model]) -> None:
-    """Let forms of ``model`` report a row of another shard key that a visitor has chosen.
-
-    The assignment of such a row raises :exc:`CrossShardRelation`, which is for the developer.
-    """
-    field: Any
-    for field in model._meta.local_fields:
-        if field.many_to_one or field.one_to_one:
-            # An attribute of the instance, which deconstruct() does not see. If a shard key has one
-            # already, that one remains.
-            field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
-
-
-def _save_relation(field: Any, row: Any, value: Any) -> None:
-    # Overrides Field.save_form_data(), by which a model form sets the value on the row. Set a row of
-    # another shard key by its id: Model.clean_fields() does not find it, and reports that. If the
-    # visitor has changed the key of a stored row as well, the other row may have the new key, and be
-    # on another shard.
-    try:
-        type(field).save_form_data(field, row, value)
-    except CrossShardRelation:
-        setattr(row, field.attname, getattr(value, field.target_field.attname))
 
 
 def gives_key(field: Any, options: ShardOptions) -> bool:

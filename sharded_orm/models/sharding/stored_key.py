@@ -83,15 +83,19 @@ def clean_key(options: ShardOptions, row: Any) -> None:
     The key of a stored row must be the stored one. After a form has set the key, any change is
     found, and nothing is looked up. A change in code is found if the new key is on another shard;
     that costs one look-up in the directory, unless the process knows the key. ``save()`` refuses all
-    changes. Inside ``bound()``, the key must be the bound one.
+    changes. Inside ``bound()``, the key must be the bound one. In a formset below a parent, it must
+    be the parent's.
 
     :raises ValidationError: the key is another one.
     """
     key: Any = options.key
     if key is None or row.__dict__.get(key.attname) is None:
         return
+    key_of_parent = row._state.__dict__.pop("key_of_parent", None)
     try:
         is_of_other_key = row._state.__dict__.pop("is_key_refused", False) or has_other_key(row)
+        if key_of_parent is not None:
+            is_of_other_key |= _prepared(key, row.__dict__[key.attname]) != key_of_parent
     except (TypeError, ValueError, ValidationError):
         return  # The value cannot be a key; the validation of its field reports that.
     if is_of_other_key:
@@ -160,5 +164,5 @@ def _key_stays(key: Any) -> ValidationError:
 def _other_key(key: Any) -> ValidationError:
     return ValidationError(
         f"Only rows of one {key.verbose_name} can be saved here, and this is another one.",
-        code="bound_key_mismatch",
+        code="other_shard_key",
     )
