@@ -8,15 +8,13 @@ from configparser import ConfigParser
 from importlib import metadata
 from pathlib import Path
 
-import pytest
-
 from tests.docs.distribution import LEFT_OUT, Distributions, Installation, checkout
-from tests.docs.markdown import ROOT, pages
+from tests.docs.markdown import ROOT
 
 # Written into a source distribution by the build.
 GENERATED = ("PKG-INFO", "sharded_orm.egg-info/")
 
-SMOKE = '''
+SMOKE = """
 import importlib, pathlib, pkgutil, sys
 
 from django.conf import settings
@@ -48,7 +46,7 @@ for path in (folder / "static").rglob("*.*"):
 call_command("migrate", verbosity=0)
 call_command("makemigrations", check_changes=True, verbosity=0)
 print(sharded_orm.__version__)
-'''
+"""
 
 
 def package() -> set[str]:
