@@ -6,7 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_extensions")]
 
-from sharded_orm import __version__
+from sharded_orm import __version__  # noqa: E402  # found by the line above
 
 project = "sharded_orm"
 # Also the version in the metadata of the package, see setup.cfg.

@@ -9,8 +9,10 @@ from configparser import ConfigParser
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from tests.docs.distribution import LEFT_OUT, Distributions, Installation, checkout
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, pages
 
 EXTRAS_PUBLISHED = re.compile(r"sharded-orm\[([\w,]+)\]")
 EXTRAS_IN_A_CHECKOUT = re.compile(r"-e '?\"?\.\[([\w,]+)\]")

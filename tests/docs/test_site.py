@@ -54,7 +54,9 @@ def index(site: Path) -> set[str]:
     text = (site / "genindex.html").read_text(encoding="utf-8")
     # Entries of one name are one item with a list inside.
     for part in re.findall(r"<li>(.*?)(?=<li>|<ul>|</li>)", text, re.DOTALL):
-        entry = " ".join(html.unescape(re.sub(r"<[^>]+>|, \[\d+\]", "", part)).split())
+        entry = " ".join(html.unescape(re.sub(r"<[^>]+>", "", part)).split())
+        # The numbers of further places.
+        entry = re.sub(r"(, \[\d+\])+$", "", entry)
         if entry.startswith("("):
             entry = f"{name} {entry}"
         name = entry.partition(" (")[0]

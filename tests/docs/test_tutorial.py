@@ -45,9 +45,9 @@ class Project:
                 f"{block}: {command}\nprinted\n{output}\nnot\n{expected}"
             )
 
-    def session(self, several: list[Block]) -> None:
+    def session(self, several: list[Block], before: str = "") -> None:
         # Keeps the line numbers of the page, so that a failure names the place.
-        text = ""
+        text = before
         for block in several:
             text += "\n" * (block.line - 1 - text.count("\n")) + block.code
         # Its code, not its path: beside the path are other modules of the tests.
