@@ -76,6 +76,17 @@ class Comment(OfUser):
     text = models.TextField()
 
 
+class NoteManager(ShardedManager["Note"]):
+    def warm(self) -> ShardedQuerySet["Note"]:
+        return self.filter(text="Warm!")
+
+
+class Note(OfUser):
+    text = models.TextField()
+
+    objects: ClassVar[NoteManager] = NoteManager()
+
+
 class Tag(GlobalModel):
     name = models.CharField(max_length=50)
 """
@@ -84,7 +95,7 @@ USE = """
 from typing import assert_type
 
 import sharded_orm
-from photos.models import Comment, Photo, PhotoQuerySet, Tag
+from photos.models import Comment, Note, Photo, PhotoQuerySet, Tag
 from sharded_orm.models import ShardedQuerySet
 
 
@@ -108,6 +119,7 @@ def rows(user_id: int) -> None:
     assert_type(Photo.objects.create(user_id=user_id).photo_id, int)
     # The plugin gives managers of relations no types for these methods, and no false errors.
     Photo().comments.get().text.upper()
+    assert_type(Note.objects.warm().get(), Note)
     assert_type(Tag.objects.get(name="sea"), Tag)
 
 
