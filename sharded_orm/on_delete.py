@@ -91,7 +91,7 @@ PROTECT.lazy_sub_objs = True  # type: ignore[attr-defined]
 POLICIES = (CASCADE, PROTECT)
 
 
-def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> ShardedQuerySet:
+def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> ShardedQuerySet[Any]:
     """Return a query of the rows on shards that refer by ``field`` to the global rows to be deleted.
 
     :param sub_objs: Django's query of these rows, which names the alias of the global rows.
@@ -107,7 +107,7 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
     return ShardedQuerySet(sub_objs.model, query=query)
 
 
-def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet) -> list[str]:
+def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
     """Return the aliases of the shards that have ``rows``.
 
     If ``field`` is the shard key, these are the shards of the keys, whether or not they have rows.

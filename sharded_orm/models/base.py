@@ -274,7 +274,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         options.refuse_key_changed_on_insert(self)
         check_insert(colocation_on(options, str(using)), [self])
         if generated_id_fields(manager.model):
-            rows = ShardedQuerySet(manager.model)
+            rows: Any = ShardedQuerySet(manager.model)
             return rows._insert([self], fields, returning_fields, raw, using)
         insert = super()._do_insert  # type: ignore[misc]  # not in the stubs
         return insert(manager, using, fields, returning_fields, raw)

@@ -18,9 +18,10 @@ from sharded_orm.models.sharding.statements import (
     check_values,
     named_aggregates,
 )
+from sharded_orm.models.sharding.type_variables import M
 
 
-class GlobalQuerySet(CachedQuerySet):
+class GlobalQuerySet(CachedQuerySet[M]):
     """The queryset of global models (Y1).
 
     It also has methods of sharded querysets, such as ``scatter()``, so that code for sharded models
@@ -42,7 +43,7 @@ class GlobalQuerySet(CachedQuerySet):
         check_values(Colocation(None, super().db), self.query, kwargs.values())
         return super().update(**kwargs)
 
-    def bulk_create(self, objs: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    def bulk_create(self, objs: Any, *args: Any, **kwargs: Any) -> list[M]:
         objs = list(objs)
         check_insert(Colocation(None, super().db), objs)
         return super().bulk_create(objs, *args, **kwargs)

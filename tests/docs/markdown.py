@@ -45,4 +45,5 @@ def blocks(path: Path) -> Iterator[Block]:
 def pages() -> list[Path]:
     """Return the paths of all pages of the documentation, and of those beside its folder."""
     inside = (p for p in DOCS.rglob("*.md") if "_build" not in p.parts)
-    return [*sorted(inside), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    beside = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+    return [*sorted(inside), *(ROOT / name for name in beside)]

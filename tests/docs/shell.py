@@ -1,7 +1,7 @@
 """Runs examples with ``>>>`` inside the project of the working directory.
 
-``python -m tests.docs.shell SETTINGS`` reads examples from standard input as one interactive
-session. It exits with 1 if the output of an example differs.
+``python shell.py SETTINGS`` reads examples from standard input as one interactive session. It exits
+with 1 if the output of an example differs. It needs nothing else of the tests.
 """
 
 from __future__ import annotations

@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import doctest
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import DOCS, ROOT, Block, blocks
-from tests.patience import PATIENCE
+from tests.docs.distribution import Installation
+from tests.docs.markdown import DOCS, Block, blocks
 
 TUTORIALS = sorted(p for p in (DOCS / "tutorial").glob("*.md") if p.name != "index.md")
 APPENDED = " (at the end)"
+SHELL = Path(__file__).with_name("shell.py")
 
 
 class Project:
-    """A folder in which a tutorial is followed, with the interpreter of the tests."""
+    """A folder in which a tutorial is followed, with the package as its users install it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, installation: Installation) -> None:
         self.folder = folder
+        self._installation = installation
 
-    def run(self, command: list[str], given: str | None = None) -> tuple[int, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")}
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env={
-                **inherited,
-                "PYTHONPATH": str(ROOT),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                # Both streams go into one pipe and must keep their order, as in a terminal.
-                "PYTHONUNBUFFERED": "1",
-            },
-            input=given,
-            text=True,
-            encoding="utf-8",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=PATIENCE,
-        )
+    def run(self, arguments: list[str], given: str | None = None) -> tuple[int, str]:
+        done = self._installation.run(arguments, self.folder, given)
         return done.returncode, done.stdout
 
     def write(self, block: Block) -> None:
@@ -57,20 +39,19 @@ class Project:
         for command, expected in commands(block.code):
             words = shlex.split(command)
             assert words[0] == "python", f"{block}: only python is run, not {command!r}"
-            code, output = self.run([sys.executable, *words[1:]])
+            code, output = self.run(words[1:])
             assert code == 0, f"{block}: {command}\n{output}"
             assert doctest.OutputChecker().check_output(expected, output, doctest.ELLIPSIS), (
                 f"{block}: {command}\nprinted\n{output}\nnot\n{expected}"
             )
 
-    def session(self, several: list[Block]) -> None:
+    def session(self, several: list[Block], before: str = "") -> None:
         # Keeps the line numbers of the page, so that a failure names the place.
-        text = ""
+        text = before
         for block in several:
             text += "\n" * (block.line - 1 - text.count("\n")) + block.code
-        code, output = self.run(
-            [sys.executable, "-m", "tests.docs.shell", "photosite.settings"], text
-        )
+        # Its code, not its path: beside the path are other modules of the tests.
+        code, output = self.run(["-c", SHELL.read_text(), "photosite.settings"], text)
         assert code == 0, f"{several[0].path}\n{output}"
 
 
@@ -97,8 +78,8 @@ def steps(path: Path) -> Iterator[list[Block]]:
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorial(path: Path, tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_tutorial(path: Path, tmp_path: Path, installation: Installation) -> None:
+    project = Project(tmp_path, installation)
     for step in steps(path):
         match step[0]:
             case Block(runs=False):

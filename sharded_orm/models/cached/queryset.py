@@ -23,6 +23,7 @@ from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, CachedRea
 from sharded_orm.models.cached.hydration import connection_state
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
+from sharded_orm.models.sharding.type_variables import M
 
 # The types of key values for which get() can skip building a query.
 _KEYS = frozenset({int, str, UUID})
@@ -61,7 +62,7 @@ os.register_at_fork(after_in_child=_forget_reader)
 # -- The queryset ----------------------------------------------------------------------
 
 
-class CachedQuerySet(QuerySet[Any, Any]):
+class CachedQuerySet(QuerySet[M]):
     """A queryset that reads rows of models with ``cache = True`` through the cache.
 
     For other models it behaves like Django's queryset.
@@ -145,7 +146,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
             return super().exists()
         return bool(self._scalar(EXISTS, super().exists))
 
-    def get(self, *args: Any, **kwargs: Any) -> Any:
+    def get(self, *args: Any, **kwargs: Any) -> M:
         if not args and (instance := self._get_by_key(kwargs)) is not None:
             return instance
         return super().get(*args, **kwargs)
@@ -155,7 +156,7 @@ class CachedQuerySet(QuerySet[Any, Any]):
         plan = plan_of(self.model)
         return None if plan is None else prepare(self, plan, ROWS)
 
-    def _get_by_key(self, named: dict[str, Any]) -> Any:
+    def _get_by_key(self, named: dict[str, Any]) -> M | None:
         """Answer ``get(user_id=…, pk=…)`` quickly, without building a query.
 
         This works only if the queryset has no conditions, and the arguments are exactly the shard
@@ -248,7 +249,8 @@ class CachedQuerySet(QuerySet[Any, Any]):
             raise self.model.DoesNotExist(
                 f"{self.model._meta.object_name} matching query does not exist."
             )
-        return instances[0]
+        instance: M = instances[0]
+        return instance
 
 
 _CALLED_BY_GET = (

@@ -11,10 +11,11 @@ from django.db.models.constants import OnConflict
 from sharded_orm.exceptions import PackedIDMismatch
 from sharded_orm.ids.layout import PACKED, PackedLayout
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.generic_fields import BigAutoField
 from sharded_orm.topology.model import Shard
 
 
-class PackedIDField(EmbeddedShardMixin, models.BigAutoField):  # type: ignore[type-arg]  # not generic at run time
+class PackedIDField(EmbeddedShardMixin, BigAutoField):
     """A primary key made of shard, type and local id: it tells the row's shard (Pinterest, P1, P5).
 
     :param type_id: the number of this model among the models of its group; it must never change.

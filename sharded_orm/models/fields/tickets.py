@@ -9,10 +9,11 @@ from django.db import models
 
 from sharded_orm import runtime
 from sharded_orm.conf import MAX_TICKETS
+from sharded_orm.models.fields.generic_fields import BigIntegerField
 from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
 
-class TicketField(ReadOnlyIDMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
+class TicketField(ReadOnlyIDMixin, BigIntegerField):
     """A 64-bit id that is drawn from a ticket server before the insert (Flickr, F1-F5; Y8).
 
     A ticket server is a database that hands out the ids for all shards, so each id is unique over

@@ -20,6 +20,7 @@ from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.generic_fields import BigIntegerField
 from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
 # How often an insert is repeated at most. Each repetition uses a later millisecond, in which two
@@ -27,7 +28,7 @@ from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 TRIES = 10
 
 
-class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, models.BigIntegerField):  # type: ignore[type-arg]  # not generic at run time
+class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
     """An id that sorts by time and contains the number of the row's shard (Instagram, I2).
 
     :param epoch: an aware datetime from which milliseconds are counted; it must never change.

@@ -24,12 +24,13 @@ from sharded_orm.models.querysets.route import (
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.scatter import Target
 from sharded_orm.signals import scattered
 from sharded_orm.topology.model import ShardGroup
 
 
-class RoutedQuerySet(CachedQuerySet):
+class RoutedQuerySet(CachedQuerySet[M]):
     """A queryset that finds its shards each time it runs; see :class:`ShardedQuerySet`."""
 
     _scatters = False

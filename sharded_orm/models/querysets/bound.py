@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from django.db.models import Model
 from django.db.models.query import EmptyQuerySet, ModelIterable
@@ -31,21 +31,20 @@ from sharded_orm.models.sharding.bound_rows import (
     refuse_rows_given_by_id,
 )
 from sharded_orm.models.sharding.same_key import key_names
+from sharded_orm.models.sharding.type_variables import M
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
-
-def _with_key(method: _Method) -> _Method:
+def _with_key(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls ``method`` on the filtered copy of a queryset."""
 
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         return method(self._with_bound_key(), *args, **kwargs)
 
-    return cast("_Method", run)
+    return run
 
 
-class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
+class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     """A mixin that filters each query by the bound key when the query is run.
 
     A queryset keeps the key under which it was built, see
@@ -109,6 +108,10 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
         if self._result_cache is not None and key is not None and not self._has_bound_key:
             self._check_against(key)
 
+    @overload
+    def __getitem__(self, k: int) -> M: ...
+    @overload
+    def __getitem__(self, k: slice) -> Self: ...
     def __getitem__(self, k: Any) -> Any:
         self._check_kept_rows()
         return super().__getitem__(k)
@@ -141,7 +144,7 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
         )
         return iterate_inside(unbound(), rows) if self._prefetches_all_keys() else rows
 
-    def aiterator(self, chunk_size: int = 2000) -> Any:
+    def aiterator(self, chunk_size: int = 2000) -> AsyncIterator[M]:
         rows = super(BoundKeyQuerySet, self._with_bound_key()).aiterator(chunk_size)
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
@@ -163,23 +166,23 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
         keyed = self._with_bound_key()
         return super(BoundKeyQuerySet, keyed).db
 
-    def get(self, *args: Any, **kwargs: Any) -> Any:
+    def get(self, *args: Any, **kwargs: Any) -> M:
         keyed = self._with_bound_key()
         if keyed is not self and not args:
             # The condition on the key would keep a simple get() from the shortcut of the cache.
             named = keyed._naming_bound_key(kwargs)
-            if (matching := self._get_by_key(named)) is not None:
-                return matching
+            if (instance := self._get_by_key(named)) is not None:
+                return instance
         return super(BoundKeyQuerySet, keyed).get(*args, **kwargs)
 
-    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
+    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[M, bool]:
         keyed = self._with_bound_key()
         named = keyed._naming_bound_key(kwargs, defaults)
         return super(BoundKeyQuerySet, keyed).get_or_create(defaults, **named)
 
     def update_or_create(
         self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
-    ) -> tuple[Any, bool]:
+    ) -> tuple[M, bool]:
         keyed = self._with_bound_key()
         named = keyed._naming_bound_key(kwargs, defaults, create_defaults)
         return super(BoundKeyQuerySet, keyed).update_or_create(defaults, create_defaults, **named)
@@ -210,14 +213,15 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
                     )
         return lookup if names & lookup.keys() else {**lookup, bound_key.name: bound_key.value}
 
-    _prepared = _with_key(ReadingQuerySet._prepared)
-    in_bulk = _with_key(ReadingQuerySet.in_bulk)
-    contains = _with_key(ReadingQuerySet.contains)
-    count = _with_key(ReadingQuerySet.count)
-    exists = _with_key(ReadingQuerySet.exists)
-    aggregate = _with_key(ReadingQuerySet.aggregate)
-    explain = _with_key(ReadingQuerySet.explain)
-    create = _with_key(WritingQuerySet.create)
+    if not TYPE_CHECKING:  # For type checkers, these are the methods of the base classes.
+        _prepared = _with_key(ReadingQuerySet._prepared)
+        in_bulk = _with_key(ReadingQuerySet.in_bulk)
+        contains = _with_key(ReadingQuerySet.contains)
+        count = _with_key(ReadingQuerySet.count)
+        exists = _with_key(ReadingQuerySet.exists)
+        aggregate = _with_key(ReadingQuerySet.aggregate)
+        explain = _with_key(ReadingQuerySet.explain)
+        create = _with_key(WritingQuerySet.create)
 
     def raw(
         self, raw_query: Any, params: Any = (), translations: Any = None, using: Any = None
@@ -229,7 +233,7 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
         self._with_bound_key()  # Refuses conditions on another key.
         return super().raw(raw_query, params, translations, using)
 
-    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[M]:
         objs = list(objs)
         keyed = self._with_bound_key()
         if (key := key_in_force(self.model)) is not None:
@@ -329,7 +333,7 @@ class BoundKeyQuerySet(ReadingQuerySet, WritingQuerySet):
         )
 
 
-def _key_of_copy(rows: BoundKeyQuerySet) -> BoundKey | None:
+def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
     """Return the key that a copy of ``rows`` has: the key of ``rows``, else the key in force."""
     query: Any = rows.query
     key: BoundKey | None = query.bound_key

@@ -4,7 +4,7 @@ several shards are merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
 from sharded_orm.models.sharding.options import colocated_alias, target_field
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
+from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.routing.where_clause import OnShard
 from sharded_orm.scatter import Target
 
@@ -25,7 +26,7 @@ from sharded_orm.scatter import Target
 CHUNK_SIZE = 2000
 
 
-class ReadingQuerySet(RoutedQuerySet):
+class ReadingQuerySet(RoutedQuerySet[M]):
     """A mixin with the reading methods of a sharded queryset."""
 
     def _rows(self, targets: list[Target]) -> Iterator[Any]:
@@ -115,7 +116,7 @@ class ReadingQuerySet(RoutedQuerySet):
             prefetched._prefetch_related_objects()
             yield from chunk
 
-    async def aiterator(self, chunk_size: int = 2000) -> Any:
+    async def aiterator(self, chunk_size: int = 2000) -> AsyncIterator[M]:
         # Find the shard in another thread, because the search may query the directory of keys,
         # which would block the event loop.
         settled = await sync_to_async(self._on_one_shard)()
@@ -139,9 +140,9 @@ class ReadingQuerySet(RoutedQuerySet):
         clone._db, clone._is_using_called = self.db, True
         return clone
 
-    def get(self, *args: Any, **kwargs: Any) -> Any:
-        if not args and (matching := self._get_by_key(kwargs)) is not None:
-            return matching
+    def get(self, *args: Any, **kwargs: Any) -> M:
+        if not args and (instance := self._get_by_key(kwargs)) is not None:
+            return instance
         query = self.query
         if query.combinator or query.is_sliced or query.distinct_fields or query.select_for_update:
             return super().get(*args, **kwargs)
@@ -159,7 +160,7 @@ class ReadingQuerySet(RoutedQuerySet):
             f"{self.model._meta.object_name} matching query does not exist."
         )
 
-    def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
+    def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, M]:
         # If possible, filter by the ids before calling Django's in_bulk(), because the ids may name
         # the shards. Django's in_bulk() asks for the database's alias before it filters by the ids.
         if id_list is None or self._is_pinned() or self.query.is_sliced:

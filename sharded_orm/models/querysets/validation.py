@@ -22,7 +22,7 @@ def clean_reference(field: Any, row: Any, alias: str | None) -> None:
     """
     value = field.to_python(getattr(row, field.attname))
     Field.validate(field, value, row)
-    rows = ShardedQuerySet(field.remote_field.model).using(alias)
+    rows: ShardedQuerySet[Any] = ShardedQuerySet(field.remote_field.model).using(alias)
     key = key_for_related(field.remote_field.model, field, row)
     rows = rows.filter(**{field.remote_field.field_name: value}, **key)
     if not rows.complex_filter(field.get_limit_choices_to()).exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from operator import attrgetter
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
@@ -35,29 +35,35 @@ from sharded_orm.models.sharding.same_key import (
     refuse_values_of_other_key,
 )
 from sharded_orm.models.sharding.statements import check_insert, check_update, check_values
+from sharded_orm.models.sharding.type_variables import M
 
 
-class WritingQuerySet(RoutedQuerySet):
+class WritingQuerySet(RoutedQuerySet[M]):
     """A mixin with the writing methods of a sharded queryset."""
 
-    def create(self, **kwargs: Any) -> Any:
+    if TYPE_CHECKING:  # The plugin of django-stubs gives each mixin another one.
+
+        @classmethod
+        def as_manager(cls) -> Any: ...
+
+    def create(self, **kwargs: Any) -> M:
         if not self._is_pinned():
             # The new row's key decides the row's shard, even if the filters of this queryset name
             # another shard.
             self._for_write = True
-            obj = self.model(**kwargs)
+            obj: M = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
             return obj
         return super().create(**kwargs)
 
-    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[Any, bool]:
+    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> tuple[M, bool]:
         self._refuse_new_row_of_two_keys({**kwargs, **(defaults or {})})
         on_shard = self._on_shard_of_near(kwargs)._on_shard_of_lookup(kwargs)
         return super(WritingQuerySet, on_shard).get_or_create(defaults, **kwargs)
 
     def update_or_create(
         self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any
-    ) -> tuple[Any, bool]:
+    ) -> tuple[M, bool]:
         self._refuse_key(defaults or (), "update_or_create()", kwargs)
         new_row = defaults if create_defaults is None else create_defaults
         for values in (defaults, new_row):
@@ -123,7 +129,7 @@ class WritingQuerySet(RoutedQuerySet):
             raise shard_key_required(options, "the row to find or create is on no one shard")
         return route.aliases[0]
 
-    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[M]:
         """Insert rows with one INSERT per shard and batch.
 
         If ids come from a ticket server, one request fetches the ids of all rows. The insert is

@@ -88,7 +88,7 @@ def _in_tables(field: TicketField, above: int, slot: SequenceSlot | None) -> Ite
 
 def _on_shards(field: TicketField, above: int, slot: SequenceSlot | None) -> int | None:
     # Do not use the model's manager: it may hide rows.
-    rows = ShardedQuerySet(field.model).scatter(partial=True)
+    rows: ShardedQuerySet[Any] = ShardedQuerySet(field.model).scatter(partial=True)
     rows = rows.filter(Q(**{f"{field.attname}__gt": above}))
     if slot is not None:
         rows = rows.filter(Exact(F(field.attname) % slot.step, slot.position % slot.step))
