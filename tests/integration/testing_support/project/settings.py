@@ -24,8 +24,8 @@ TEST_NON_SERIALIZED_APPS = ["django.contrib.contenttypes"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 SILENCED_SYSTEM_CHECKS = ["sharded_orm.W014", "sharded_orm.W011", "sharded_orm.W027"]
 INSTALLED_APPS = [
-    "django.contrib.contenttypes",
     "sharded_orm",
+    "django.contrib.contenttypes",
     "tests.integration.testing_support.project.notes",
 ]
 DATABASE_ROUTERS = ["sharded_orm.routers.ShardRouter"]
