@@ -250,7 +250,7 @@ class SessionPool(Generic[S]):
             session = self._open_session()
         except Exception as exc:
             if self.breaker.trip(None, exc):
-                logger.warning("Node %r cannot be reached: %s", self.name, exc)
+                logger.info("Node %r cannot be reached: %s", self.name, exc)
             raise
         self.breaker.reset(None)
         session.close_at = None if self.max_age is None else time.monotonic() + self.max_age
