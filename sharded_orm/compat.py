@@ -11,12 +11,15 @@ from typing import Any
 from weakref import ref
 
 import django
+from django.db.models import functions
 
 _RETURNS_UPDATED_ROWS = django.VERSION >= (6, 0)
 _HAS_FETCH_MODES = django.VERSION >= (6, 1)
 _QUOTES_ALIASES = django.VERSION >= (6, 1)
 _SETS_RAW_RELATIONS = django.VERSION >= (6, 1)
 _HAS_GENERIC_DESCRIPTOR = django.VERSION >= (6, 1)
+_HAS_UUID_FUNCTIONS = django.VERSION >= (6, 1)
+_WRAPS_FILTERS = django.VERSION >= (6, 0)
 
 # -- Fetch modes ---------------------------------------------------------------------
 # The fetch mode of an instance says how what was not loaded is fetched: for this instance, for all
@@ -94,6 +97,27 @@ def set_base(
         manager.set_base(objs, clear=clear, through_defaults=through_defaults, raw=raw)
     else:
         manager.set(objs, clear=clear, through_defaults=through_defaults)
+
+
+# -- Expressions ---------------------------------------------------------------------
+
+
+def _random_functions() -> tuple[type[Any], ...]:
+    if not _HAS_UUID_FUNCTIONS:
+        return (functions.Random,)
+    return (functions.Random, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined]  # not in older stubs
+
+
+RANDOM_FUNCTIONS = _random_functions()
+"""Functions whose value differs from row to row and from query to query, by chance."""
+
+
+def arguments_of(aggregate: Any) -> tuple[list[Any], Any]:
+    """Return the expressions that ``aggregate`` is computed of, and the condition of its filter."""
+    condition = aggregate.filter
+    if _WRAPS_FILTERS and condition is not None:
+        condition = condition.condition
+    return list(aggregate.source_expressions), condition
 
 
 # -- Compilers and descriptors -------------------------------------------------------

@@ -20,11 +20,12 @@ from django.core.exceptions import EmptyResultSet
 from django.db.models import Choices, lookups
 from django.db.models.expressions import Col, Func, RawSQL, Subquery
 from django.db.models.fields import related_lookups
-from django.db.models.functions import Now, Random
+from django.db.models.functions import Now
 from django.db.models.lookups import Exact, Lookup
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
+from sharded_orm import compat
 from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where_clause import OnShard
@@ -260,7 +261,7 @@ def compiled_text(query: Any, using: str) -> str | None:
 
 
 _OWN_SQL = ("function", "template")
-_UNSTEADY = (Now, Random, RawSQL, Subquery)
+_UNSTEADY = (Now, *compat.RANDOM_FUNCTIONS, RawSQL, Subquery)
 
 
 def _is_steady(node: Any) -> bool:

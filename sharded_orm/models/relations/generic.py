@@ -199,7 +199,11 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
             model = model_by_type.get(type_id)
             if model is None:
                 return None  # No instance of this content type has an id.
-            return model, model._meta.pk.get_prep_value(pk), self.field.alias_beside(model, instance)
+            return (
+                model,
+                model._meta.pk.get_prep_value(pk),
+                self.field.alias_beside(model, instance),
+            )
 
         refuse_equal_values(rows, row_key)
         return rows, row_key, instance_key, True, self.field.name, False

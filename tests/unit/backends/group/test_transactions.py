@@ -9,6 +9,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 from django.db.transaction import TransactionManagementError, atomic
 
 from sharded_orm.exceptions import GroupAliasError, PartialCommitError
+from tests.versions import SAVEPOINT
 
 from .conftest import GROUP, Shards
 
@@ -169,7 +170,7 @@ def test_set_rollback_on_the_group_and_on_a_shard(shards: Shards) -> None:
 def test_savepoints_by_hand(shards: Shards) -> None:
     with atomic(using=GROUP):
         shards.add(0, 1)
-        sid = transaction.savepoint(using=GROUP)
+        sid = getattr(transaction, SAVEPOINT)(using=GROUP)
         shards.add(0, 2)
         shards.add(1, 3)
         transaction.savepoint_rollback(sid, using=GROUP)

@@ -1,0 +1,12 @@
+"""What tests have to know of the version of Django. No other test compares a version."""
+
+from __future__ import annotations
+
+import django
+
+#: Whether querysets have a fetch mode.
+HAS_FETCH_MODES = django.VERSION >= (6, 1)
+#: Whether ``bulk_create()`` of one batch is a single statement, without a transaction around it.
+INSERTS_A_BATCH_ALONE = django.VERSION >= (6, 0)
+#: The deprecated name of the function is an error in these tests.
+SAVEPOINT = "savepoint_create" if django.VERSION >= (6, 1) else "savepoint"
