@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import django
 
+DJANGO_RELEASE = django.get_version()
+#: Without the number of the release, such as "6.1".
+DJANGO_VERSION = ".".join(map(str, django.VERSION[:2]))
 #: Whether querysets have a fetch mode.
 HAS_FETCH_MODES = django.VERSION >= (6, 1)
 #: Whether ``bulk_create()`` of one batch is a single statement, without a transaction around it.
