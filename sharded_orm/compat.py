@@ -7,6 +7,7 @@ older one lacks something, this module has it in the form of the newest, or does
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -97,6 +98,22 @@ def set_base(
         manager.set_base(objs, clear=clear, through_defaults=through_defaults, raw=raw)
     else:
         manager.set(objs, clear=clear, through_defaults=through_defaults)
+
+
+# -- Admin ---------------------------------------------------------------------------
+# Since Django 6.1, an action is a dataclass. Before, it was a tuple, as a project may still return.
+
+
+def action_parts(action: Any) -> tuple[Any, str, Any]:
+    """Return the function of an action of the admin, its name and its description for many rows."""
+    if isinstance(action, tuple):
+        return action
+    return action.func, action.name, action.plural_description
+
+
+def with_action(action: Any, func: Any) -> Any:
+    """Return a copy of ``action`` that calls ``func``."""
+    return (func, *action[1:]) if isinstance(action, tuple) else replace(action, func=func)
 
 
 # -- Expressions ---------------------------------------------------------------------
