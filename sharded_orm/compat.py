@@ -12,13 +12,14 @@ from typing import Any
 from weakref import ref
 
 import django
-from django.db.models import functions
+from django.db.models import deletion, functions
 
 _RETURNS_UPDATED_ROWS = django.VERSION >= (6, 0)
 _HAS_FETCH_MODES = django.VERSION >= (6, 1)
 _QUOTES_ALIASES = django.VERSION >= (6, 1)
 _SETS_RAW_RELATIONS = django.VERSION >= (6, 1)
 _HAS_GENERIC_DESCRIPTOR = django.VERSION >= (6, 1)
+_HAS_DATABASE_ON_DELETE = django.VERSION >= (6, 1)
 _HAS_UUID_FUNCTIONS = django.VERSION >= (6, 1)
 _WRAPS_FILTERS = django.VERSION >= (6, 0)
 
@@ -67,11 +68,11 @@ def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
     of the fields and their values.
     """
     if not _HAS_FETCH_MODES:
-        return model.from_db  # type: ignore[no-any-return]  # of any model
+        return model.from_db  # type: ignore[no-any-return,unused-ignore]  # of any model
     # Django's function warns if the model overrides from_db() without the fetch mode.
     from django.db.models import query
 
-    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return]  # not in the stubs
+    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs
 
 
 # -- Writing -------------------------------------------------------------------------
@@ -85,6 +86,11 @@ def update_result(exists: bool) -> Any:
     if not _RETURNS_UPDATED_ROWS:
         return exists
     return [()] if exists else []
+
+
+def changes_rows_unseen(on_delete: Any) -> bool:
+    """Whether the database itself deletes or changes rows for ``on_delete`` of a foreign key."""
+    return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
 
 
 def set_base(
@@ -122,7 +128,7 @@ def with_action(action: Any, func: Any) -> Any:
 def _random_functions() -> tuple[type[Any], ...]:
     if not _HAS_UUID_FUNCTIONS:
         return (functions.Random,)
-    return (functions.Random, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined]  # not in older stubs
+    return (functions.Random, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
 
 
 RANDOM_FUNCTIONS = _random_functions()
@@ -174,4 +180,4 @@ def generic_foreign_key_descriptor() -> type[Any]:
         return _FieldAsDescriptor
     from django.contrib.contenttypes import fields
 
-    return fields.GenericForeignKeyDescriptor  # type: ignore[attr-defined,no-any-return]  # not in the stubs
+    return fields.GenericForeignKeyDescriptor  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs

@@ -295,7 +295,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # updated. Since Django 6.0 it has the values of ``returning_fields``.
         options = self._shard_options()
         key = options.key
-        update = super()._do_update  # type: ignore[misc]  # not in the stubs
+        update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
             # In multi-table inheritance, Django also updates the tables of parent models. If this
             # table has no column of the shard key, the key cannot be a condition.
@@ -456,7 +456,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             for constraint in constraints:
                 if isinstance(constraint, models.CheckConstraint):
                     try:
-                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined]  # checks have it
+                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined,unused-ignore]  # checks have it
                     except ValidationError as exc:
                         errors = exc.update_error_dict(errors)
         if errors:

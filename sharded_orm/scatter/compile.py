@@ -315,10 +315,9 @@ class _Root(SQLCompiler):
             expression = expression.get_source_expressions()[0]
         if any(isinstance(part, compat.RANDOM_FUNCTIONS) for part in _parts(expression)):
             raise refuse("random order", "choose random rows in Python, or ask one shard")
+        parts: list[Any] = [expression]
         if isinstance(expression, ColPairs):
             parts = expression.get_cols()
-        else:
-            parts = [expression]
         for part in parts:
             column = self._column(part)
             if self.merges_groups:

@@ -69,9 +69,9 @@ def partial_of(
     if kind is not Avg:
         part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
-    sources, condition = compat.arguments_of(aggregate)
-    total = Sum(*sources, filter=condition)
-    count = Count(*sources, filter=condition)
+    (source,), condition = compat.arguments_of(aggregate)
+    total = Sum(source, filter=condition)
+    count = Count(source, filter=condition)
     # On databases with averages_durations_to_integers, Django casts the average of durations to an
     # integer. The merge must do the same.
     duration = features.averages_durations_to_integers and isinstance(

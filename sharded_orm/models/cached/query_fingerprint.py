@@ -184,7 +184,8 @@ class _Conditions:
         elif type(value := _plain_value(value)) not in IMMUTABLE:
             return None
         elif required and value is not None and issubclass(kind, Exact):
-            values = self._equal.setdefault(column.target.column, [])
+            name: Any = column.target.column
+            values = self._equal.setdefault(name, [])
             # A related manager adds the shard key, and the caller may name the same key once more.
             if value not in values:
                 values.append(value)
@@ -261,7 +262,7 @@ def compiled_text(query: Any, using: str) -> str | None:
 
 
 _OWN_SQL = ("function", "template")
-_UNSTEADY = (Now, *compat.RANDOM_FUNCTIONS, RawSQL, Subquery)
+_UNSTEADY: tuple[type[Any], ...] = (Now, *compat.RANDOM_FUNCTIONS, RawSQL, Subquery)
 
 
 def _is_steady(node: Any) -> bool:

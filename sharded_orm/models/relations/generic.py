@@ -131,7 +131,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
 class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # a class of Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
-    field: ShardedGenericForeignKey
+    #: A :class:`ShardedGenericForeignKey`. (The type checker would take it for its value.)
+    field: Any
     #: A prefetch is for instances of all shards at once; see ``split_lookups()``.
     leads_anywhere = True
 
