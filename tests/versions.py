@@ -15,3 +15,11 @@ INSERTS_A_BATCH_ALONE = django.VERSION >= (6, 0)
 SAVEPOINT = "savepoint_create" if django.VERSION >= (6, 1) else "savepoint"
 #: Attributes of queries that only a later version has.
 NOT_YET_IN_QUERIES = frozenset() if django.VERSION >= (6, 1) else frozenset({"contains_subquery"})
+#: Whether ``save()`` sets fields that the database has computed.
+UPDATES_RETURN_FIELDS = django.VERSION >= (6, 0)
+#: Whether there is ``django.tasks``.
+HAS_TASKS = django.VERSION >= (6, 0)
+#: Whether the admin has actions on the page of one row.
+HAS_ACTIONS_OF_A_ROW = django.VERSION >= (6, 1)
+#: Whether a foreign key can leave its ``on_delete`` to the database.
+HAS_DATABASE_ON_DELETE = django.VERSION >= (6, 1)

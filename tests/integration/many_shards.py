@@ -84,6 +84,8 @@ def main(folder: str) -> None:
     sys.stdout.write(
         json.dumps(
             {
+                "checked": checked,
+                "check_seconds": check_seconds,
                 "kept": len(group.shards.wrappers),
                 "iterated": len(list(connections)),
                 "once": once,
