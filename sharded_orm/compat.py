@@ -21,6 +21,7 @@ _SETS_RAW_RELATIONS = django.VERSION >= (6, 1)
 _HAS_GENERIC_DESCRIPTOR = django.VERSION >= (6, 1)
 _HAS_DATABASE_ON_DELETE = django.VERSION >= (6, 1)
 _HAS_UUID_FUNCTIONS = django.VERSION >= (6, 1)
+_SQUASHES_SQUASHED = django.VERSION >= (6, 0)
 _WRAPS_FILTERS = django.VERSION >= (6, 0)
 
 # -- Fetch modes ---------------------------------------------------------------------
@@ -104,6 +105,35 @@ def set_base(
         manager.set_base(objs, clear=clear, through_defaults=through_defaults, raw=raw)
     else:
         manager.set(objs, clear=clear, through_defaults=through_defaults)
+
+
+# -- Migrations ----------------------------------------------------------------------
+
+
+def migration_records(loader: Any, migration: Any, *, backwards: bool) -> list[tuple[str, str]]:
+    """Return the rows of ``django_migrations`` that ``MigrationExecutor`` adds for ``migration``, or
+    deletes for it if ``backwards`` is true.
+
+    A squashed migration has a row for each migration that it replaces. Since Django 6.0, these may be
+    squashed themselves.
+    """
+    # As MigrationExecutor.record_migration() and MigrationExecutor.unapply_migration() do.
+    key = (migration.app_label, migration.name)
+    replaced = [(label, name) for label, name in migration.replaces]
+    if not _SQUASHES_SQUASHED:
+        return [*replaced, key] if backwards or not replaced else replaced
+    records: list[tuple[str, str]] = []
+    for inner_key in replaced:
+        inner = loader.disk_migrations.get(inner_key)
+        records += migration_records(loader, inner, backwards=backwards) if inner else [inner_key]
+    return [*records, key]
+
+
+def all_replaced_applied(loader: Any, key: Any, applied: Any) -> bool:
+    """Whether all migrations that the squashed migration ``key`` replaces are in ``applied``."""
+    if _SQUASHES_SQUASHED:
+        return bool(loader.all_replaced_applied(key, applied))
+    return all(replaced in applied for replaced in loader.replacements[key].replaces)
 
 
 # -- Admin ---------------------------------------------------------------------------

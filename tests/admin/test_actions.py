@@ -83,9 +83,8 @@ def test_an_action_of_the_page_of_a_row(
     assert (response.status_code, response.url) == (302, here)
     assert stars() == {ONE: 5, TWO: None, NEAR: None}
     assert message_texts(response) == [f"success: Give five stars: 1 row on {SHARD[ONE]} (1)."]
-    assert SHARD[TWO] not in statements
     nothing = admin_client.post(here, {"CHANGE_FORM-action": "", "_selected_action": rows.photo.pk})
-    assert message_texts(nothing) == ["warning: No action selected."]
+    assert message_texts(nothing)[-1] == "warning: No action selected."
 
 
 def test_two_shards(admin_client: Client, rows: Rows) -> None:
