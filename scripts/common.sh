@@ -63,21 +63,22 @@ programs_only() {
     done
 }
 
-# is_installed VENV EXTRAS: whether install_project has nothing to do.
+# is_installed VENV EXTRAS [REQUIREMENT]: whether install_project has nothing to do.
 is_installed() {
-    [ -x "$1/bin/python" ] && [ "$(cat "$1/.installed" 2>/dev/null)" = "$(stamp "$1" "$2")" ]
+    [ -x "$1/bin/python" ] && [ "$(cat "$1/.installed" 2>/dev/null)" = "$(stamp "$@")" ]
 }
 
 stamp() {
-    printf '%s %s %s' "$PWD" "$2" "$(cat setup.cfg pyproject.toml | cksum)"
+    printf '%s %s %s %s' "$PWD" "$2" "${3-}" "$(cat setup.cfg pyproject.toml | cksum)"
 }
 
-# install_project VENV EXTRAS
+# install_project VENV EXTRAS [REQUIREMENT]
 install_project() {
-    is_installed "$1" "$2" && return
-    say "installing sharded_orm[$2] into $1"
+    is_installed "$@" && return
+    say "installing sharded_orm[$2]${3:+ with $3} into $1"
     # --clear: a virtual environment that was copied or half made is of no use.
     "$python" -m venv --clear "$1"
-    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -e ".[$2]"
-    stamp "$1" "$2" >"$1/.installed"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+        -e ".[$2]" ${3:+"$3"}
+    stamp "$@" >"$1/.installed"
 }

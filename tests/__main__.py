@@ -3,8 +3,9 @@
 Without arguments (or with just ``--long``) it runs the static checks and all tests: everything on
 SQLite (tests of the MySQL backend start from there as well), and the tests marked
 ``every_backend`` or ``mysql_settings`` under ``tests.settings.mysql``. The tests are cut into
-lanes, and a few lanes run at a time, each with servers of its own. With other arguments it
-passes them to one pytest.
+lanes, and a few lanes run at a time, each with servers of its own. Short lanes with other versions
+of Python and Django run beside them, see ``tests.pairs``. With other arguments it passes them to one
+pytest.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.pairs import ON_MARIADB, ON_SQLITE, PAIRS
 from tests.services import ServiceMissing, find_program, keeper, required
 from tests.services.mariadb import run_to_end, servers, to_environment
 
@@ -61,14 +63,15 @@ class Lane:
     paths: Sequence[str] = ()
     on_mariadb: bool = False
     settings: str = "tests.settings"
+    python: str = sys.executable
 
     def command(self, report: Path, arguments: Sequence[str]) -> list[str]:
         """The command line; the report in JUnit's format goes to ``report``."""
         options = [f"--junitxml={report}", "-o", "tmp_path_retention_policy=failed"]
-        command = [sys.executable, "-m", "pytest", *options, *arguments]
+        command = [self.python, "-m", "pytest", *options, *arguments]
         if self.on_mariadb:
             chosen = [f"--ds={self.settings}.mysql", "-m", "every_backend or mysql_settings"]
-            own_servers = [sys.executable, "-m", "tests.services.mariadb", "--"]
+            own_servers = [self.python, "-m", "tests.services.mariadb", "--"]
             return [*own_servers, *command, *chosen, *self.paths]
         command.append(f"--ds={self.settings}.sqlite")
         if self.paths:
@@ -96,6 +99,24 @@ LANES = (
     Lane("helpdesk on MariaDB", ("tests/helpdesk",), True, "tests.helpdesk.settings"),
     Lane("helpdesk", ("tests/helpdesk",), settings="tests.helpdesk.settings"),
 )
+
+
+def version_lanes() -> Iterator[Lane]:
+    """Yield a short lane on SQLite and one on MariaDB for each other pair of Python and Django.
+
+    Say which pairs are left out.
+    """
+    for pair in PAIRS:
+        python = pair.executable()
+        if python is None:
+            print(
+                f"Without Python {pair.python} and Django {pair.django}: there is no"
+                f" {pair.folder.name}, which scripts/test makes if it finds that Python.",
+                flush=True,
+            )
+            continue
+        yield Lane(pair.name, ON_SQLITE, python=str(python))
+        yield Lane(f"{pair.name} on MariaDB", ON_MARIADB, on_mariadb=True, python=str(python))
 
 
 @dataclass
@@ -254,7 +275,8 @@ def has_mariadb() -> bool:
 
 def run_everything(arguments: Sequence[str]) -> int:
     began = time.monotonic()
-    lanes = [lane for lane in LANES if not lane.on_mariadb or has_mariadb()]
+    with_mariadb = has_mariadb()
+    lanes = [lane for lane in (*LANES, *version_lanes()) if not lane.on_mariadb or with_mariadb]
     outcome = Outcome()
     write_bytecode()
     with (

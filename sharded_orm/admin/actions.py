@@ -7,11 +7,12 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin import helpers
+from django.contrib.admin.utils import unquote
 from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 
-from sharded_orm import runtime
+from sharded_orm import compat, runtime
 from sharded_orm.admin.action_selection import ActionSelection, select, select_all
 from sharded_orm.admin.base import ShardedBase
 from sharded_orm.admin.display import NamedRow
@@ -20,6 +21,22 @@ from sharded_orm.admin.global_lookups import lookup_notes
 from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.run_by_shard import report, run_by_shard
 from sharded_orm.routers import standing_on
+
+
+def action_arguments(location: Any) -> dict[str, Any]:
+    """Return the arguments of ``get_actions()`` for actions at ``location``.
+
+    :param location: an ``ActionLocation`` of Django 6.1; None in an older version.
+    """
+    return {} if location is None else {"action_location": location}
+
+
+def action_prefix(location: Any) -> str:
+    """Return the prefix of the form of actions at ``location``, as in ModelAdmin.response_action().
+
+    It is empty in the list.
+    """
+    return "" if location is None or location.value == "CHANGE_LIST" else str(location.value)
 
 
 class ActionsMixin(ShardedBase):
@@ -39,15 +56,22 @@ class ActionsMixin(ShardedBase):
         # action may write it. select() refuses such rows too.
         return "" if is_misplaced(obj) else super().action_checkbox(NamedRow(obj))
 
-    def response_action(self, request: HttpRequest, queryset: Any) -> Any:
+    def response_action(
+        self, request: HttpRequest, queryset: Any, action_location: Any = None
+    ) -> Any:
         # Overrides ModelAdmin.response_action, which would look up the selected rows by primary key
-        # alone.
-        action = self._chosen_action(request)
+        # alone. Since Django 6.1 it also runs actions of the page of one row.
+        action = self._chosen_action(request, action_location)
         if action is None:
             self.message_user(request, _("No action selected."), messages.WARNING)
             return None
         func, description, select_across = action
         object_ids = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
+        if action_prefix(action_location):
+            # Django's page names the row by its primary key, and has compared it. The address of
+            # the page has the object id.
+            assert request.resolver_match is not None
+            object_ids, select_across = [unquote(request.resolver_match.kwargs["object_id"])], False
         if not object_ids and not select_across:
             message = _(
                 "Items must be selected in order to perform "
@@ -100,7 +124,9 @@ class ActionsMixin(ShardedBase):
             messages.WARNING,
         )
 
-    def _chosen_action(self, request: HttpRequest) -> tuple[Any, str, bool] | None:
+    def _chosen_action(
+        self, request: HttpRequest, action_location: Any
+    ) -> tuple[Any, str, bool] | None:
         """Return ``(action, description of the action, whether all rows of the list are selected)``.
 
         Return None if no valid action was chosen.
@@ -115,12 +141,13 @@ class ActionsMixin(ShardedBase):
         names = data.getlist("action")
         if -len(names) <= index < len(names):
             data["action"] = names[index]
-        form: Any = self.action_form(data, auto_id=None)
-        form.fields["action"].choices = self.get_action_choices(request)
+        where = action_arguments(action_location)
+        form: Any = self.action_form(data, auto_id=None, prefix=action_prefix(action_location))
+        form.fields["action"].choices = self.get_action_choices(request, **where)
         if not form.is_valid():
             return None
-        actions: Any = self.get_actions(request)
-        func, _name, description = actions[form.cleaned_data["action"]]
+        actions: Any = self.get_actions(request, **where)
+        func, _name, description = compat.action_parts(actions[form.cleaned_data["action"]])
         opts = self.opts
         words = {
             "verbose_name": opts.verbose_name,

@@ -146,9 +146,7 @@ class ShardedChangeList(ChangeList):
         """Join related rows of the same shard group, and prefetch all other related rows."""
         select_related = self.list_select_related
         paths: list[str] = []
-        if select_related is True or (
-            select_related is False and self.has_related_field_in_list_display()
-        ):
+        if isinstance(select_related, bool):
             paths = [
                 field.name
                 for field in self.lookup_opts.concrete_fields

@@ -20,6 +20,7 @@ from sharded_orm.admin.base import NAMES_FAILURES, ShardedBase, csrf_protected
 from sharded_orm.admin.changelist import ShardedChangeList
 from sharded_orm.admin.error_pages import all_shards_down_page, message_page, shard_down_page
 from sharded_orm.admin.forms import OnShardFormSet, with_base, with_fixed_key
+from sharded_orm.admin.identity import is_misplaced
 from sharded_orm.admin.search import leads_to_global, search
 from sharded_orm.admin.shard_scope import ShardScope, stored_value
 from sharded_orm.exceptions import (
@@ -148,6 +149,23 @@ class ChangeListMixin(ShardedBase):
         # of these keys are then refused in the same way as forms of deleted rows.
         pks = super()._get_edited_object_pks(request, prefix)
         return [pk for pk in pks if stored_value(self.opts.pk, pk) is not None]
+
+    def _save_formset(self, request: HttpRequest, formset: Any) -> None:
+        # Overrides ModelAdmin._save_formset() (Django 6.1), which leaves out rows that must not be
+        # changed. A row that has moved to another shard since the page was shown is refused:
+        # otherwise, what the user has typed would be lost without a word.
+        for number, form in enumerate(formset.forms):
+            if is_misplaced(form.instance):
+                # Django has removed the fields of ``form``, so ask a form that has them.
+                whole_form = formset.form(
+                    request.POST,
+                    prefix=form.prefix,
+                    instance=form.instance,
+                    **formset.get_form_kwargs(number),
+                )
+                if whole_form.has_changed():
+                    form.instance._refuse_other_shard(form.instance._state.db)
+        super()._save_formset(request, formset)  # type: ignore[misc]  # not in older stubs
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
         # Leave the shard key out of the form, because the key never changes. If list_editable has

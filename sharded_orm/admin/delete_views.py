@@ -20,7 +20,9 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from sharded_orm import compat
 from sharded_orm.admin.action_selection import ActionSelection, Part
+from sharded_orm.admin.actions import action_arguments
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named_row
 from sharded_orm.admin.error_pages import shard_down_page
@@ -87,11 +89,12 @@ class DeleteViewsMixin(ObjectViewsMixin):
     delete_confirmation_template = "admin/sharded_orm/delete_confirmation.html"
     delete_selected_confirmation_template = "admin/sharded_orm/delete_selected_confirmation.html"
 
-    def get_actions(self, request: HttpRequest) -> Any:
-        available: dict[str, Any] = super().get_actions(request)
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
+        where = action_arguments(action_location)
+        available: dict[str, Any] = super().get_actions(request, **where)
         action = available.get("delete_selected")
-        if action is not None and action[0] is actions.delete_selected:
-            available["delete_selected"] = (delete_selected, *action[1:])
+        if action is not None and compat.action_parts(action)[0] is actions.delete_selected:
+            available["delete_selected"] = compat.with_action(action, delete_selected)
         return available
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
@@ -251,6 +254,10 @@ class DeleteViewsMixin(ObjectViewsMixin):
             "object_ids": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "select_across": request.POST.get("select_across", ""),
             "perms_lacking": perms_needed,
+            # Of ModelAdmin since Django 6.1, whose template reads it.
+            "delete_confirmation_max_display": getattr(
+                self, "delete_confirmation_max_display", None
+            ),
             "protected": protected,
             "opts": self.opts,
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,

@@ -300,7 +300,8 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
         return errors
 
     def save(self, commit: bool = True) -> Any:
-        options = shard_options(self.model)
+        model: Any = self.model
+        options = shard_options(model)
         if options is None or shard_options(type(self.instance)) is not None:
             return super().save(commit)
         # The parent is in the global database, and so is the view's transaction. Open a second

@@ -15,6 +15,7 @@ No check in this module connects to a database or a cache server.
 ``sharded_orm.W034``  a cached model has ``managed = False``: other programs may write its rows
 ``sharded_orm.E035``  ``ShardMeta`` has an unknown name, or ``cache`` or ``same_key`` is no bool
 ``sharded_orm.W036``  the isolation level makes reads in a transaction bypass the cache
+``sharded_orm.E075``  the database itself deletes or changes rows of a cached model (DB_CASCADE)
 ==================  ==========================================================
 """
 
@@ -29,7 +30,7 @@ from django.core import checks
 from django.db import connections, models, router
 from django.db.utils import load_backend
 
-from sharded_orm import runtime
+from sharded_orm import compat, runtime
 from sharded_orm.backends.collations import Collations
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
@@ -75,6 +76,7 @@ def check_cached_models(
         if issubclass(model, ShardedModel) and not _is_declared(model):
             continue  # The checks E001 to E003 report the wrong declaration.
         messages += _unmanaged(model)
+        messages += _changed_by_database(model)
         messages += _keys(model)
         if not issubclass(model, ShardedModel):
             messages += _engine(model)
@@ -205,6 +207,19 @@ def _unmanaged(model: Any) -> Iterator[checks.CheckMessage]:
             obj=model,
             id="sharded_orm.W034",
         )
+
+
+def _changed_by_database(model: Any) -> Iterator[checks.CheckMessage]:
+    for field in model._meta.local_fields:
+        remote = field.remote_field
+        if remote is not None and compat.changes_rows_unseen(getattr(remote, "on_delete", None)):
+            yield checks.Error(
+                f"With on_delete={remote.on_delete.__name__}, the database itself changes rows of the"
+                f" cached model {model.__name__}, and the cache does not learn of it.",
+                hint="Use CASCADE, SET_NULL or the like, or cache = False.",
+                obj=field,
+                id="sharded_orm.E075",
+            )
 
 
 def _keys(model: Any) -> Iterator[checks.CheckMessage]:

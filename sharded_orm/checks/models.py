@@ -361,10 +361,11 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
         if remote is None or isinstance(remote.model, str):
             continue
         other = _group(remote.model)
-        is_policy = remote.on_delete in on_delete.POLICIES
+        policy: Any = remote.on_delete
+        is_policy = policy in on_delete.POLICIES
         if is_policy and (own is None or other is not None):
             yield checks.Error(
-                f"sharded_orm.on_delete.{remote.on_delete.__name__} is for foreign keys from shards to"
+                f"sharded_orm.on_delete.{policy.__name__} is for foreign keys from shards to"
                 " the global database, and this one is none.",
                 hint="Use on_delete=DO_NOTHING, or inside one group or the global database one of"
                 " Django's.",
@@ -385,9 +386,9 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
                 obj=field,
                 id="sharded_orm.E006",
             )
-        if remote.on_delete is not models.DO_NOTHING and not is_policy:
+        if policy is not models.DO_NOTHING and not is_policy:
             yield checks.Error(
-                f"on_delete={remote.on_delete.__name__} of a foreign key to {where} would run on the"
+                f"on_delete={policy.__name__} of a foreign key to {where} would run on the"
                 " alias of the deleted row, where these rows are not.",
                 hint=f"Set {_policies_hint(own, other)}.",
                 obj=field,

@@ -8,7 +8,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.base import ModelBase
 
-from sharded_orm import database_settings, runtime
+from sharded_orm import compat, database_settings, runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.cached.invalidation import CacheAttribute
@@ -287,17 +287,20 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         values: Any,
         update_fields: Any,
         forced_update: Any,
-    ) -> bool:
+        *returning_fields: Any,
+    ) -> Any:
         # Overrides Model._do_update(). Use the shard key as a condition of the UPDATE, and do not
         # write it. If the key was changed in memory, the UPDATE then finds no row, and no row ends
-        # up on the wrong shard.
+        # up on the wrong shard. The result is that of Model._do_update(), which is true if a row was
+        # updated. Since Django 6.0 it has the values of ``returning_fields``.
         options = self._shard_options()
         key = options.key
+        update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
             # In multi-table inheritance, Django also updates the tables of parent models. If this
             # table has no column of the shard key, the key cannot be a condition.
-            return bool(
-                super()._do_update(base_qs, using, pk_val, values, update_fields, forced_update)
+            return update(
+                base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
         others = [value for value in values if value[0] is not key]
         same_key = base_qs
@@ -307,10 +310,10 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             # The shard key is the only field to be saved, and it is never written. So no value is
             # left to write. Django would then report success without a query; check instead that
             # the row exists.
-            updated = bool(same_key.filter(pk=pk_val).exists())
+            updated = compat.update_result(same_key.filter(pk=pk_val).exists())
         else:
-            updated = bool(
-                super()._do_update(same_key, using, pk_val, others, update_fields, forced_update)
+            updated = update(
+                same_key, using, pk_val, others, update_fields, forced_update, *returning_fields
             )
         if not updated and not self._state.adding and base_qs.filter(pk=pk_val).exists():
             raise ShardKeyChanged(
@@ -453,7 +456,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             for constraint in constraints:
                 if isinstance(constraint, models.CheckConstraint):
                     try:
-                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined]  # checks have it
+                        constraint.validate(model, self, exclude=exclude, using=using)  # type: ignore[attr-defined,unused-ignore]  # checks have it
                     except ValidationError as exc:
                         errors = exc.update_error_dict(errors)
         if errors:

@@ -86,7 +86,7 @@ class RelationInside:
         own = key.attname if self.owner is None else f"{self.owner.name}__{key.attname}"
         other = f"{self.related.name}__{related_key.attname}"
         row = "pk" if self.owner is None else self.owner.attname
-        rows = ShardedQuerySet(self.table).using(alias).filter(pk__in=pks)
+        rows: Any = ShardedQuerySet(self.table).using(alias).filter(pk__in=pks)
         rows = rows.filter(**{f"{other}__isnull": False}).exclude(**{other: F(own)})
         first = rows.values_list(row, own, self.related.attname, other).first()
         if first is not None:
@@ -225,7 +225,7 @@ class GenericReference:
         :param pks: primary keys of rows of ``model``.
         """
         key, type_field, id_field = (field.attname for field in self.fields[-3:])
-        rows = ShardedQuerySet(self.model).using(alias).filter(pk__in=pks)
+        rows: Any = ShardedQuerySet(self.model).using(alias).filter(pk__in=pks)
         by_type: dict[Any, list[Any]] = defaultdict(list)
         for pk, value, type_id, object_id in rows.values_list("pk", key, type_field, id_field):
             if type_id is not None and object_id is not None:

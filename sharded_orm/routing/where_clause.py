@@ -17,7 +17,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model
-from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined]  # not in the stubs
+from django.db.models.expressions import Col, ColPairs, Expression, Value  # type: ignore[attr-defined,unused-ignore]  # not in the stubs
 from django.db.models.lookups import Exact, In, IsNull
 from django.db.models.sql.where import AND, OR, NothingNode, WhereNode
 
@@ -103,7 +103,7 @@ class OnShard(Expression):
         super().__init__(output_field=_boolean())
         self.alias = alias
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         from django.core.exceptions import EmptyResultSet, FullResultSet
 
         here = getattr(connection, "shard", None)
@@ -269,9 +269,10 @@ class WhereReader:
         if lhs.alias == self._query.base_table:
             model = self._query.model
         key = self._key_of(model)
-        if key is None or key.group != self._group or lhs.target.column not in key.columns:
+        column: Any = lhs.target.column
+        if key is None or key.group != self._group or column not in key.columns:
             return False
-        bits = key.columns[lhs.target.column]
+        bits = key.columns[column]
         return bits is None or bits == self._embedded
 
 

@@ -13,6 +13,7 @@ from django.db.models import Avg, Count, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm import compat
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
@@ -188,7 +189,7 @@ def _distinct_value(
 
     def values(query: Query) -> Query:
         shard_aggregate = _without_default(query.annotations[alias])
-        *sources, condition = shard_aggregate.get_source_expressions()
+        sources, condition = compat.arguments_of(shard_aggregate)
         if len(sources) != 1:
             raise refuse("a distinct aggregate of several expressions", "use one")
         query = query.clone()

@@ -27,10 +27,11 @@ from django.db.models.expressions import (
     Ref,
     Value,
 )
-from django.db.models.functions import Now, Random
+from django.db.models.functions import Now
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import WhereNode
 
+from sharded_orm import compat
 from sharded_orm.backends.features import features_of
 from sharded_orm.scatter.comparison import Column, OrderKey, column_of
 from sharded_orm.scatter.facade import PK_MARK, SHARD_MARK, Facade
@@ -312,12 +313,11 @@ class _Root(SQLCompiler):
         expression = order.expression
         while isinstance(expression, Ref):
             expression = expression.get_source_expressions()[0]
-        if any(isinstance(part, Random) for part in _parts(expression)):
+        if any(isinstance(part, compat.RANDOM_FUNCTIONS) for part in _parts(expression)):
             raise refuse("random order", "choose random rows in Python, or ask one shard")
+        parts: list[Any] = [expression]
         if isinstance(expression, ColPairs):
             parts = expression.get_cols()
-        else:
-            parts = [expression]
         for part in parts:
             column = self._column(part)
             if self.merges_groups:
@@ -408,11 +408,11 @@ class _Root(SQLCompiler):
 
 
 def _refuse_time_and_chance(expression: Any) -> None:
-    """Refuse ``Now()`` and ``Random()`` in GROUP BY and DISTINCT.
+    """Refuse ``Now()``, ``Random()`` and random UUIDs in GROUP BY and DISTINCT.
 
     Their values differ from statement to statement, so rows of two statements cannot be compared.
     """
-    if any(isinstance(part, Now | Random) for part in _parts(expression)):
+    if any(isinstance(part, (Now, *compat.RANDOM_FUNCTIONS)) for part in _parts(expression)):
         raise refuse(
             "groups or distinct rows that depend on Now() or Random()",
             "pass the time as a value (timezone.now())",

@@ -13,6 +13,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import ExtraWhere
 
+from sharded_orm import compat
 from sharded_orm.scatter.refusals import refuse
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Qualified(SQLCompiler):
         if isinstance(node, BaseTable):
             return f"{SCHEMA_MARK}.{sql}", params
         if isinstance(node, Join):
-            quoted = self.quote_name_unless_alias(node.table_name)
+            quoted = compat.quote_name(self, node.table_name)
             before = f"{node.join_type} {quoted}"
             if not sql.startswith(before):
                 raise refuse(f"the join {sql!r}", "ask one shard")

@@ -12,6 +12,7 @@ from django.db.models import Avg, Count, Max, Min, Sum
 from django.db.models.fields import DurationField
 from django.db.models.functions import Coalesce
 
+from sharded_orm import compat
 from sharded_orm.backends.features import ShardFeatures
 from sharded_orm.scatter.comparison import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
@@ -68,9 +69,9 @@ def partial_of(
     if kind is not Avg:
         part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
-    sources = aggregate.get_source_expressions()[:-1]
-    total = Sum(*sources, filter=aggregate.filter)
-    count = Count(*sources, filter=aggregate.filter)
+    (source,), condition = compat.arguments_of(aggregate)
+    total = Sum(source, filter=condition)
+    count = Count(source, filter=condition)
     # On databases with averages_durations_to_integers, Django casts the average of durations to an
     # integer. The merge must do the same.
     duration = features.averages_durations_to_integers and isinstance(

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.messages import get_messages
 from django.core.exceptions import PermissionDenied
 from django.db import connections
@@ -28,6 +29,7 @@ from tests.admin.conftest import (
 from tests.admin.lists import PhotoAdmin
 from tests.admin.test_changelist import Statements
 from tests.photos.models import Event, Photo
+from tests.versions import HAS_ACTIONS_OF_A_ROW
 
 pytestmark = [
     pytest.mark.django_db(databases=DATABASES),
@@ -64,6 +66,23 @@ def test_one_shard(admin_client: Client, rows: Rows) -> None:
     assert stars() == {ONE: 5, TWO: None, NEAR: None}
     assert message_texts(response) == [f"success: Give five stars: 1 row on {SHARD[ONE]} (1)."]
     assert statements[SHARD[TWO]] == []
+
+
+@pytest.mark.skipif(not HAS_ACTIONS_OF_A_ROW, reason="of Django 6.1")
+def test_an_action_of_the_page_of_a_row(
+    admin_client: Client, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PhotoAdmin.star, "locations", list(admin.ActionLocation), raising=False)  # type: ignore[attr-defined,unused-ignore]
+    here = url(Photo, "change", object_id_by_hand(rows.photo))
+    page = admin_client.get(here).content.decode()
+    assert 'name="CHANGE_FORM-action"' in page
+    data = {"CHANGE_FORM-action": "star", "_selected_action": rows.photo.pk}
+    response = admin_client.post(here, data)
+    assert (response.status_code, response.url) == (302, here)
+    assert stars() == {ONE: 5, TWO: None, NEAR: None}
+    assert message_texts(response) == [f"success: Give five stars: 1 row on {SHARD[ONE]} (1)."]
+    nothing = admin_client.post(here, {"CHANGE_FORM-action": "", "_selected_action": rows.photo.pk})
+    assert message_texts(nothing)[-1] == "warning: No action selected."
 
 
 def test_two_shards(admin_client: Client, rows: Rows) -> None:

@@ -73,6 +73,24 @@ class CachedComment(ShardedModel):
         isolate_key = "photo"
 
 
+class CachedBill(ShardedModel):
+    """The database computes two of its fields."""
+
+    user_id = models.BigIntegerField()
+    net = models.IntegerField()
+    tax = models.IntegerField(db_default=7)
+    total = models.GeneratedField(
+        expression=models.F("net") + models.F("tax"),
+        output_field=models.IntegerField(),
+        db_persist=True,
+    )
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+        cache = True
+
+
 class PlainRow(ShardedModel):
     """A model without cache, in the same group as cached models."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import time
 import tracemalloc
 
 from django.conf import settings
@@ -40,12 +41,32 @@ def main(folder: str) -> None:
     import django
 
     django.setup()
+    from django.core.checks import run_checks
     from django.db import connections, transaction
+    from django.db.utils import ConnectionHandler
 
     def touch(numbers: range) -> None:
         for number in numbers:
             connections[f"fleet_{number:05d}"]
 
+    def aliases_of_checks() -> tuple[list[str], float]:
+        """The aliases that ``run_checks()`` looks up, and its seconds."""
+        looked_up: list[str] = []
+        look_up = ConnectionHandler.__getitem__
+
+        def note(self: ConnectionHandler, alias: str) -> object:
+            looked_up.append(alias)
+            return look_up(self, alias)
+
+        ConnectionHandler.__getitem__ = note  # type: ignore[method-assign,assignment]
+        try:
+            began = time.perf_counter()
+            run_checks()
+            return sorted(set(looked_up)), time.perf_counter() - began
+        finally:
+            ConnectionHandler.__getitem__ = look_up  # type: ignore[method-assign]
+
+    checked, check_seconds = aliases_of_checks()
     tracemalloc.start()
     touch(range(SHARDS))
     gc.collect()
@@ -63,6 +84,8 @@ def main(folder: str) -> None:
     sys.stdout.write(
         json.dumps(
             {
+                "checked": checked,
+                "check_seconds": check_seconds,
                 "kept": len(group.shards.wrappers),
                 "iterated": len(list(connections)),
                 "once": once,

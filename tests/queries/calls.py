@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.contenttypes.prefetch import GenericPrefetch
+from django.db import models
 from django.db.models import Count, F, Max, Prefetch, Q, Sum
 
 from tests.queries.conftest import NEAR, ONE, START, TWO
 from tests.queries.twins import GLOBAL, World
+from tests.versions import HAS_FETCH_MODES
 
 
 @dataclass(frozen=True)
@@ -332,6 +334,19 @@ def _target(case: Case) -> Any:
     return case.models("Label" if case.relation.model == "Item" else "Item")
 
 
+if HAS_FETCH_MODES:
+    CALLS["fetch_mode"] = {
+        "a global row": lambda rows, case: _names(_peers(rows), "owner"),
+        "a row beside": lambda rows, case: _names(_peers(rows), _inner(case)),
+        "deferred": lambda rows, case: [row.name for row in _peers(rows.only("stars"))],
+        "none": lambda rows, case: _names(rows.fetch_mode(models.FETCH_RAISE), "owner"),
+    }
+
+
+def _peers(rows: Any) -> Any:
+    return rows.order_by("pk").fetch_mode(models.FETCH_PEERS)
+
+
 #: Public methods that neither read nor write rows.
 NOT_OF_ROWS = {
     "as_manager",
@@ -345,4 +360,5 @@ NOT_OF_ROWS = {
     "get_prefetch_querysets",
     "get_queryset",
     "resolve_expression",
+    "set_base",
 }

@@ -512,9 +512,9 @@ class TestMakers:
                 app_label = "cached"
 
             @classmethod
-            def from_db(cls, db: Any, field_names: Any, values: Any) -> Any:
-                calls.append((db, list(field_names), list(values)))
-                return super().from_db(db, field_names, values)
+            def from_db(cls, db: Any, field_names: Any, values: Any, **mode: Any) -> Any:
+                calls.append((db, list(field_names), list(values), mode))
+                return super().from_db(db, field_names, values, **mode)
 
         rows = Strict.objects.filter(user_id=ONE).order_by("pk")
         list(rows.uncached())

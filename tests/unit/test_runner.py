@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import LANES, NO_TESTS_COLLECTED, Outcome
+from tests.pairs import ON_MARIADB, ON_SQLITE, PAIRS
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,3 +77,17 @@ def test_all_that_is_marked_runs_on_mariadb():
     paths = [f"{path}/" for lane in LANES if lane.on_mariadb for path in lane.paths]
     missing = {path for path in marked if not path.startswith(tuple(paths))}
     assert missing - {str(Path(__file__).relative_to(ROOT))} == set()
+
+
+def test_each_pair_is_supported_and_has_an_environment():
+    metadata, tox = (ROOT / "setup.cfg").read_text(), (ROOT / "tox.ini").read_text()
+    for pair in PAIRS:
+        assert f"Framework :: Django :: {pair.django}\n" in metadata
+        assert f"Programming Language :: Python :: {pair.python}\n" in metadata
+        python, django = pair.name.split("-dj")
+        assert re.search(rf"{python}-dj\{{[\d,]*{django}", tox)
+        assert f"{django}: {pair.requirement}" in tox
+
+
+def test_the_short_lanes_have_what_they_name():
+    assert [path for path in (*ON_SQLITE, *ON_MARIADB) if not (ROOT / path).exists()] == []

@@ -41,6 +41,42 @@ def test_only_backends_compare_vendors() -> None:
     assert places == []
 
 
+def names_version(node: ast.AST) -> bool:
+    """Whether ``node`` refers to the version of Django or of Python."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("VERSION", "version_info", "get_version")
+    return isinstance(node, ast.ImportFrom) and (
+        node.module == "django.utils.version"
+        or any(alias.name in ("VERSION", "get_version") for alias in node.names)
+    )
+
+
+def test_only_one_module_knows_versions() -> None:
+    """Elsewhere the code is that for the newest version; ``sharded_orm.compat`` has the rest."""
+    places = {
+        path for path, module in modules() for node in ast.walk(module) if names_version(node)
+    }
+    assert places == {"compat.py"}
+
+
+def test_only_one_module_of_the_tests_knows_versions() -> None:
+    tests = Path(__file__).parents[1]
+    places = {
+        path.relative_to(tests).as_posix()
+        for path in sorted(tests.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if names_version(node)
+    }
+    # These find files of the installed version.
+    finders = {"django_suite/source.py", "unit/django_suite/test_compare.py"}
+    assert places - finders == {"versions.py"}
+
+
+def test_a_version_would_be_found() -> None:
+    for code in ("django.VERSION >= (6, 1)", "from django import VERSION", "sys.version_info"):
+        assert any(map(names_version, ast.walk(ast.parse(code))))
+
+
 def test_a_comparison_would_be_found() -> None:
     for code in ("c.vendor == 'mysql'", "'sqlite' != vendor", "a.b.vendor in ('mysql',)"):
         assert compares_vendor(ast.parse(code, mode="eval").body)

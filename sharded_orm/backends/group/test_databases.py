@@ -113,7 +113,7 @@ class GroupCreation(BaseDatabaseCreation):
         self,
         verbosity: int = 1,
         autoclobber: bool = False,
-        serialize: bool = True,
+        serialize: Any = True,
         keepdb: bool = False,
     ) -> str:
         """Create and migrate the template. Each test shard is cloned from the template at the shard's

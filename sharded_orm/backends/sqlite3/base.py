@@ -78,9 +78,24 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         return params
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
+        made: list[sqlite3.Connection] = []
+        factory = conn_params.get("factory", sqlite3.Connection)
+
+        def make(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+            made.append(factory(*args, **kwargs))
+            return made[-1]
+
         try:
-            connection: sqlite3.Connection = super().get_new_connection(conn_params)
-        except sqlite3.OperationalError as exc:
+            connection: sqlite3.Connection = super().get_new_connection(
+                {**conn_params, "factory": make}
+            )
+            made.clear()  # Or it would count among the references below.
+        except sqlite3.DatabaseError as exc:
+            # Django has opened the file, and then run a statement.
+            for opened in made:
+                opened.close()
+            if not isinstance(exc, sqlite3.OperationalError):
+                raise
             if self.shard is None or Path(self.settings_dict["NAME"]).exists():
                 raise
             raise ShardDatabaseMissing(

@@ -7,6 +7,7 @@ fixtures and migrations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -52,9 +53,38 @@ class WriteMixin(ReadMixin):
     always runs in a transaction: in autocommit, a transaction is opened for this write only.
     """
 
+    #: Whether the statement that is being sent has been reported.
+    _is_reported = False
+
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
         # Overrides execute_sql of SQLCompiler, SQLInsertCompiler and SQLUpdateCompiler.
         # Because their arguments differ, all arguments are passed on.
+        execute = partial(super().execute_sql, *args, **kwargs)
+        if self._is_reported:
+            return execute()
+        return self._report(execute, counted=ROW_COUNT in args or ROW_COUNT in kwargs.values())
+
+    def execute_returning_sql(self, returning_fields: Any) -> list[Any]:
+        # Overrides SQLUpdateCompiler.execute_returning_sql (Django 6.0), with which save() updates a
+        # row. On a database without UPDATE … RETURNING, Django's method calls execute_sql().
+        rows: list[Any] = []
+
+        def execute() -> int:
+            rows[:] = super(WriteMixin, self).execute_returning_sql(returning_fields)  # type: ignore[misc]  # of SQLUpdateCompiler
+            return len(rows)
+
+        self._is_reported = True
+        try:
+            self._report(execute, counted=True)
+        finally:
+            self._is_reported = False
+        return rows
+
+    def _report(self, execute: Callable[[], Any], *, counted: bool) -> Any:
+        """Send the statement with ``execute``, and return the result.
+
+        :param counted: whether the result is the number of rows that matched.
+        """
         connection: Any = self.connection
         if (shard := getattr(connection, "shard", None)) is not None:
             # Check that the database compares text shard keys as the router does. Do so now,
@@ -65,9 +95,7 @@ class WriteMixin(ReadMixin):
         cached_model = observer.cached_model_of(self.query.model)
         try:
             if cached_model is None:
-                return super().execute_sql(*args, **kwargs)
-            execute = partial(super().execute_sql, *args, **kwargs)
-            counted = ROW_COUNT in args or ROW_COUNT in kwargs.values()
+                return execute()
             if not connection.get_autocommit():
                 return observer.write(cached_model, self, execute, counted)
             with connection.write_transaction():

@@ -99,7 +99,8 @@ class CachedRead:
 
     def _instances(self, rows: list[Row]) -> list[Any]:
         factory = self.factory
-        instances = factory.instances(rows if factory.decoded is not None else factory.values(rows))
+        values = rows if factory.decoded is not None else factory.values(rows)
+        instances = factory.instances(values, self.queryset)
         known = self.queryset._known_related_objects
         if known:
             _set_known(self.queryset.model, known, instances)

@@ -36,7 +36,7 @@ def all_pinned(query: Any, columns: Collection[str | None]) -> dict[str, list[An
         for column, compared in compared_columns(condition):
             if type(column) is not Col or column.alias != base:
                 continue
-            name = column.target.column
+            name: Any = column.target.column
             if name not in columns:
                 continue
             values = plain_values(compared, column.target)

@@ -20,6 +20,7 @@ from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
 from django.db.models.sql import Query
 
+from sharded_orm import compat
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.cache.process_cache import Decoded
@@ -133,11 +134,17 @@ class InstanceFactory:
             converted.append(row)
         return converted
 
-    def instances(self, values: Sequence[Row]) -> list[Any]:
+    def instances(self, values: Sequence[Row], queryset: Any) -> list[Any]:
         """Return model instances, equal to those that ``Model.from_db`` makes.
 
         :param values: rows that have passed Django's converters.
+        :param queryset: what reads the instances. They get its fetch mode.
         """
+        instances = self._instances(values, queryset)
+        compat.set_fetch_mode(instances, queryset)
+        return instances
+
+    def _instances(self, values: Sequence[Row], queryset: Any) -> list[Any]:
         model, alias, names = self._model, self._alias, self._names
         # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
@@ -145,7 +152,8 @@ class InstanceFactory:
             (pre_init.receivers or post_init.receivers)
             and (pre_init.has_listeners(model) or post_init.has_listeners(model))
         ):
-            return [model.from_db(alias, names, list(row)) for row in values]
+            from_db = compat.from_db(model, queryset)
+            return [from_db(alias, names, list(row)) for row in values]
         # For a plain model, this does what from_db and Model.__init__ do, in a fifth of the time.
         instances = []
         new = object.__new__

@@ -20,11 +20,12 @@ from django.core.exceptions import EmptyResultSet
 from django.db.models import Choices, lookups
 from django.db.models.expressions import Col, Func, RawSQL, Subquery
 from django.db.models.fields import related_lookups
-from django.db.models.functions import Now, Random
+from django.db.models.functions import Now
 from django.db.models.lookups import Exact, Lookup
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
+from sharded_orm import compat
 from sharded_orm.models.sharding.ordering import own_names
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.routing.where_clause import OnShard
@@ -183,7 +184,8 @@ class _Conditions:
         elif type(value := _plain_value(value)) not in IMMUTABLE:
             return None
         elif required and value is not None and issubclass(kind, Exact):
-            values = self._equal.setdefault(column.target.column, [])
+            name: Any = column.target.column
+            values = self._equal.setdefault(name, [])
             # A related manager adds the shard key, and the caller may name the same key once more.
             if value not in values:
                 values.append(value)
@@ -260,7 +262,7 @@ def compiled_text(query: Any, using: str) -> str | None:
 
 
 _OWN_SQL = ("function", "template")
-_UNSTEADY = (Now, Random, RawSQL, Subquery)
+_UNSTEADY: tuple[type[Any], ...] = (Now, *compat.RANDOM_FUNCTIONS, RawSQL, Subquery)
 
 
 def _is_steady(node: Any) -> bool:

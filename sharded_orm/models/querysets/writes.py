@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
 
-from sharded_orm import runtime
+from sharded_orm import compat, runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged
 from sharded_orm.models.fields.generated_id import (
     EmbeddedShardMixin,
@@ -53,6 +53,7 @@ class WritingQuerySet(RoutedQuerySet[M]):
             self._for_write = True
             obj: M = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
+            compat.set_fetch_mode([obj], self)
             return obj
         return super().create(**kwargs)
 

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from django.db.models import Model, QuerySet
-from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined]  # not in the stubs
+from django.db.models.fields.related import lazy_related_operation  # type: ignore[attr-defined,unused-ignore]  # not in the stubs
 from django.db.models.fields.related_descriptors import (
     ForwardManyToOneDescriptor,
     ForwardOneToOneDescriptor,
@@ -22,6 +22,7 @@ from django.db.models.fields.related_descriptors import (
 )
 from django.utils.functional import cached_property
 
+from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.prefetches import alias_of, split_by_alias
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
@@ -134,7 +135,7 @@ class _ByConditions(_PerShard):
         if isinstance(rows.query, BoundKeyQuery):
             # Like a plain base manager, return the row that is referred to, under any bound key.
             rows.query.bound_key = EXEMPT
-        return rows
+        return rows if instance is None else compat.copy_fetch_mode(rows, instance)
 
 
 class _Forward(_ByConditions):

@@ -24,6 +24,7 @@ from django.db.models import Model, Q, QuerySet
 from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
+from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation, DeletionRefused
 from sharded_orm.models.querysets.prefetches import alias_of
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
@@ -52,72 +53,8 @@ class ShardedGenericForeignKey(GenericForeignKey):
     are of one group, else in the global database or on the shard that the row's id determines.
     """
 
-    #: A prefetch is for instances of all shards at once; see ``split_lookups()``.
-    leads_anywhere = True
     #: Rows of one group are on one shard, also in a subquery along this field; see ``Colocation``.
     stays_on_shard = True
-
-    def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides GenericForeignKey.__get__(), which looks in the database of ``instance``.
-        model = None if instance is None else self._content_model(instance)
-        if model is None or not self._concerns_shards([model]):
-            return super().__get__(instance, cls)
-        if self.is_cached(instance):
-            row = self.get_cached_value(instance)
-            if row is None or self._refers_to(instance, row):
-                return row
-        row = self._find(instance, model)
-        self.set_cached_value(instance, row)
-        return row
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        if value is not None:
-            refuse_two_keys(self, instance, value)
-            router.allow_relation(value, instance)  # It raises if the two are on two shards.
-        super().__set__(instance, value)
-
-    def get_prefetch_querysets(self, instances: Any, querysets: Any = None) -> Any:
-        # Overrides GenericForeignKey.get_prefetch_querysets(), which sends one query for each
-        # content type. Send one for each content type and shard if the rows are beside instances
-        # on several shards.
-        model_by_type: dict[Any, Any] = {}
-        instance_by_place: dict[tuple[Any, str | None], Any] = {}
-        pks_by_place: dict[tuple[Any, str | None], set[Any]] = defaultdict(set)
-        for instance in instances:
-            type_id, pk = self._values(instance)
-            if type_id is None or pk is None:
-                continue
-            model = model_by_type.setdefault(type_id, self._content_model(instance))
-            place = type_id, self._alias_beside(model, instance)
-            instance_by_place.setdefault(place, instance)
-            pks_by_place[place].add(pk)
-        if not self._concerns_shards(model_by_type.values()):
-            return super().get_prefetch_querysets(instances, querysets)
-        querysets_by_type = self._querysets_by_type(querysets or ())
-        rows: list[Any] = []
-        for place, pks in pks_by_place.items():
-            type_id, alias = place
-            queryset = querysets_by_type.get(type_id)
-            if queryset is None:
-                queryset = self._rows_of(model_by_type[type_id], instance_by_place[place])
-            elif alias is not None:
-                queryset = queryset.filter(OnShard(alias))
-            rows.extend(queryset.filter(pk__in=pks))
-
-        def row_key(row: Any) -> tuple[Any, ...]:
-            return row.__class__, row.pk, self._alias_beside(row.__class__, row)
-
-        def instance_key(instance: Any) -> tuple[Any, ...] | None:
-            type_id, pk = self._values(instance)
-            if type_id is None:
-                return None
-            model = model_by_type.get(type_id)
-            if model is None:
-                return None  # No instance of this content type has an id.
-            return model, model._meta.pk.get_prep_value(pk), self._alias_beside(model, instance)
-
-        refuse_equal_values(rows, row_key)
-        return rows, row_key, instance_key, True, self.name, False
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
         """Raise :exc:`CrossShardRelation` if one of the new ``rows`` is about a row of the group that
@@ -128,12 +65,12 @@ class ShardedGenericForeignKey(GenericForeignKey):
         """
         pks_by_model: dict[tuple[Any, tuple[Any, ...]], set[Any]] = defaultdict(set)
         for row in rows:
-            model = self._content_model(row)
-            _, pk = self._values(row)
+            model = self.content_model(row)
+            _, pk = self.values(row)
             if model is None or pk is None or group_of(model) != group_of(self.model):
                 continue
             about = self.get_cached_value(row, default=None)
-            if about is None or not self._refers_to(row, about):
+            if about is None or not self.refers_to(row, about):
                 key = tuple(key_for_related(model, self, row).items())
                 pks_by_model[model, key].add(model._meta.pk.to_python(pk))
         for (model, key), pks in pks_by_model.items():
@@ -147,43 +84,34 @@ class ShardedGenericForeignKey(GenericForeignKey):
                     " row was deleted."
                 )
 
-    def _values(self, instance: Any) -> tuple[Any, Any]:
+    def values(self, instance: Any) -> tuple[Any, Any]:
         """Return the ids of the content type and of the row that ``instance`` is about."""
         attname = self.model._meta.get_field(self.ct_field).attname
         return getattr(instance, attname, None), getattr(instance, self.fk_field)
 
-    def _content_model(self, instance: Any) -> Any:
-        type_id, _ = self._values(instance)
+    def content_model(self, instance: Any) -> Any:
+        type_id, _ = self.values(instance)
         if type_id is None:
             return None
         return self.get_content_type(id=type_id, using=instance._state.db).model_class()
 
-    def _concerns_shards(self, content_models: Iterable[Any]) -> bool:
+    def concerns_shards(self, content_models: Iterable[Any]) -> bool:
         return any(group_of(model) is not None for model in (self.model, *content_models))
 
-    def _alias_beside(self, model: Any, instance: Any) -> str | None:
+    def alias_beside(self, model: Any, instance: Any) -> str | None:
         """Return the alias of the shard of ``instance`` if the rows of ``model`` that are related to
         the instance are on this shard.
         """
         group = group_of(self.model)
         return alias_of(instance) if group is not None and group_of(model) == group else None
 
-    def _refers_to(self, instance: Any, row: Any) -> bool:
-        type_id, pk = self._values(instance)
+    def refers_to(self, instance: Any, row: Any) -> bool:
+        type_id, pk = self.values(instance)
         return bool(
             self.get_content_type(obj=row).pk == type_id and row._meta.pk.to_python(pk) == row.pk
         )
 
-    def _find(self, instance: Any, model: Any) -> Any:
-        _, pk = self._values(instance)
-        if pk is None:
-            return None
-        try:
-            return self._rows_of(model, instance).get(pk=pk)
-        except ObjectDoesNotExist:
-            return None
-
-    def _rows_of(self, model: Any, instance: Any) -> Any:
+    def rows_of(self, model: Any, instance: Any) -> Any:
         """Return a queryset of ``model`` that finds the row that ``instance`` is about, by its
         primary key.
 
@@ -197,12 +125,103 @@ class ShardedGenericForeignKey(GenericForeignKey):
             # Like a plain base manager, find the row under any bound key. A filter would turn the
             # reference into None.
             rows.query.bound_key = EXEMPT
-        return rows
+        return compat.copy_fetch_mode(rows, instance)
+
+
+class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # a class of Any
+    """The descriptor of a generic foreign key, such as ``note.content_object``."""
+
+    #: A :class:`ShardedGenericForeignKey`. (The type checker would take it for its value.)
+    field: Any
+    #: A prefetch is for instances of all shards at once; see ``split_lookups()``.
+    leads_anywhere = True
+
+    def __get__(self, instance: Any, cls: Any = None) -> Any:
+        # Overrides GenericForeignKeyDescriptor.__get__(), which looks in the database of ``instance``.
+        model = None if instance is None else self.field.content_model(instance)
+        if model is None or not self.field.concerns_shards([model]):
+            return super().__get__(instance, cls)
+        if self.field.is_cached(instance):
+            row = self.field.get_cached_value(instance)
+            if row is None or self.field.refers_to(instance, row):
+                return row
+        compat.fetch(self, instance)
+        return self.field.get_cached_value(instance)
+
+    def fetch_one(self, instance: Any) -> None:
+        # Overrides GenericForeignKeyDescriptor.fetch_one() (Django 6.1), as __get__() does.
+        model = self.field.content_model(instance)
+        if model is None or not self.field.concerns_shards([model]):
+            super().fetch_one(instance)
+        else:
+            self.field.set_cached_value(instance, self._find(instance, model))
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if value is not None:
+            refuse_two_keys(self.field, instance, value)
+            router.allow_relation(value, instance)  # It raises if the two are on two shards.
+        super().__set__(instance, value)
+
+    def get_prefetch_querysets(self, instances: Any, querysets: Any = None) -> Any:
+        # Overrides GenericForeignKeyDescriptor.get_prefetch_querysets(), which sends one query for each
+        # content type. Send one for each content type and shard if the rows are beside instances
+        # on several shards.
+        model_by_type: dict[Any, Any] = {}
+        instance_by_place: dict[tuple[Any, str | None], Any] = {}
+        pks_by_place: dict[tuple[Any, str | None], set[Any]] = defaultdict(set)
+        for instance in instances:
+            type_id, pk = self.field.values(instance)
+            if type_id is None or pk is None:
+                continue
+            model = model_by_type.setdefault(type_id, self.field.content_model(instance))
+            place = type_id, self.field.alias_beside(model, instance)
+            instance_by_place.setdefault(place, instance)
+            pks_by_place[place].add(pk)
+        if not self.field.concerns_shards(model_by_type.values()):
+            return super().get_prefetch_querysets(instances, querysets)
+        querysets_by_type = self._querysets_by_type(querysets or ())
+        rows: list[Any] = []
+        for place, pks in pks_by_place.items():
+            type_id, alias = place
+            queryset = querysets_by_type.get(type_id)
+            if queryset is None:
+                queryset = self.field.rows_of(model_by_type[type_id], instance_by_place[place])
+            elif alias is not None:
+                queryset = queryset.filter(OnShard(alias))
+            rows.extend(compat.copy_fetch_mode(queryset.filter(pk__in=pks), instances[0]))
+
+        def row_key(row: Any) -> tuple[Any, ...]:
+            return row.__class__, row.pk, self.field.alias_beside(row.__class__, row)
+
+        def instance_key(instance: Any) -> tuple[Any, ...] | None:
+            type_id, pk = self.field.values(instance)
+            if type_id is None:
+                return None
+            model = model_by_type.get(type_id)
+            if model is None:
+                return None  # No instance of this content type has an id.
+            return (
+                model,
+                model._meta.pk.get_prep_value(pk),
+                self.field.alias_beside(model, instance),
+            )
+
+        refuse_equal_values(rows, row_key)
+        return rows, row_key, instance_key, True, self.field.name, False
+
+    def _find(self, instance: Any, model: Any) -> Any:
+        _, pk = self.field.values(instance)
+        if pk is None:
+            return None
+        try:
+            return self.field.rows_of(model, instance).get(pk=pk)
+        except ObjectDoesNotExist:
+            return None
 
     def _querysets_by_type(self, querysets: Iterable[Any]) -> dict[Any, Any]:
         by_type: dict[Any, Any] = {}
         for queryset in querysets:
-            type_id = self.get_content_type(model=queryset.query.model).pk
+            type_id = self.field.get_content_type(model=queryset.query.model).pk
             if type_id in by_type:
                 raise ValueError("Only one queryset is allowed for each content type.")
             by_type[type_id] = queryset
@@ -283,7 +302,7 @@ class GenericRows(RelatedRows):
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
-        return queryset.filter(**self.core_filters)
+        return compat.copy_fetch_mode(queryset, self.instance).filter(**self.core_filters)
 
     def _related(self, values: dict[str, Any]) -> dict[str, Any]:
         relating = {
@@ -417,6 +436,7 @@ def _install_on(sender: Any, **kwargs: Any) -> None:
         # Django's fields stay what they are.
         if type(field) is GenericForeignKey:
             field.__class__ = ShardedGenericForeignKey
+            setattr(sender, field.name, ShardedGenericDescriptor(field))
         elif type(field) is GenericRelation:
             field.__class__ = ShardedGenericRelation
             rel: Any = field.remote_field

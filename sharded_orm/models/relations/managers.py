@@ -15,7 +15,7 @@ from typing import Any
 from django.db import router, transaction
 from django.db.models import Model, Q
 
-from sharded_orm import runtime
+from sharded_orm import compat, runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
 from sharded_orm.models.sharding.options import (
@@ -159,14 +159,27 @@ class ManyBeside(RelatedRows):
     def set(
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
     ) -> None:
-        # Overrides ManyRelatedManager.set(), which removes old rows before it checks the new ones.
-        # Check the new ones first.
+        # Overrides ManyRelatedManager.set(), as set_base() does.
+        self.set_base(objs, clear=clear, through_defaults=through_defaults)
+
+    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def set_base(
+        self,
+        objs: Iterable[Any],
+        *,
+        clear: bool = False,
+        through_defaults: Any = None,
+        raw: bool = False,
+    ) -> None:
+        # Overrides ManyRelatedManager.set_base() (Django 6.1), which deserializers call. Django
+        # removes old rows before it checks the new ones. Check the new ones first.
         objs = tuple(objs)
         self._check_targets(objs)
         through_defaults = self._through_with_key(through_defaults)
-        super().set(objs, clear=clear, through_defaults=through_defaults)  # type: ignore[misc]  # of Django's manager
+        compat.set_base(super(), objs, clear=clear, through_defaults=through_defaults, raw=raw)
 
-    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    set_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks set()
 
     def remove(self, *objs: Any) -> None:
         # Overrides ManyRelatedManager.remove(), which compares primary keys only. Refuse rows of
@@ -260,6 +273,7 @@ class FromOutside(RelatedRows):
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
+        compat.copy_fetch_mode(queryset, self.instance)
         queryset._defer_next_filter = True
         queryset = queryset.filter(**self.core_filters)
         values = self.field.get_foreign_related_value(self.instance)

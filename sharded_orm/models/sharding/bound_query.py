@@ -81,7 +81,7 @@ class BoundKeyQuery(Query):
         where: Any = self.where
         self.where = where.replace_expressions(replacements)
         self.annotations = {
-            name: annotation.replace_expressions(replacements)  # type: ignore[attr-defined]  # not in the stubs
+            name: annotation.replace_expressions(replacements)  # type: ignore[attr-defined,arg-type,unused-ignore]  # not in the stubs
             for name, annotation in self.annotations.items()
         }
         if replacements.keys() & {nested.query for nested in nested_queries(self, trusted=True)}:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from django.db.models import Field, Model, QuerySet
-from django.db.models.expressions import (  # type: ignore[attr-defined]  # not all in the stubs
+from django.db.models.expressions import (  # type: ignore[attr-defined,unused-ignore]  # not all in the stubs
     BaseExpression,
     Col,
     ColPairs,
@@ -61,7 +61,7 @@ HOLDS_NONE = frozenset(
         # join, and the join, which is searched, holds a copy of the relation's condition.
         "_filtered_relations",
         "_lookup_joins", "alias_cols", "alias_prefix", "alias_refcount", "annotation_select_mask",
-        "base_table", "combinator", "combinator_all", "compiler", "default_cols",
+        "base_table", "combinator", "combinator_all", "compiler", "contains_subquery", "default_cols",
         "default_ordering", "deferred_loading", "distinct", "empty_result_set_value",
         "explain_info", "external_aliases", "extra_select_mask", "fields", "filter_is_sticky",
         "high_mark", "low_mark", "max_depth", "model", "objs", "on_conflict", "raw",

@@ -53,11 +53,12 @@ class ShardOptions:
         # name. Leave such columns out, because the name does not tell which table is meant.
         names = Counter(field.column for field in self.model._meta.concrete_fields)
         for field in self.model._meta.concrete_fields:
-            if names[field.column] > 1:
+            column: Any = field.column
+            if names[column] > 1:
                 continue
             bits = self._shard_bits(field)
             if bits is not False:
-                bits_by_column[field.column] = bits
+                bits_by_column[column] = bits
         return bits_by_column
 
     @cached_property

@@ -52,11 +52,14 @@ class Unit:
 
     :param alias: the alias that is passed to database routers. It may be that of any shard of the
         group, because routers give the same answer for all shards of a group.
+    :param records: the rows of ``django_migrations`` that the unit adds (forwards) or deletes
+        (backwards).
     """
 
     migration: Migration
     backwards: bool
     alias: str
+    records: tuple[Key, ...]
 
     @property
     def key(self) -> Key:
@@ -122,16 +125,6 @@ class Unit:
             else _content(operation)
             for number, operation in enumerate(self.operations)
         ]
-
-    @property
-    def records(self) -> list[Key]:
-        """The rows of ``django_migrations`` that the unit adds (forwards) or deletes (backwards)."""
-        # Choose the rows as MigrationExecutor.record_migration() and unapply_migration() do: a squashed
-        # migration has a row for each migration that it replaces.
-        replaced = [(label, name) for label, name in self.migration.replaces]
-        if self.backwards:
-            return [*replaced, self.key]
-        return replaced or [self.key]
 
     def pieces(self, state: ProjectState) -> Iterator[Piece]:
         """Yield the operations with their project states, as Migration.apply() or unapply() would.

@@ -12,6 +12,7 @@ from django.db.migrations.exceptions import AmbiguityError, InconsistentMigratio
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 
+from sharded_orm import compat
 from sharded_orm.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.plan import Key, MigrationPlan, Unit
 
@@ -76,7 +77,15 @@ class Planner:
             # Use the same order as MigrationExecutor._migrate_all_forwards().
             forwards = {migration for migration, _ in steps}
             steps = [(migration, False) for migration, _ in full if migration in forwards]
-        units = [Unit(migration, backwards, connection.alias) for migration, backwards in steps]
+        units = [
+            Unit(
+                migration,
+                backwards,
+                connection.alias,
+                tuple(compat.migration_records(loader, migration, backwards=backwards)),
+            )
+            for migration, backwards in steps
+        ]
         for unit in units:
             _refuse_irreversible(unit)
         return MigrationPlan(
@@ -110,8 +119,8 @@ def _replacements(
         (after.difference_update if unit.backwards else after.update)(unit.records)
     return [
         (key[0], key[1])
-        for key, migration in loader.replacements.items()
-        if key not in after and all(replaced in after for replaced in migration.replaces)
+        for key in loader.replacements
+        if key not in after and compat.all_replaced_applied(loader, key, after)
     ]
 
 

@@ -57,6 +57,7 @@ from tests.integration.subqueries.conftest import (
 from tests.photos.models import Album, Comment, Person, Photo
 from tests.queries.conftest import ONE
 from tests.twins.models import Trunk, Twig
+from tests.versions import NOT_YET_IN_QUERIES
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -479,7 +480,7 @@ def test_every_attribute_of_a_query_is_known() -> None:
                 }
     known = HOLDS_EXPRESSIONS | HOLDS_NAMES | HOLDS_NONE
     used_by_instances_only = {"_constructor_args", "_db", "_lookup_joins", "raw"}
-    assert found == known - used_by_instances_only
+    assert found == known - used_by_instances_only - NOT_YET_IN_QUERIES
     assert not HOLDS_EXPRESSIONS & HOLDS_NAMES
     assert not (HOLDS_EXPRESSIONS | HOLDS_NAMES) & HOLDS_NONE
 
@@ -553,6 +554,7 @@ def test_what_needs_no_join_is_run(placed: None, monkeypatch: pytest.MonkeyPatch
 
 
 @isolate_apps("tests.photos")
+@pytest.mark.filterwarnings("ignore:Calling select_related")
 def test_what_is_followed_without_a_name_stays_in_the_group() -> None:
     class Sticker(ShardedModel):
         user_id = models.BigIntegerField()

@@ -15,6 +15,7 @@ from django.test.utils import isolate_apps
 from sharded_orm import runtime
 from sharded_orm.checks.cache import check_cache_aliases, check_cached_models
 from sharded_orm.models import ExactCharField, GlobalModel, ShardedModel, TicketField
+from tests.versions import HAS_DATABASE_ON_DELETE
 
 LOCAL = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 
@@ -82,6 +83,20 @@ def test_a_cached_model_in_a_database_of_another_engine() -> None:
         assert not declare(sharded)
     finally:
         connections.settings["default"] = known
+
+
+@pytest.mark.skipif(not HAS_DATABASE_ON_DELETE, reason="of Django 6.1")
+def test_the_database_changes_no_cached_rows() -> None:
+    def refers(on_delete: Any, **shard_meta: Any) -> Callable[[], Any]:
+        return lambda: everywhere(
+            shard_meta, parent=models.ForeignKey("self", on_delete, null=True)
+        )
+
+    changing: Any = (models.DB_CASCADE, models.DB_SET_NULL)  # type: ignore[attr-defined,unused-ignore]
+    for on_delete in changing:
+        assert "E075" in declare(refers(on_delete))
+        assert "E075" not in declare(refers(on_delete, cache=False))
+    assert "E075" not in declare(refers(models.CASCADE))
 
 
 def test_an_engine_derived_from_ours_is_good() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
+from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError, atomic
 
 from sharded_orm.exceptions import GroupAliasError, PartialCommitError
+from tests.versions import SAVEPOINT
 
 from .conftest import GROUP, Shards
 
@@ -166,10 +170,33 @@ def test_set_rollback_on_the_group_and_on_a_shard(shards: Shards) -> None:
     assert shards.rows(0) == [1, 2]
 
 
+def test_a_shard_connects_once(shards: Shards) -> None:
+    for number in (0, 1):
+        shards[number].close()
+    connected: list[str] = []
+
+    def note(connection: Any, **kwargs: Any) -> None:
+        connected.append(connection.alias)
+
+    with connected_signal(note), atomic(using=GROUP):
+        shards[0].ensure_connection()
+        shards.add(1, 1)
+    assert [alias for alias in connected if alias != GROUP] == [shards.alias(0), shards.alias(1)]
+
+
+@contextmanager
+def connected_signal(receiver: Any) -> Iterator[None]:
+    connection_created.connect(receiver)
+    try:
+        yield
+    finally:
+        connection_created.disconnect(receiver)
+
+
 def test_savepoints_by_hand(shards: Shards) -> None:
     with atomic(using=GROUP):
         shards.add(0, 1)
-        sid = transaction.savepoint(using=GROUP)
+        sid = getattr(transaction, SAVEPOINT)(using=GROUP)
         shards.add(0, 2)
         shards.add(1, 3)
         transaction.savepoint_rollback(sid, using=GROUP)

@@ -1,0 +1,213 @@
+"""What differs between the versions of Django that the package supports: 5.2, 6.0 and 6.1.
+
+No other module compares a version. The rest of the package is written for the newest version. If an
+older one lacks something, this module has it in the form of the newest, or does without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+from weakref import ref
+
+import django
+from django.db.models import deletion, functions
+
+_RETURNS_UPDATED_ROWS = django.VERSION >= (6, 0)
+_HAS_FETCH_MODES = django.VERSION >= (6, 1)
+_QUOTES_ALIASES = django.VERSION >= (6, 1)
+_SETS_RAW_RELATIONS = django.VERSION >= (6, 1)
+_HAS_GENERIC_DESCRIPTOR = django.VERSION >= (6, 1)
+_HAS_DATABASE_ON_DELETE = django.VERSION >= (6, 1)
+_HAS_UUID_FUNCTIONS = django.VERSION >= (6, 1)
+_SQUASHES_SQUASHED = django.VERSION >= (6, 0)
+_WRAPS_FILTERS = django.VERSION >= (6, 0)
+
+# -- Fetch modes ---------------------------------------------------------------------
+# The fetch mode of an instance says how what was not loaded is fetched: for this instance, for all
+# that were read with it (its peers), or not at all.
+
+
+def fetch(descriptor: Any, instance: Any) -> None:
+    """Fetch what ``descriptor`` stands for, as the fetch mode of ``instance`` says.
+
+    :param descriptor: has the methods ``fetch_one(instance)`` and ``fetch_many(instances)``; the
+        second is called only if there are fetch modes.
+    """
+    if _HAS_FETCH_MODES:
+        instance._state.fetch_mode.fetch(descriptor, instance)
+    else:
+        descriptor.fetch_one(instance)
+
+
+def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
+    """Give ``queryset`` itself the fetch mode of ``instance``; return ``queryset``."""
+    if _HAS_FETCH_MODES:
+        queryset._fetch_mode = instance._state.fetch_mode
+    return queryset
+
+
+def set_fetch_mode(instances: Iterable[Any], queryset: Any) -> None:
+    """Give ``instances`` the fetch mode of ``queryset``, which has read them together.
+
+    Like Django, make them peers of each other if the mode needs that.
+    """
+    if not _HAS_FETCH_MODES:
+        return
+    mode = queryset._fetch_mode
+    peers: list[Any] = []
+    for instance in instances:
+        instance._state.fetch_mode = mode
+        if mode.track_peers:
+            peers.append(ref(instance))
+            instance._state.peers = peers
+
+
+def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
+    """Return ``model.from_db()`` for the rows of ``queryset``. The arguments are an alias, the names
+    of the fields and their values.
+    """
+    if not _HAS_FETCH_MODES:
+        return model.from_db  # type: ignore[no-any-return,unused-ignore]  # of any model
+    # Django's function warns if the model overrides from_db() without the fetch mode.
+    from django.db.models import query
+
+    return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs
+
+
+# -- Writing -------------------------------------------------------------------------
+
+
+def update_result(exists: bool) -> Any:
+    """Return the result of ``Model._do_update()`` for an UPDATE that was not necessary.
+
+    :param exists: whether the row exists.
+    """
+    if not _RETURNS_UPDATED_ROWS:
+        return exists
+    return [()] if exists else []
+
+
+def changes_rows_unseen(on_delete: Any) -> bool:
+    """Whether the database itself deletes or changes rows for ``on_delete`` of a foreign key."""
+    return _HAS_DATABASE_ON_DELETE and isinstance(on_delete, deletion.DatabaseOnDelete)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
+
+
+def set_base(
+    manager: Any, objs: Iterable[Any], *, clear: bool, through_defaults: Any, raw: bool
+) -> None:
+    """Call ``set_base()`` of ``manager``, the manager of a many-to-many field.
+
+    :param raw: whether the rows come from a fixture.
+    """
+    if _SETS_RAW_RELATIONS:
+        manager.set_base(objs, clear=clear, through_defaults=through_defaults, raw=raw)
+    else:
+        manager.set(objs, clear=clear, through_defaults=through_defaults)
+
+
+# -- Migrations ----------------------------------------------------------------------
+
+
+def migration_records(loader: Any, migration: Any, *, backwards: bool) -> list[tuple[str, str]]:
+    """Return the rows of ``django_migrations`` that ``MigrationExecutor`` adds for ``migration``, or
+    deletes for it if ``backwards`` is true.
+
+    A squashed migration has a row for each migration that it replaces. Since Django 6.0, these may be
+    squashed themselves.
+    """
+    # As MigrationExecutor.record_migration() and MigrationExecutor.unapply_migration() do.
+    key = (migration.app_label, migration.name)
+    replaced = [(label, name) for label, name in migration.replaces]
+    if not _SQUASHES_SQUASHED:
+        return [*replaced, key] if backwards or not replaced else replaced
+    records: list[tuple[str, str]] = []
+    for inner_key in replaced:
+        inner = loader.disk_migrations.get(inner_key)
+        records += migration_records(loader, inner, backwards=backwards) if inner else [inner_key]
+    return [*records, key]
+
+
+def all_replaced_applied(loader: Any, key: Any, applied: Any) -> bool:
+    """Whether all migrations that the squashed migration ``key`` replaces are in ``applied``."""
+    if _SQUASHES_SQUASHED:
+        return bool(loader.all_replaced_applied(key, applied))
+    return all(replaced in applied for replaced in loader.replacements[key].replaces)
+
+
+# -- Admin ---------------------------------------------------------------------------
+# Since Django 6.1, an action is a dataclass. Before, it was a tuple, as a project may still return.
+
+
+def action_parts(action: Any) -> tuple[Any, str, Any]:
+    """Return the function of an action of the admin, its name and its description for many rows."""
+    if isinstance(action, tuple):
+        return action
+    return action.func, action.name, action.plural_description
+
+
+def with_action(action: Any, func: Any) -> Any:
+    """Return a copy of ``action`` that calls ``func``."""
+    return (func, *action[1:]) if isinstance(action, tuple) else replace(action, func=func)
+
+
+# -- Expressions ---------------------------------------------------------------------
+
+
+def _random_functions() -> tuple[type[Any], ...]:
+    if not _HAS_UUID_FUNCTIONS:
+        return (functions.Random,)
+    return (functions.Random, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
+
+
+RANDOM_FUNCTIONS = _random_functions()
+"""Functions whose value differs from row to row and from query to query, by chance."""
+
+
+def arguments_of(aggregate: Any) -> tuple[list[Any], Any]:
+    """Return the expressions that ``aggregate`` is computed of, and the condition of its filter."""
+    condition = aggregate.filter
+    if _WRAPS_FILTERS and condition is not None:
+        condition = condition.condition
+    return list(aggregate.source_expressions), condition
+
+
+# -- Compilers and descriptors -------------------------------------------------------
+
+
+def quote_name(compiler: Any, name: str) -> str:
+    """Return ``name``, that of a table or of an alias of one, as ``compiler`` writes it."""
+    quote = compiler.quote_name if _QUOTES_ALIASES else compiler.quote_name_unless_alias
+    return str(quote(name))
+
+
+class _FieldAsDescriptor:
+    """The descriptor of a generic foreign key that is a descriptor itself."""
+
+    def __init__(self, field: Any) -> None:
+        self.field = field
+
+    def is_cached(self, instance: Any) -> bool:
+        return bool(self.field.is_cached(instance))
+
+    def get_prefetch_querysets(self, instances: Any, querysets: Any = None) -> Any:
+        return self.field.get_prefetch_querysets(instances, querysets)
+
+    def __get__(self, instance: Any, cls: Any = None) -> Any:
+        return self if instance is None else self.field.__get__(instance, cls)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        self.field.__set__(instance, value)
+
+
+def generic_foreign_key_descriptor() -> type[Any]:
+    """Return the class of the descriptor of generic foreign keys.
+
+    Call this only if ``django.contrib.contenttypes`` is installed.
+    """
+    if not _HAS_GENERIC_DESCRIPTOR:
+        return _FieldAsDescriptor
+    from django.contrib.contenttypes import fields
+
+    return fields.GenericForeignKeyDescriptor  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs
