@@ -155,11 +155,13 @@ class DeletionRefused(CrossShardRelation, ProtectedError):
 
     The admin shows these rows as protected, because this is a ``ProtectedError``.
 
-    :param protected_objects: the rows in the other database.
+    :param protected_objects: the rows in the other database. The attribute is a list, because rows
+        of two shards may have the same id, and then a set would have only one of them.
     """
 
     def __init__(self, message: str, protected_objects: Iterable[Model]) -> None:
-        self.protected_objects = set(protected_objects)
+        rows = {(type(row), row._state.db, row.pk): row for row in protected_objects}
+        self.protected_objects = list(rows.values())  # type: ignore[assignment]  # a set in Django
         RuntimeError.__init__(self, message)
 
 

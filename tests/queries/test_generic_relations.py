@@ -22,6 +22,7 @@ from sharded_orm.exceptions import (
     BoundKeyMismatch,
     CrossKeyRelation,
     CrossShardRelation,
+    DeletionRefused,
     ShardKeyChanged,
     ShardKeyRequired,
 )
@@ -374,6 +375,17 @@ def test_a_row_is_not_deleted_before_the_rows_about_it_that_are_elsewhere(
     about.delete()
     row.delete()
     assert not model.objects.scatter().filter(pk=pk).exists()
+
+
+def test_rows_of_two_shards_with_one_id_protect_a_row(same_id: tuple[Item, Item]) -> None:
+    agent = Agent.objects.create(id=90, name="agent")
+    for key in (ONE, TWO):
+        Note.objects.create(id=790, name=f"note of {key}", owner_id=key, content_object=agent)
+    with pytest.raises(DeletionRefused) as refused:
+        agent.delete()
+    protected = refused.value.protected_objects
+    assert sorted(map(str, protected)) == ["note of 1", "note of 2"]
+    assert DeletionRefused("…", [*protected, *protected]).protected_objects == protected
 
 
 # -- Costs, and the event loop
