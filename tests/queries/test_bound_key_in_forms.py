@@ -77,6 +77,31 @@ def test_the_form_that_was_corrected_is_valid(placed: None) -> None:
 
 
 @pytest.mark.parametrize("key", [TWO, NEAR])
+@pytest.mark.parametrize("bound_keys", [{"user_id": ONE, "owner": ONE}, {"owner": ONE}])
+def test_a_submitted_key_does_not_choose_the_rows(
+    album: Album, key: int, bound_keys: dict[str, int]
+) -> None:
+    with unbound():
+        Album.objects.create(owner_id=key, title="theirs")
+    with bound(**bound_keys):
+        # A row that was made without a key, such as before the block.
+        for photo in (Photo(), Photo(user_id=None)):
+            form = PhotoForm({"user_id": key, "title": "x", "album": album.pk}, instance=photo)
+            assert list(form.errors) == ["user_id" if "user_id" in bound_keys else "album"]
+            assert "theirs" not in form.as_p()
+
+
+def test_a_new_row_without_a_key_gets_no_other_than_the_bound_one(placed: None) -> None:
+    tag = Tag(name="x")
+    assert tag.user_id is None
+    with bound(user_id=ONE):
+        form = TagForm({"user_id": TWO, "name": "x"}, instance=tag)
+        assert OTHER in form.errors["user_id"][0]
+        form = TagForm({"user_id": ONE, "name": "x"}, instance=tag)
+        assert form.save().user_id == ONE
+
+
+@pytest.mark.parametrize("key", [TWO, NEAR])
 def test_a_stored_row(rows: list[Photo], key: int) -> None:
     with bound(user_id=ONE):
         photo = Photo.objects.get(pk=rows[0].pk)

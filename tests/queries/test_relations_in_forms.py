@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
 from django import forms
 from django.contrib.contenttypes.forms import generic_inlineformset_factory
-from django.db import transaction
+from django.db import models, transaction
 from django.forms import inlineformset_factory, modelform_factory, modelformset_factory
+from django.test import TestCase
+from django.test.utils import isolate_apps
 
 from sharded_orm import bound
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
+from sharded_orm.models import ShardedModel
 from tests.photos.models import Album, Person, Photo, Tag
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
 from tests.relatives.sharded.models import Agent, Cover, Item, Label, Note, Shelf
-from tests.twins.models import Trunk, Twig
+from tests.twins.models import Tree, Trunk, Twig
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
 
 OTHER_KEYS = pytest.mark.parametrize("key", [NEAR, TWO])
 NOT_OFFERED = "is not one of the available choices"
+
+assert_queries = TestCase().assertNumQueries
 
 
 @pytest.fixture
@@ -105,6 +112,107 @@ def test_a_formset(tags: dict[int, Tag], key: int) -> None:
     assert list(errors) == ["tags"]
 
 
+def _offered(form: Any, name: str = "tags") -> list[Any]:
+    return list(form[name].field.queryset)
+
+
+def test_a_preset_key_without_a_field(tags: dict[int, Tag]) -> None:
+    for data in (None, {"title": "new", "user_id": TWO}):
+        assert _offered(PhotoForm(data, instance=_new(ONE))) == [tags[ONE]]
+
+
+def test_a_submitted_key_comes_before_a_preset_one(tags: dict[int, Tag]) -> None:
+    form = WithKey({"title": "new", "user_id": TWO, "tags": [tags[TWO].pk]}, instance=_new(ONE))
+    assert list(form.save().tags.all()) == [tags[TWO]]
+    form = WithKey({"title": "new", "user_id": "?"}, instance=_new(ONE))
+    assert list(form.errors) == ["user_id"]
+    assert _offered(form) == [tags[ONE]]
+
+
+class FixedKey(WithKey):  # type: ignore[valid-type, misc]  # it is a class
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["user_id"].disabled = True
+
+
+@OTHER_KEYS
+def test_a_disabled_key_is_the_initial_one(tags: dict[int, Tag], key: int) -> None:
+    data = {"title": "", "user_id": key, "tags": [tags[key].pk]}
+    for form in (
+        FixedKey(initial={"user_id": ONE}),
+        FixedKey(data, initial={"user_id": ONE}),
+        FixedKey(data, instance=_new(ONE)),
+    ):
+        assert _offered(form) == [tags[ONE]]
+        page = form.as_p()
+        assert "tag 1" in page and f"tag {key}" not in page
+
+
+@pytest.mark.parametrize("data", [None, {"title": "new"}])
+def test_a_stored_row_whose_key_was_not_loaded(tags: dict[int, Tag], data: Any) -> None:
+    photo = Photo.objects.defer("user_id").get(user_id=ONE, pk=_stored(ONE).pk)
+    assert _offered(PhotoForm(data, instance=photo)) == [tags[ONE]]
+    album = Album.objects.create(owner_id=ONE, title="own")
+    Album.objects.create(owner_id=NEAR, title="near")
+    photo = Photo.objects.defer("user_id").get(user_id=ONE, pk=photo.pk)
+    form_class = modelform_factory(Photo, fields=["title", "album"])
+    assert _offered(form_class(data, instance=photo), "album") == [album]
+
+
+# -- The form fields that Django and others make
+
+
+def test_all_fields_of_a_child_table() -> None:
+    """The link to the parent's row has no form field."""
+    form_class: Any = modelform_factory(Tree, fields="__all__")
+    assert list(form_class.base_fields) == ["id", "owner", "n", "height"]
+
+
+class LevelChoiceField(forms.ModelChoiceField):  # type: ignore[type-arg]  # generic in the stubs only
+    mark = "--"
+
+    def __init__(self, *args: Any, mark: str = mark, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.mark = mark
+
+    def label_from_instance(self, row: Any) -> str:
+        return f"{self.mark} {row}"
+
+
+class LevelKey(models.ForeignKey):  # type: ignore[type-arg]  # generic in the stubs only
+    """Like ``TreeForeignKey`` of django-mptt."""
+
+    def formfield(self, **kwargs: Any) -> Any:
+        return super().formfield(**{"form_class": LevelChoiceField, **kwargs})
+
+
+@isolate_apps("tests.photos")
+def test_the_form_field_of_a_relation_of_another_package(tags: dict[int, Tag]) -> None:
+    class Leaf(ShardedModel):
+        user_id = models.BigIntegerField()
+        tag = LevelKey(Tag, models.CASCADE, related_name="+")
+
+        class Meta:
+            app_label = "photos"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "user_id"
+
+    form = modelform_factory(Leaf, fields=["tag"])(instance=Leaf(user_id=ONE))
+    field = form["tag"].field
+    assert isinstance(field, LevelChoiceField)
+    assert [label for _, label in field.choices][1:] == ["-- tag 1"]
+
+
+def test_the_form_field_that_a_project_asks_for() -> None:
+    album: Any = Photo._meta.get_field("album")
+    field = album.formfield(form_class=partial(LevelChoiceField, mark="+"))
+    for copy in (field, deepcopy(field), album.formfield(form_class=type(field), mark="+")):
+        assert isinstance(copy, LevelChoiceField) and copy.mark == "+"
+        assert copy.relation is album
+
+
 def _management(prefix: str, total: int, initial: int = 0) -> dict[str, Any]:
     return {f"{prefix}-TOTAL_FORMS": total, f"{prefix}-INITIAL_FORMS": initial}
 
@@ -172,6 +280,31 @@ def test_pickers_offer_rows_of_the_key_of_the_parent(shelves: dict[int, Shelf]) 
         assert list(form["parent"].field.queryset) == [parents[0]]
     page = formset.as_p()
     assert "label 1" in page and "label 3" not in page
+
+
+def test_a_parent_whose_key_was_not_loaded(shelves: dict[int, Shelf]) -> None:
+    shelf = Shelf.objects.defer("owner").get(owner=ONE)
+    formset = Items(instance=shelf)
+    assert [label.pk for label in formset.forms[0]["labels"].field.queryset] == [ONE]
+    formset = Items(_items({"id": 7}), instance=Shelf.objects.defer("owner").get(owner=ONE))
+    assert formset.is_valid(), formset.errors
+    (item,) = formset.save()
+    assert item.owner_id == ONE
+
+
+def test_the_submitted_key_is_looked_up_once(shelves: dict[int, Shelf]) -> None:
+    class Whole(ItemForm):
+        class Meta(ItemForm.Meta):
+            fields = ["parent", "labels", "shelf", "friends", "owner"]
+
+    form = Whole({"owner": ONE, "shelf": shelves[NEAR].pk, "labels": [ONE]})
+    # Once for the three relations that follow. Django looks the key up when it cleans the field, and
+    # when it validates the row.
+    with assert_queries(1 + 2, using="default"):
+        assert "shelf" in form.errors and "labels" not in form.errors
+    form = Whole({"owner": 99})  # not valid
+    with assert_queries(1 + 1, using="default"):
+        assert "owner" in form.errors
 
 
 @OTHER_KEYS

@@ -13,15 +13,12 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model
-from django.forms.models import (
-    InlineForeignKeyField,
-    ModelChoiceField,
-    ModelMultipleChoiceField,
-)
+from django.forms.models import InlineForeignKeyField, ModelChoiceField
 
 from sharded_orm.exceptions import CrossShardRelation
-from sharded_orm.models.sharding.options import options_of
-from sharded_orm.models.sharding.same_key import key_for_related, key_of_related, known_key
+from sharded_orm.models.sharding.bound_key import key_in_force
+from sharded_orm.models.sharding.options import ShardOptions, options_of
+from sharded_orm.models.sharding.same_key import key_for_related, known_key, name_of_related_key
 
 
 def install_relations_in_forms(model: type[Model]) -> None:
@@ -59,7 +56,10 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
         rows: Any = self.queryset
         # Rows of a slice cannot be filtered.
         if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
-            self.queryset = rows.filter(**key)
+            bound_key = key_in_force(rows.model)
+            # A query of another key than the bound one raises an error, which is for the developer.
+            is_refused = bound_key is not None and bound_key.value not in key.values()
+            self.queryset = rows.none() if is_refused else rows.filter(**key)
         return super().get_bound_field(form, field_name)
 
     def _key(self, form: Any) -> dict[str, Any]:
@@ -69,31 +69,61 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
         options = None if row is None else options_of(row)
         if options is None or not issubclass(row._meta.concrete_model, relation.model):
             return {}
-        value = known_key(options, row)
-        if value is None and row._state.adding and relation is not options.key:
-            value = _key_of_parent(form, options.key)
-            if value is None:
-                value = _submitted_key(form, options.key)
-        return key_of_related(relation.remote_field.model, relation, options, value)
+        name = name_of_related_key(relation.remote_field.model, relation, options)
+        value = None if name is None else _key_of_row(form, options)
+        return {} if name is None or value is None else {name: value}
+
+
+def _key_of_row(form: Any, options: ShardOptions) -> Any:
+    """Return the shard key that the form's row has, or will have; None if it is not known.
+
+    :param options: the options of the row's model, which has a shard key.
+    """
+    row = form.instance
+    if not row._state.adding:
+        return known_key(options, row, load=True)
+    if (bound_key := key_in_force(type(row))) is not None:
+        return bound_key.value
+    value = _key_of_parent(form, options.key)
+    if value is None:
+        value = _submitted_key(form, options.key)
+    return known_key(options, row) if value is None else value
 
 
 def _key_of_parent(form: Any, key: Any) -> Any:
     """Return the shard key that the form's row will get from the parent of an inline formset."""
+    row = form.instance
     for name, form_field in form.fields.items():
         if isinstance(form_field, InlineForeignKeyField):
-            relation = form.instance._meta.get_field(name)
-            keys = key_for_related(type(form.instance), relation, form_field.parent_instance)
+            relation = row._meta.get_field(name)
+            keys = key_for_related(type(row), relation, form_field.parent_instance, load=True)
             return keys.get(key.attname)
     return None
 
 
+#: The result of :func:`_submitted_key` before the first call for a form.
+_NOT_READ = object()
+
+
 def _submitted_key(form: Any, key: Any) -> Any:
-    """Return the shard key that a visitor has given in the same form; None if it is not valid."""
-    if not form.is_bound or key is None or key.name not in form.fields:
+    """Return the shard key that the form's field of the key gives; None if none is given, or if the
+    value is not valid.
+
+    The value may be looked up in the database, so the result is kept for the other relations.
+    """
+    if getattr(form, "_submitted_shard_key", _NOT_READ) is _NOT_READ:
+        form._submitted_shard_key = _read_submitted_key(form, key)
+    return form._submitted_shard_key
+
+
+def _read_submitted_key(form: Any, key: Any) -> Any:
+    form_field = form.fields.get(key.name)
+    if form_field is None or not (form.is_bound or form_field.disabled):
         return None
     bound_field = form[key.name]
     try:
-        value = bound_field.field.clean(bound_field.data)
+        # As Field._clean_bound_field() does. A visitor cannot change a field that is disabled.
+        value = form_field.clean(bound_field.initial if form_field.disabled else bound_field.data)
         if isinstance(value, Model):
             value = getattr(value, key.target_field.attname)
         return None if value in key.empty_values else key.get_prep_value(key.to_python(value))
@@ -103,18 +133,20 @@ def _submitted_key(form: Any, key: Any) -> Any:
 
 @functools.cache
 def _with_rows_of_the_key(form_class: type[Any]) -> type[Any]:
+    if issubclass(form_class, RelatedRowsField):
+        return form_class
     return type(form_class.__name__, (RelatedRowsField, form_class), {})
 
 
 def _formfield(field: Any, **kwargs: Any) -> Any:
     # Overrides ForeignKey.formfield() and ManyToManyField.formfield().
-    default = ModelMultipleChoiceField if field.many_to_many else ModelChoiceField
-    form_class = kwargs.get("form_class", default)
-    if not issubclass(form_class, ModelChoiceField):
-        return type(field).formfield(field, **kwargs)
-    kwargs["form_class"] = _with_rows_of_the_key(form_class)
-    form_field = type(field).formfield(field, **kwargs)
-    form_field.relation = field
+    # The class of the form field is for the relation's own class and the project to choose. There is
+    # no form field for the link of a multi-table child to its parent.
+    form_field: Any = type(field).formfield(field, **kwargs)
+    form_class: Any = type(form_field)
+    if isinstance(form_field, ModelChoiceField):
+        form_field.__class__ = _with_rows_of_the_key(form_class)
+        form_field.relation = field  # type: ignore[attr-defined]  # of its new class
     return form_field
 
 
@@ -124,10 +156,9 @@ def _formfield(field: Any, **kwargs: Any) -> Any:
 def _save_relation(field: Any, row: Any, value: Any) -> None:
     # Overrides Field.save_form_data(), by which a model form sets the value on the row.
     if isinstance(value, Model) and _is_parent_in_formset(field, row, value):
-        for name, key in key_for_related(type(row), field, value).items():
-            row._state.key_of_parent = (
-                key  # clean_key() compares it with a key that a visitor gives.
-            )
+        for name, key in key_for_related(type(row), field, value, load=True).items():
+            # clean_key() compares it with a key that a visitor gives.
+            row._state.key_of_parent = key
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
     # Set a row of another shard key by its id: Model.clean_fields() does not find it, and reports

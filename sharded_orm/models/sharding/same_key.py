@@ -9,8 +9,9 @@ In a group whose keys contain their shard (strategy ``embedded``), each row may 
 own, and rows of different keys are stored next to each other on purpose. Relations in such a group
 may join different keys.
 
-A write looks up a shard key that was not loaded with a stored row (``only("name")``), with one
-query. The other functions of this module send no query.
+A shard key that was not loaded with a stored row (``only("name")``) is looked up with one query by a
+write, by a form, and by the other side of a one-to-one field (``load=True``). Other reads send no
+query for it.
 """
 
 from __future__ import annotations
@@ -140,31 +141,38 @@ def joined_instances(options: ShardOptions, values: Mapping[str, Any]) -> dict[s
     }
 
 
-def key_for_related(model: type[Model], field: Any, instance: Any) -> dict[str, Any]:
+def key_for_related(
+    model: type[Model], field: Any, instance: Any, *, load: bool = False
+) -> dict[str, Any]:
     """Return the shard key for rows of ``model`` that are related to ``instance``.
 
     :return: the key of ``instance``, as ``{attribute name: value}``. Empty if the related rows may
         have other keys, if ``field`` itself is their shard key, or if the key is not known.
     :param field: the foreign key or many-to-many field of the relation.
+    :param load: as for :func:`known_key`.
     """
     own = options_of(instance)
-    return {} if own is None else key_of_related(model, field, own, known_key(own, instance))
+    name = None if own is None else name_of_related_key(model, field, own)
+    if own is None or name is None:
+        return {}
+    value = known_key(own, instance, load=load)
+    return {} if value is None else {name: value}
 
 
-def key_of_related(model: type[Model], field: Any, own: ShardOptions, value: Any) -> dict[str, Any]:
-    """Return the shard key for rows of ``model`` that are related to a row with the key ``value``.
+def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> str | None:
+    """Return the attribute name of the shard key that rows of ``model`` have in common with a row
+    to which they are related.
 
+    :return: None if they may have other keys, or if ``field`` itself is a shard key.
+    :param field: the foreign key or many-to-many field of the relation.
     :param own: the options of that row's model.
-    :param value: None if the key is not known.
-    :return: as :func:`key_for_related`.
     """
     options = shard_options(model)
-    if options is None or value is None or not needs_same_key(options, own):
-        return {}
-    key = options.key
-    if key is None or gives_key(field, options) or gives_key(field, own):
-        return {}
-    return {key.attname: value}
+    if options is None or options.key is None or not needs_same_key(options, own):
+        return None
+    if gives_key(field, options) or gives_key(field, own):
+        return None
+    return options.key.attname
 
 
 def with_key(

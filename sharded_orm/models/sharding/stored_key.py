@@ -89,11 +89,14 @@ def clean_key(options: ShardOptions, row: Any) -> None:
     :raises ValidationError: the key is another one.
     """
     key: Any = options.key
-    if key is None or row.__dict__.get(key.attname) is None:
+    if key is None:
         return
+    is_key_refused = row._state.__dict__.pop("is_key_refused", False)
     key_of_parent = row._state.__dict__.pop("key_of_parent", None)
+    if row.__dict__.get(key.attname) is None and not is_key_refused:
+        return
     try:
-        is_of_other_key = row._state.__dict__.pop("is_key_refused", False) or has_other_key(row)
+        is_of_other_key = is_key_refused or has_other_key(row)
         if key_of_parent is not None:
             is_of_other_key |= _prepared(key, row.__dict__[key.attname]) != key_of_parent
     except (TypeError, ValueError, ValidationError):
