@@ -294,6 +294,12 @@ READS: dict[str, Callable[[Any], Any]] = {
     "select_related": lambda rows: rows.select_related("cover"),
     "prefetch_related": lambda rows: rows.prefetch_related("cover"),
     "Prefetch": lambda rows: rows.prefetch_related(Prefetch("cover", Cover.objects.all())),
+    # The keys of the covers, of the items, and of both are not loaded.
+    "only": lambda rows: rows.select_related("cover").only("name", "owner", "cover__name"),
+    "defer": lambda rows: rows.defer("owner"),
+    "defer both": lambda rows: rows.defer("owner").prefetch_related(
+        Prefetch("cover", Cover.objects.defer("owner"))
+    ),
 }
 
 

@@ -198,8 +198,10 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
 
     def _has_key_of(self, instance: Any, row: Any) -> bool:
         options = shard_options(row.__class__)
-        keys = key_for_related(row.__class__, self.related.field, instance).values()
-        return options is None or all(known_key(options, row) in (None, key) for key in keys)
+        keys = key_for_related(row.__class__, self.related.field, instance, load=True).values()
+        return options is None or all(
+            known_key(options, row, load=True) in (None, key) for key in keys
+        )
 
     def __set__(self, instance: Any, value: Any) -> None:
         if isinstance(value, Model):
