@@ -122,7 +122,7 @@ def _read_submitted_key(form: Any, key: Any) -> Any:
         return None
     bound_field = form[key.name]
     try:
-        # As Field._clean_bound_field() does. A visitor cannot change a field that is disabled.
+        # As the form itself does: a visitor cannot change a field that is disabled.
         value = form_field.clean(bound_field.initial if form_field.disabled else bound_field.data)
         if isinstance(value, Model):
             value = getattr(value, key.target_field.attname)
