@@ -14,7 +14,7 @@ INSERTS_A_BATCH_ALONE = django.VERSION >= (6, 0)
 #: The deprecated name of the function is an error in these tests.
 SAVEPOINT = "savepoint_create" if django.VERSION >= (6, 1) else "savepoint"
 #: Attributes of queries that only a later version has.
-NOT_YET_IN_QUERIES = frozenset() if django.VERSION >= (6, 1) else frozenset({"contains_subquery"})
+NOT_YET_IN_QUERIES = frozenset() if django.VERSION >= (6, 0) else frozenset({"contains_subquery"})
 #: Whether ``save()`` sets fields that the database has computed.
 UPDATES_RETURN_FIELDS = django.VERSION >= (6, 0)
 #: Whether there is ``django.tasks``.
