@@ -72,7 +72,6 @@ ON_SQLITE = (
     "tests/queries/test_cached_reads.py",
     "tests/queries/test_django_features.py",
     "tests/queries/test_generic_relations.py",
-    "tests/queries/test_relation_matrix.py",
     "tests/queries/test_relations.py",
     "tests/queries/test_several_shards.py",
     "tests/queries/test_timestamped_ids.py",
