@@ -26,7 +26,7 @@ from sharded_orm.admin.shard_scope import (
     stored_value,
 )
 from sharded_orm.exceptions import InvalidFocus, InvalidObjectID, RoutingError
-from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.options import ShardOptions, required_options
 from sharded_orm.topology.model import Shard
 
 #: ``SEPARATOR`` stands between the parts of an object id. ``MISPLACED`` begins the object id of a
@@ -89,7 +89,7 @@ def object_id(row: Model) -> str:
     identity = _kept_identity(row)
     if identity is not None:
         return identity.object_id
-    options = _options(type(row))
+    options = required_options(type(row))
     if is_misplaced(row):
         return _object_id(row, alias=row._state.db)
     return _object_id(row, key=None if options.names_shard(row._meta.pk) else options.key_of(row))
@@ -103,7 +103,7 @@ def is_misplaced(row: Model) -> bool:
     identity = _kept_identity(row)
     if identity is not None:
         return identity.misplaced
-    options = _options(type(row))
+    options = required_options(type(row))
     alias = row._state.db
     here = runtime.topology().resolve(alias) if alias is not None else None
     if here is None or here.group != options.group:
@@ -127,7 +127,7 @@ def identify(rows: Iterable[Model]) -> list[Model]:
         rows_by_model.setdefault(type(row), []).append(row)
     misplaced: list[Model] = []
     for model, rows_of_model in rows_by_model.items():
-        misplaced += _identify(_options(model), rows_of_model)
+        misplaced += _identify(required_options(model), rows_of_model)
     return misplaced
 
 
@@ -222,9 +222,3 @@ def _pk(options: ShardOptions, text: str) -> Any:
 def _escaped(value: Any) -> str:
     text = str(value).replace("%", "%25").replace(SEPARATOR, "%7E")
     return f"%40{text[1:]}" if text.startswith(MISPLACED) else text
-
-
-def _options(model: type[Model]) -> ShardOptions:
-    options = shard_options(model)
-    assert options is not None
-    return options

@@ -10,16 +10,21 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from django.db import connections
-from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
+from django.db import connections, models
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Value, functions
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from sharded_orm import bound
+from sharded_orm import bound, runtime
 from sharded_orm.exceptions import BoundKeyMismatch
+from sharded_orm.models.querysets.upserts import refuse_upserts_without_key
+from sharded_orm.models.sharding.bound_key import BoundKey
+from sharded_orm.models.sharding.options import shard_options
+from tests.photos.models import OnPhotos, Tag, Vote
 from tests.queries.calls import CALLS, NOT_OF_ROWS, WRITING, Case
-from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD
+from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, UNPLACED
 from tests.queries.test_relation_matrix import RELATIONS, cells
 from tests.queries.twins import ALIASES, Asynchronous, Outcome, World, comparable_value, outcome
-from tests.relatives.sharded import models
+from tests.relatives.sharded import models as sharded_models
 from tests.relatives.sharded.models import Item
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
@@ -30,7 +35,7 @@ Friendship: Any = Item.friends.through
 
 @pytest.fixture
 def world(placed: None) -> World:
-    world = World(models, ALIASES)
+    world = World(sharded_models, ALIASES)
     world.fill()
     return world
 
@@ -131,22 +136,12 @@ def new(pk: int, own: dict[str, Any], **values: Any) -> Item:
     return Item(id=pk, name=f"new {pk}", seller_id=NEAR, **{**own, **values})
 
 
-def upsert() -> dict[str, Any]:
-    """Arguments of ``bulk_create()`` that change the name of a row that is there."""
-    needs_target = connections[SHARD[ONE]].features.supports_update_conflicts_with_target
-    unique = {"unique_fields": ["id"]} if needs_target else {}
-    return {"update_conflicts": True, "update_fields": ["name"], **unique}
-
-
 #: Calls with rows of ONE, and with the values that make a new row one of ONE: nothing under the
 #: bound key.
 MORE: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "bulk_create": lambda rows, own: rows.bulk_create([new(900, own), new(901, own)]),
     "bulk_create, ignoring": lambda rows, own: rows.bulk_create(
         [new(900, own), new(101, own), new(103, own)], ignore_conflicts=True
-    ),
-    "bulk_create, updating": lambda rows, own: rows.bulk_create(
-        [new(900, own), new(101, own)], **upsert()
     ),
     "get_or_create": lambda rows, own: rows.get_or_create(id=900, seller_id=NEAR, **own),
     "get_or_create of a row": lambda rows, own: rows.get_or_create(id=101, **own),
@@ -191,16 +186,119 @@ def test_more_calls(world: World, call: Callable[[Any, dict[str, Any]], Any]) ->
     assert got.error is None
 
 
-def test_an_insert_does_not_change_a_row_of_another_key(world: World) -> None:
+# -- Upserts ---------------------------------------------------------------------------------
+
+
+def upsert(field: str, *unique: str) -> dict[str, Any]:
+    """Arguments of ``bulk_create()`` that change ``field`` of a row that is there."""
+    needs_target = connections["photos"].features.supports_update_conflicts_with_target
+    target = {"unique_fields": list(unique)} if needs_target else {}
+    return {"update_conflicts": True, "update_fields": [field], **target}
+
+
+def test_an_upsert_by_a_constraint_with_the_key(placed: None) -> None:
+    Vote.objects.bulk_create(
+        [Vote(user_id=key, number=1, value=value) for key, value in ((ONE, 1), (NEAR, 3))]
+    )
+    Tag.objects.create(user_id=ONE, name="sea")
+    with bound(user_id=ONE):
+        new_votes = [Vote(number=number, value=9) for number in (1, 2)]
+        Vote.objects.bulk_create(new_votes, **upsert("value", "user_id", "number"))
+        # Ids that are still to be generated are in conflict with no row.
+        Tag.objects.bulk_create(
+            [Tag(name=name) for name in ("sea", "sky")], **upsert("name", "user_id", "name")
+        )
+        assert sorted(Tag.objects.values_list("name", flat=True)) == ["sea", "sky"]
+    rows = Vote.objects.scatter().values_list("user_id", "number", "value")
+    assert sorted(rows) == [(ONE, 1, 9), (ONE, 2, 9), (NEAR, 1, 3)]
+
+
+@pytest.mark.parametrize("pk", [103, 101, 900, Value(103), F("seller_id")], ids=repr)
+def test_an_upsert_that_may_change_a_row_of_another_key(world: World, pk: Any) -> None:
     before = world.rows()
     got = run(
         world,
-        lambda: Item.objects.bulk_create([new(900, {}), new(103, {})], **upsert()),
+        lambda: Item.objects.bulk_create([new(pk, {})], **upsert("name", "id")),
         is_bound=True,
     )
     assert isinstance(got.error, BoundKeyMismatch)
-    assert "103" in str(got.error) and "unbound()" in str(got.error)
+    assert "'id'" in str(got.error) and "unbound()" in str(got.error)
     assert got.rows == before
+
+
+class Lower(models.CharField):  # type: ignore[type-arg]  # Django has no argument here
+    """Stores another value than the instance has, also for None."""
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> str:
+        return str(getattr(model_instance, self.attname)).lower()
+
+
+@isolate_apps("tests.photos")
+def test_which_constraints_might_find_rows_of_another_key() -> None:
+    """Where the database uses all constraints of a table (MySQL and MariaDB)."""
+
+    class Base(OnPhotos):
+        user_id = models.BigIntegerField()
+        code = models.CharField(max_length=9, null=True)
+
+        class Meta:
+            abstract = True
+            app_label = "photos_app"
+
+    class Coded(Base):
+        class Meta(Base.Meta):
+            constraints = [models.UniqueConstraint(fields=["code"], name="code")]
+
+    class Related(Base):
+        tag = models.OneToOneField(Tag, models.CASCADE, null=True, related_name="+")
+
+    class Changed(Base):
+        lower = Lower(max_length=9, unique=True, null=True)
+
+    class ByExpression(Base):
+        class Meta(Base.Meta):
+            constraints = [models.UniqueConstraint(functions.Lower("code"), name="expression")]
+
+    class ByExpressionAndKey(Base):
+        class Meta(Base.Meta):
+            constraints = [
+                models.UniqueConstraint("user_id", functions.Lower("code"), name="expressions")
+            ]
+
+    def is_refused(model: Any, **values: Any) -> bool:
+        options, key = shard_options(model), BoundKey("user_id", ONE)
+        assert options is not None
+        try:
+            refuse_upserts_without_key(options, key, [model(user_id=ONE, **values)], None)
+        except BoundKeyMismatch:
+            return True
+        return False
+
+    assert not is_refused(Coded)
+    assert is_refused(Coded, code="a")
+    assert is_refused(Coded, code=Value(None))
+    assert is_refused(Coded, pk=1)
+    assert not is_refused(Related)
+    assert is_refused(Related, tag_id=1)
+    assert is_refused(Related, tag=Tag())
+    assert is_refused(Changed)
+    assert is_refused(ByExpression)
+    assert not is_refused(ByExpressionAndKey, code="a")
+
+
+def test_an_upsert_of_no_rows_places_no_key(placed: None) -> None:
+    with bound(user_id=UNPLACED):
+        assert Tag.objects.bulk_create([], **upsert("name", "id")) == []
+    assert runtime.locate("photos", UNPLACED) is None
+
+
+def test_an_upsert_of_rows_of_an_automatic_table(world: World) -> None:
+    theirs = Labelling.objects.using(SHARD[NEAR]).filter(item_id=103).first()
+    row = Labelling(id=theirs.pk, item=world.of("Item", 105), label=world.of("Label", 24))
+    before = world.rows()
+    with bound(owner=ONE), pytest.raises(BoundKeyMismatch, match="'id'"):
+        Labelling.objects.bulk_create([row], **upsert("label", "id"))
+    assert world.rows() == before
 
 
 # -- Automatic many-to-many tables ---------------------------------------------------------
@@ -227,8 +325,6 @@ OF_THROUGH: dict[str, Callable[[Any], Any]] = {
     "subquery": lambda rows: sorted(
         Item.objects.filter(pk__in=rows.values("item"), owner=ONE).values_list("pk")
     ),
-    "update": lambda rows: rows.filter(label_id=24).update(label_id=25),
-    "update of another's": lambda rows: rows.filter(item_id=103).update(label_id=21),
     "delete": lambda rows: rows.all().delete(),
     "delete of a shard": lambda rows: rows.using(SHARD[ONE]).all().delete(),
     "delete of one": lambda rows: rows.filter(item=101).delete(),
@@ -278,11 +374,68 @@ def test_new_rows_of_an_automatic_table(world: World) -> None:
         Labelling.objects.bulk_create([Labelling(item=item, label=world.of("Label", 25))])
         item.labels.add(21)
         assert sorted(item.labels.values_list("pk", flat=True)) == [21, 24, 25]
-        row = Labelling.objects.get(item=item, label=label)
+        row = Labelling.objects.select_related("item", "label").get(item=item, label=label)
         row.save()
-        row.delete()
+        assert row.delete()[0] == 1
+        assert row.pk is None
         item.labels.remove(25)
         assert [each.pk for each in item.labels.all()] == [21]
         item.labels.set([24, 25])
         item.labels.clear()
         assert not item.labels.exists()
+
+
+def test_a_stored_row_of_an_automatic_table_stays_with_its_key(world: World) -> None:
+    theirs, their_label = world.of("Item", 103), world.of("Label", 23)
+    item, label = world.of("Item", 105), world.of("Label", 24)
+    their_row = Labelling.objects.using(SHARD[NEAR]).filter(item_id=103).first()
+    before = world.rows()
+    with bound(owner=ONE):
+        own_pk = Labelling.objects.values_list("pk", flat=True).first()
+
+        def change(**values: Any) -> None:
+            row = Labelling.objects.get(pk=own_pk)
+            for name, value in values.items():
+                setattr(row, name, value)
+            row.save()
+
+        def change_in_bulk(**values: Any) -> None:
+            row = Labelling.objects.get(pk=own_pk)
+            for name, value in values.items():
+                setattr(row, name, value)
+            Labelling.objects.bulk_update([row], ["label"])
+
+        for refused in (
+            lambda: Labelling.objects.update(label=their_label),
+            lambda: Labelling.objects.update(label_id=23),
+            lambda: Labelling.objects.update(label=23),
+            lambda: Labelling.objects.update(item=theirs, label=label),
+            lambda: Labelling.objects.update(label=F("item")),
+            lambda: change(label_id=23),
+            lambda: change(label=their_label),
+            lambda: change_in_bulk(label_id=23),
+            lambda: change_in_bulk(label=their_label),
+            lambda: their_row.save(),
+            lambda: their_row.delete(),
+            lambda: Labelling(id=their_row.pk, item=item, label=label).save(),
+        ):
+            with pytest.raises(BoundKeyMismatch, match=r"unbound|as an instance"):
+                refused()
+        assert world.rows() == before
+        change_in_bulk(label=world.of("Label", 25))
+        assert Labelling.objects.get(pk=own_pk).label_id == 25
+        assert Labelling.objects.filter(pk=own_pk).update(item=item, label=label) == 1
+        assert Labelling.objects.filter(item=item).get().label_id == 24
+    assert their_row.delete()[0] == 1
+
+
+def test_the_key_of_related_rows_is_a_key_of_the_query(world: World) -> None:
+    with bound(owner=ONE):
+        for name in ("item__owner", "item__owner_id", "label__owner"):
+            with pytest.raises(BoundKeyMismatch, match="names the shard key"):
+                list(Labelling.objects.filter(**{name: NEAR}))
+        with CaptureQueriesContext(connections[SHARD[ONE]]) as queries:  # type: ignore[arg-type]  # a shard's
+            rows = list(Labelling.objects.filter(item__owner=ONE))
+            assert rows and rows == list(Labelling.objects.all())
+        condition = f"{connections[SHARD[ONE]].ops.quote_name('owner_id')} = "
+        assert [sql["sql"].count(condition) for sql in queries.captured_queries] == [1, 1]

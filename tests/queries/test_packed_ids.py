@@ -27,6 +27,7 @@ from sharded_orm.exceptions import (
 )
 from sharded_orm.ids.layout import PACKED, TIMESTAMPED, PackedID
 from sharded_orm.models import PackedIDField, Route
+from sharded_orm.models.sharding.options import required_options
 from tests.photos.models import Board, BoardProxy, Event, Like, Note, Person, Save
 from tests.queries.conftest import DATABASES
 
@@ -91,6 +92,23 @@ def test_every_way_to_make_a_row() -> None:
     assert len({row.pk for row in (saved, created, made, *bulk)}) == 43
     # 40 draws of 8 shards: that all are the same is practically impossible.
     assert len({shard_of(row) for row in bulk}) > 1
+
+
+@in_test
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_row_whose_node_is_down_goes_elsewhere_when_it_is_saved_again(
+    monkeypatch: pytest.MonkeyPatch, bulk: bool
+) -> None:
+    board, options = Board(name="again"), required_options(Board)
+    strategy, first = runtime.strategy("pins"), options.place(board)
+    # It keeps its shard as long as the node answers.
+    assert options.place(board) == first
+    monkeypatch.setattr(
+        strategy, "node_failure", lambda shard: OSError() if shard.node == first.node else None
+    )
+    Board.objects.bulk_create([board]) if bulk else board.save()
+    stored_on = runtime.topology().resolve(str(board._state.db))
+    assert stored_on is not None and stored_on.node != first.node
 
 
 @in_test

@@ -186,6 +186,36 @@ def test_many_to_many(shelves: dict[int, Shelf], key: int, change: str, by_pk: b
     assert not through.objects.scatter().exists()
 
 
+@pytest.mark.parametrize("by_conditions", [False, True])
+def test_update_of_an_automatic_table(shelves: dict[int, Shelf], by_conditions: bool) -> None:
+    items = {
+        key: Item.objects.create(id=key, name="item", owner=shelves[key].owner, seller_id=ONE)
+        for key in (ONE, NEAR)
+    }
+    labels = {
+        pk: Label.objects.create(id=pk, name="label", owner=shelves[key].owner)
+        for pk, key in ((1, ONE), (2, ONE), (3, NEAR))
+    }
+    for key in (ONE, NEAR):
+        items[key].labels.add(labels[key])
+    through: Any = Item.labels.through
+    of_shard = through.objects.using(SHARD[ONE])
+    rows = through.objects.filter(item__owner=ONE) if by_conditions else of_shard
+    for values in (
+        {"label": labels[3]},
+        {"item": items[NEAR]},
+        {"item": items[ONE], "label": labels[3]},
+    ):
+        with pytest.raises(CrossKeyRelation, match="the same shard key"):
+            rows.filter(item=ONE).update(**values)
+    row = of_shard.get(item=ONE)
+    row.label = labels[3]
+    with pytest.raises(CrossKeyRelation, match="the same shard key"):
+        row.save()
+    assert rows.filter(item=ONE).update(label=labels[2]) == 1
+    assert sorted(of_shard.values_list("item", "label")) == [(ONE, 2), (NEAR, 3)]
+
+
 def test_nothing_is_sent_before_the_refusal(shelves: dict[int, Shelf]) -> None:
     rows = Item.objects.filter(owner=ONE)
     with CaptureQueriesContext(connections["photos"]) as sent, pytest.raises(CrossKeyRelation):

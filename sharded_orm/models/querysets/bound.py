@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Self, overload
 
+from django.db import connections
 from django.db.models import Model
 from django.db.models.query import EmptyQuerySet, ModelIterable
 
 from sharded_orm.exceptions import BoundKeyMismatch
 from sharded_orm.models.querysets.reads import ReadingQuerySet
 from sharded_orm.models.querysets.route import Route
-from sharded_orm.models.querysets.upserts import refuse_upserts_of_other_key
+from sharded_orm.models.querysets.upserts import refuse_upserts_without_key
 from sharded_orm.models.querysets.writes import WritingQuerySet
 from sharded_orm.models.sharding.bound_key import (
     EXEMPT,
@@ -29,6 +30,8 @@ from sharded_orm.models.sharding.bound_rows import (
     give_bound_key,
     refuse_other_key,
     refuse_rows_given_by_id,
+    refuse_values_given_by_id,
+    related_rows_checked,
 )
 from sharded_orm.models.sharding.same_key import key_names
 from sharded_orm.models.sharding.type_variables import M
@@ -242,24 +245,30 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
                 refuse_rows_given_by_id(obj)
             names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
             arguments = {**dict(zip((*names, "unique_fields"), args, strict=False)), **kwargs}
-            if arguments.get("update_conflicts") and self._options.key is not None:
-                probe = self.model(**{key.name: key.value})
-                alias = self._db if self._is_pinned() else self._options.place(probe).alias
-                rows = type(self)(self.model, using=alias)
-                rows.query.bound_key = EXEMPT  # type: ignore[attr-defined]  # of ShardedQuery
-                refuse_upserts_of_other_key(rows, key, objs, arguments.get("unique_fields"))
+            if arguments.get("update_conflicts"):
+                features = connections[self._options.group].features
+                has_target = features.supports_update_conflicts_with_target
+                unique_fields = arguments.get("unique_fields") if has_target else None
+                refuse_upserts_without_key(self._options, key, objs, unique_fields)
         return super(BoundKeyQuerySet, keyed).bulk_create(objs, *args, **kwargs)
 
     def bulk_update(
         self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None
     ) -> int:
-        objs = tuple(objs)
+        objs, fields = tuple(objs), tuple(fields)
         for obj in objs:
             refuse_other_key(obj)
-        return super(BoundKeyQuerySet, self._with_bound_key()).bulk_update(objs, fields, batch_size)
+            refuse_rows_given_by_id(obj, fields)
+        keyed = self._with_bound_key()
+        with related_rows_checked():  # Django calls update() with expressions.
+            return super(BoundKeyQuerySet, keyed).bulk_update(objs, fields, batch_size)
 
     def update(self, **kwargs: Any) -> int:
-        rows = super(BoundKeyQuerySet, self._with_bound_key()).update(**kwargs)
+        keyed = self._with_bound_key()
+        query: Any = keyed.query
+        if query.bound_key != EXEMPT:
+            refuse_values_given_by_id(self.model, kwargs)
+        rows = super(BoundKeyQuerySet, keyed).update(**kwargs)
         self._result_cache = None
         return rows
 

@@ -24,15 +24,19 @@ from sharded_orm.models.sharding.options import (
     colocated_alias,
     describe,
     options_of,
+    required_options,
     shard_key_required,
 )
 from sharded_orm.models.sharding.references import check_references
 from sharded_orm.models.sharding.same_key import (
+    cross_key_relation,
     joined_instances,
     key_names,
     known_key,
     refuse_related_of_other_key,
+    refuse_two_keys,
     refuse_values_of_other_key,
+    relates_one_key,
 )
 from sharded_orm.models.sharding.statements import check_insert, check_update, check_values
 from sharded_orm.models.sharding.type_variables import M
@@ -290,11 +294,14 @@ class WritingQuerySet(RoutedQuerySet[M]):
         # Refuse update(album=album) if one of the rows has another shard key than the album. If the
         # conditions do not name the key, ask the database: one query for each such value.
         options = self._options
+        if options.key is None:
+            self._refuse_ends_of_two_keys(values)
+            return
         joined = joined_instances(options, values)
         if not joined:
             return
         key = plain_key(options, self.query)
-        if key is not None and options.key is not None:
+        if key is not None:
             refuse_values_of_other_key(options, options.key.get_prep_value(key), joined)
             return
         for name, other in joined.items():
@@ -303,13 +310,35 @@ class WritingQuerySet(RoutedQuerySet[M]):
             related_key = known_key(others, other, load=True)
             if related_key is None:
                 continue
-            assert options.key is not None
             attname = options.key.attname
             # Read keys and not rows, because the caller may have called values().
             of_other_key = self.exclude(**{attname: related_key}).order_by(attname)
             key = of_other_key.values_list(attname, flat=True).first()
             if key is not None:
                 refuse_values_of_other_key(options, options.key.get_prep_value(key), {name: other})
+
+    def _refuse_ends_of_two_keys(self, values: dict[str, Any]) -> None:
+        # The same for an automatic many-to-many table, whose rows have the key of the two rows that
+        # they relate.
+        options = self._options
+        instances = {name: value for name, value in values.items() if isinstance(value, Model)}
+        if not instances or not relates_one_key(options):
+            return
+        if len(instances) == 2:
+            refuse_two_keys(None, *instances.values(), load=True)
+            return
+        ((name, other),) = instances.items()
+        related_key = known_key(required_options(other.__class__), other, load=True)
+        for opposite in options.relations:
+            if opposite.name == name or not {opposite.name, opposite.attname}.isdisjoint(values):
+                continue
+            key: Any = required_options(opposite.related_model).key
+            path = f"{opposite.name}__{key.attname}"
+            of_other_key = self.exclude(**{path: related_key}).order_by(path)
+            first = of_other_key.values_list(path, flat=True).first()
+            if first is not None:
+                row = f"A row of {self.model.__name__}"
+                raise cross_key_relation(row, first, describe(other), related_key, name)
 
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:

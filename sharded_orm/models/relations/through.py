@@ -14,10 +14,10 @@ from django.db import router
 from django.db.models import Model
 
 from sharded_orm import database_settings, runtime
-from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.exceptions import BoundKeyMismatch, CrossShardRelation
 from sharded_orm.models.querysets.route import scoped
 from sharded_orm.models.querysets.sharded import ShardedManager
-from sharded_orm.models.sharding.bound_key import unbound
+from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, refuse_rows_given_by_id
 from sharded_orm.models.sharding.options import colocated_alias, describe, shard_options
 from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
@@ -39,6 +39,7 @@ def install_through(model: type[Model]) -> None:
         through._meta.local_managers.clear()
         through.add_to_class("objects", ShardedManager())
         through.save_base = _save_base
+        through.delete = _delete
         through._refuse_other_shard = _refuse_other_shard
         through._perform_unique_checks = _perform_unique_checks
 
@@ -54,9 +55,41 @@ def _save_base(
     # Overrides Model.save_base(). The router or the caller has chosen the alias ``using``. So check
     # that this alias is the shard of the two rows that are related.
     refuse_other_key(self)
-    refuse_rows_given_by_id(self)
+    refuse_rows_given_by_id(self, update_fields)
     _refuse_other_shard(self, str(using))
+    _refuse_stored_row_of_other_key(self, str(using))
     Model.save_base(self, raw, force_insert, force_update, using, update_fields)
+
+
+def _delete(
+    self: Any, using: str | None = None, keep_parents: bool = False
+) -> tuple[int, dict[str, int]]:
+    # Overrides Model.delete().
+    refuse_other_key(self)
+    _refuse_stored_row_of_other_key(self, using or router.db_for_write(type(self), instance=self))
+    return Model.delete(self, using, keep_parents)
+
+
+_delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+
+def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
+    """Raise :exc:`BoundKeyMismatch` if the row with the primary key of ``self`` is of another key than
+    the bound one.
+
+    The ids of the row do not tell the key, and the row may have been read outside of the block. So
+    this sends one query, if a key is bound.
+    """
+    key = key_in_force(type(self))
+    if key is None or self.pk is None:
+        return
+    with unbound():
+        stored = type(self).objects.using(alias).filter(pk=self.pk)
+        if stored.exclude(**{key.name: key.value}).exists():
+            raise BoundKeyMismatch(
+                f"{describe(self)} on {alias!r} relates rows of another shard key, and {key} is in"
+                " force. Work on it inside sharded_orm.unbound(), or under its own key."
+            )
 
 
 def _perform_unique_checks(self: Any, unique_checks: Any) -> Any:

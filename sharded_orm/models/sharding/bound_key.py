@@ -23,9 +23,10 @@ from sharded_orm.exceptions import BoundKeyMismatch, InvalidBoundKey
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     describe,
+    required_options,
     shard_options,
 )
-from sharded_orm.models.sharding.same_key import needs_same_key
+from sharded_orm.models.sharding.same_key import relates_one_key
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -84,13 +85,12 @@ class _Binding:
             value = self.values.get(options.key)
             return None if value is None else BoundKey(options.key.attname, value)
         # A row of an automatic many-to-many table has the key of both rows that it relates.
-        relations: list[Any] = [f for f in options.model._meta.concrete_fields if f.is_relation]
-        ends: list[Any] = [shard_options(relation.remote_field.model) for relation in relations]
-        if None in ends or not needs_same_key(*ends):
+        if not relates_one_key(options):
             return None
-        for relation, end in zip(relations, ends, strict=True):
-            if (value := self.values.get(end.key)) is not None:
-                return BoundKey(f"{relation.name}__{end.key.attname}", value)
+        for relation in options.relations:
+            key: Any = required_options(relation.related_model).key
+            if (value := self.values.get(key)) is not None:
+                return BoundKey(f"{relation.name}__{key.attname}", value)
         return None
 
 

@@ -118,22 +118,23 @@ class BoundKeyQuery(Query):
         if self.combinator or not self.where.children:
             return True
         lacks = True
-        for values, required in self._named_keys(self.where):
+        for path, values, required in self._named_keys(self.where):
             if any(value != key.value for value in values):
                 raise BoundKeyMismatch(
-                    f"This query of {self.model.__name__} names the shard key {key.name} in"  # type: ignore[union-attr]  # it has one
+                    f"This query of {self.model.__name__} names the shard key {path} in"  # type: ignore[union-attr]  # it has one
                     f" {values!r}, and {key} is in force. Leave the condition out, or leave the key"
                     " with sharded_orm.unbound() or scatter()."
                 )
-            lacks = lacks and not required
+            lacks = lacks and not (required and path == key.name)
         return lacks
 
     def _named_keys(
         self, node: WhereNode, *, required: bool = True, denied: bool = False
-    ) -> Iterator[tuple[list[Any], bool]]:
+    ) -> Iterator[tuple[str, list[Any], bool]]:
         """Yield the values with which conditions in ``node`` compare the shard key.
 
-        Each list of values comes with True if every row of the query must meet the condition.
+        Each list of values comes after the path to the key, as in :attr:`BoundKey.name`, and before
+        True if every row of the query must meet the condition.
         Conditions under a NOT are left out, because they exclude keys instead of naming them.
         """
         denied = denied != node.negated
@@ -146,35 +147,53 @@ class BoundKeyQuery(Query):
                 yield from self._named_keys(child, required=required, denied=denied)
             elif not denied and is_equality(child):
                 for column, compared in compared_columns(child):
-                    if self._is_own_key(column):
+                    if (path := self._path_to_key(column)) is not None:
                         values = plain_values(compared, column.target)
                         if values is not None:
-                            yield values, required
+                            yield path, values, required
 
-    def _is_own_key(self, column: Any) -> bool:
-        if type(column) is not Col:
-            return False
+    def _path_to_key(self, column: Any) -> str | None:
+        """Return the path by which ``column`` is the shard key of the query's rows; None if it is not."""
         options = shard_options(self.model) if self.model is not None else None
-        key = options.key if options is not None else None
-        if key is None or column.target.column != key.column:
-            return False
-        return (
-            column.target.model._meta.concrete_model is key.model._meta.concrete_model
-            and column.alias in self._own_tables()
-        )
+        if type(column) is not Col or options is None:
+            return None
+        if options.key is not None:
+            is_key = _is_column(column, options.key) and column.alias in self._tables_of_row()
+            return options.key.attname if is_key else None
+        # A row of an automatic many-to-many table has the key of both rows that it relates.
+        for relation in options.relations:
+            end = shard_options(relation.related_model)
+            key: Any = None if end is None else end.key
+            if key is None:
+                continue
+            is_key = _is_column(column, key) and column.alias in self._tables_of_row(relation)
+            # Django compares the foreign key itself if it contains the key.
+            holds_key = _is_column(column, relation) and relation.target_field == key
+            if is_key or (holds_key and column.alias in self._tables_of_row()):
+                return f"{relation.name}__{key.attname}"
+        return None
 
-    def _own_tables(self) -> set[str]:
-        """Return the aliases of the tables that hold the columns of the model itself.
+    def _tables_of_row(self, relation: Any = None) -> set[str]:
+        """Return the aliases of the tables that hold the columns of a row of the model, or of the row
+        to which the row refers by ``relation``.
 
         In multi-table inheritance, the tables of parents are among them.
         """
-        own: set[str] = set()
+        tables: set[str] = set()
+        first = next(iter(self.alias_map), None)
         for alias, table in self.alias_map.items():
-            link = getattr(table, "join_field", None)
+            link, joined_to = (
+                getattr(table, "join_field", None),
+                getattr(table, "parent_alias", None),
+            )
+            if relation is None:
+                is_own = alias == first
+            else:
+                is_own = link == relation and joined_to == first
             is_parent = getattr(getattr(link, "remote_field", None), "parent_link", False)
-            if not own or (is_parent and getattr(table, "parent_alias", None) in own):
-                own.add(alias)
-        return own
+            if is_own or (is_parent and joined_to in tables):
+                tables.add(alias)
+        return tables
 
     def exists(self, limit: bool = True) -> Self:
         # Django calls this method for Exists().
@@ -211,6 +230,12 @@ def _taken(query: Any) -> Any:
 
 def _filtered(query: Any) -> Any:
     return query.with_bound_key() if isinstance(query, BoundKeyQuery) else query
+
+
+def _is_column(column: Any, field: Any) -> bool:
+    target = column.target
+    is_of_model = target.model._meta.concrete_model is field.model._meta.concrete_model
+    return bool(is_of_model and target.column == field.column)
 
 
 def _is_same(one: object, other: object) -> bool:

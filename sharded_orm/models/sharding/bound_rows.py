@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -11,7 +11,7 @@ from django.db.models import Model
 
 from sharded_orm.exceptions import BoundKeyMismatch
 from sharded_orm.models.sharding.bound_key import BoundKey, key_in_force
-from sharded_orm.models.sharding.options import ShardOptions, describe, options_of
+from sharded_orm.models.sharding.options import describe, required_options
 
 
 def give_bound_key(instance: Any) -> None:
@@ -22,7 +22,7 @@ def give_bound_key(instance: Any) -> None:
     bound_key = key_in_force(type(instance))
     if bound_key is None:
         return
-    key: Any = _options(instance).key
+    key: Any = required_options(instance.__class__).key
     if key is not None:
         # An instance of the key may have been assigned before it was saved. Django copies its id
         # later.
@@ -44,7 +44,7 @@ def refuse_other_key(instance: Any) -> None:
     bound_key = key_in_force(instance.__class__)
     if bound_key is None:
         return
-    if _options(instance).key is None:
+    if required_options(instance.__class__).key is None:
         for related in instance._state.fields_cache.values():
             if isinstance(related, Model):
                 refuse_other_key(related)
@@ -56,25 +56,55 @@ def refuse_other_key(instance: Any) -> None:
         )
 
 
-def refuse_rows_given_by_id(instance: Any) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``instance`` is a new row of an automatic many-to-many table,
-    and a row that it relates is given by its id only, which does not tell the key.
+def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None) -> None:
+    """Raise :exc:`BoundKeyMismatch` if ``instance`` is a row of an automatic many-to-many table, and
+    a row that it relates is given by its id only, which does not tell the key.
 
     Does nothing inside :func:`related_rows_checked`, or if no binding is in force for the rows.
+
+    :param written: names of the fields that are about to be written; None for all.
     """
-    bound_key = key_in_force(instance.__class__)
-    if bound_key is None or _options(instance).key is not None or not instance._state.adding:
-        return
-    if _are_related_rows_checked.get():
-        return
-    for field in instance._meta.concrete_fields:
-        if field.is_relation and field.get_cached_value(instance, default=None) is None:
+    names = None if written is None else set(written)
+    values = {
+        relation.name: relation.get_cached_value(
+            instance, default=getattr(instance, relation.attname)
+        )
+        for relation in _checked_relations(instance.__class__)
+        if names is None or not names.isdisjoint((relation.name, relation.attname))
+    }
+    refuse_values_given_by_id(instance.__class__, values, describe(instance))
+
+
+def refuse_values_given_by_id(
+    model: type[Model], values: Mapping[str, Any], row: str | None = None
+) -> None:
+    """Raise :exc:`BoundKeyMismatch` if ``values`` are written to rows of an automatic many-to-many
+    table, and one of them is not an instance of the bound key.
+
+    Does nothing inside :func:`related_rows_checked`, or if no binding is in force for the rows.
+
+    :param values: keyed by field name, as for ``update()``.
+    :param row: a description of the row; None for several rows.
+    """
+    for relation in _checked_relations(model):
+        for name in {relation.name, relation.attname}.intersection(values):
+            value = values[name]
+            if isinstance(value, Model):
+                refuse_other_key(value)
+                continue
             raise BoundKeyMismatch(
-                f"{describe(instance)} is to relate {field.attname}="
-                f"{getattr(instance, field.attname)!r}, and the id does not tell the key of that row."
-                f" ({bound_key} is in force.) Give the row as an instance, {field.name}=…, or use add()"
-                " of the relation."
+                f"{row or f'Rows of {model.__name__}'} would relate {relation.attname}={value!r}, and"
+                f" the id does not tell the key of that row. ({key_in_force(model)} is in force.) Give"
+                f" the row as an instance, {relation.name}=…, or use add() of the relation."
             )
+
+
+def _checked_relations(model: type[Model]) -> list[Any]:
+    """Return the relations of an automatic many-to-many table whose rows are under a bound key."""
+    if key_in_force(model) is None or _are_related_rows_checked.get():
+        return []
+    options = required_options(model)
+    return options.relations if options.key is None else []
 
 
 _are_related_rows_checked: ContextVar[bool] = ContextVar(
@@ -84,8 +114,8 @@ _are_related_rows_checked: ContextVar[bool] = ContextVar(
 
 @contextmanager
 def related_rows_checked() -> Iterator[None]:
-    """The related manager that inserts rows of an automatic table in the block has compared the keys
-    of the rows that they relate.
+    """Whoever writes rows of an automatic table in the block has compared the keys of the rows that
+    they relate.
     """
     token = _are_related_rows_checked.set(True)
     try:
@@ -95,7 +125,7 @@ def related_rows_checked() -> Iterator[None]:
 
 
 def has_other_key(instance: Any) -> bool:
-    """Whether :func:`refuse_other_key` raises an error for ``instance``, which has a shard key.
+    """Whether ``instance``, a row of a model with a shard key, has another key than the bound one.
 
     :raises TypeError, ValueError, ValidationError: the row's value cannot be a key.
     """
@@ -108,11 +138,5 @@ def _differs(instance: Any, bound_key: BoundKey) -> bool:
     value = instance.__dict__.get(bound_key.name) if is_new else getattr(instance, bound_key.name)
     if value is None:
         return False
-    key: Any = _options(instance).key
+    key: Any = required_options(instance.__class__).key
     return bool(key.get_prep_value(value) != bound_key.value)
-
-
-def _options(instance: Any) -> ShardOptions:
-    options = options_of(instance)
-    assert options is not None
-    return options

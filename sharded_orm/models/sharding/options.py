@@ -8,7 +8,7 @@ good; strategies that compute the shard from the key do not need this.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -97,14 +97,17 @@ class ShardOptions:
         return bits is None or bits == runtime.strategy(self.group).embedded
 
     @cached_property
+    def relations(self) -> list[Any]:
+        """The foreign keys of the model."""
+        return [field for field in self.model._meta.concrete_fields if field.is_relation]
+
+    @cached_property
     def relation_arguments(self) -> list[str]:
         """Return texts such as ``photo=…`` for an error message: the keyword arguments, one for
         each relation of this model, by which a query can name its shard if the model has no shard
         key.
         """
-        return [
-            f"{field.name}=…" for field in self.model._meta.concrete_fields if field.is_relation
-        ]
+        return [f"{field.name}=…" for field in self.relations]
 
     @cached_property
     def key_is_generated(self) -> bool:
@@ -230,9 +233,9 @@ class ShardOptions:
 
     @cached_property
     def _foreign_key(self) -> Field[Any, Any] | None:
-        """The foreign key to the global database by whose values rows are sharded; None if there is none.
+        """The foreign key to the global database whose values are the shard keys; None if there is none.
 
-        It is the shard key, or belongs to a model of the group to which the shard key refers.
+        It is the shard key itself, or belongs to a model of the group to which the shard key refers.
         """
         field: Any = self.key
         while field is not None and field.is_relation:
@@ -259,10 +262,23 @@ class ShardOptions:
 
     def _place_new(self, keys: list[Any]) -> dict[Any, int]:
         strategy = runtime.strategy(self.group)
-        field = self._foreign_key
-        if field is not None and strategy.places and runtime.group(self.group).check_new_keys:
-            refuse_dangling_keys(self.group, field, keys)
+        self.refuse_dangling(keys)
         return strategy.place_new(keys)
+
+    @property
+    def checks_keys(self) -> bool:
+        """Whether a new shard key must refer to an existing row of the global database."""
+        if self._foreign_key is None or not runtime.strategy(self.group).places:
+            return False
+        return runtime.group(self.group).check_new_keys
+
+    def refuse_dangling(self, keys: Sequence[Any]) -> None:
+        """Raise an error if one of ``keys`` refers to a row that does not exist; one query per 500.
+
+        :raises DanglingShardKey: as :func:`refuse_dangling_keys`, if :attr:`checks_keys`.
+        """
+        if self.checks_keys:
+            refuse_dangling_keys(self.group, self._foreign_key, keys)
 
     def place(self, instance: Model, *, check_key: bool = True) -> Shard:
         """Return the shard on which ``instance`` is about to be stored.
@@ -272,7 +288,7 @@ class ShardOptions:
         If the key is still to be generated, return the shard of the row given as ``near=``. Without
         ``near=``, return the shard of a row of the same group that ``instance`` refers to. If there
         is no such row, draw one of the open shards at random. ``instance`` keeps the drawn shard
-        until it is stored.
+        until it is stored, unless no session can be opened to the shard's node.
 
         :param check_key: whether a new key that is a foreign key to the global database must refer to
             an existing row.
@@ -297,9 +313,14 @@ class ShardOptions:
             raise UnplacedKey(
                 f"near={describe(near)} is on no shard of group {self.group!r} yet: save it first."
             )
+        strategy = runtime.strategy(self.group)
         drawn: int | None = getattr(state, "drawn_shard", None)
-        if drawn is None:
-            drawn = state.drawn_shard = runtime.strategy(self.group).draw()
+        if drawn is not None:
+            shard = runtime.shard(self.group, drawn)
+            if strategy.node_failure(shard) is None:
+                return shard
+            # An earlier attempt to store the row may have failed because this node is down.
+        drawn = state.drawn_shard = strategy.draw()
         return runtime.shard(self.group, drawn)
 
     def _shard_of_relations(self, instance: Any, *, for_write: bool = False) -> Shard | None:
@@ -335,6 +356,13 @@ def shard_options(model: type[Any]) -> ShardOptions | None:
         return _options_by_model[model]
     except KeyError:
         return _options_by_model.setdefault(model, _read_shard_meta(model))
+
+
+def required_options(model: type[Any]) -> ShardOptions:
+    """Return the group and shard key of ``model``, which is known to be sharded."""
+    options = shard_options(model)
+    assert options is not None
+    return options
 
 
 def options_of(instance: Any) -> ShardOptions | None:

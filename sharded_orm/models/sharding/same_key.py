@@ -11,7 +11,8 @@ may join different keys.
 
 A shard key that was not loaded with a stored row (``only("name")``) is looked up with one query by a
 write, by a form, and by the other side of a one-to-one field (``load=True``). Other reads send no
-query for it.
+query for it. A write of a stored row of an automatic many-to-many table also loads the row that is
+not in memory, of the two that it relates.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sharded_orm.models.sharding.options import (
     ShardOptions,
     describe,
     options_of,
+    required_options,
     shard_options,
 )
 
@@ -45,6 +47,16 @@ def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
         and related.key is not None
         and not runtime.strategy(options.group).embedded
     )
+
+
+def relates_one_key(options: ShardOptions) -> bool:
+    """Whether the two rows that a row of an automatic many-to-many table relates need one shard key.
+
+    :param options: the options of the table's model.
+    """
+    ends = [shard_options(relation.related_model) for relation in options.relations]
+    owner = ends[0]
+    return owner is not None and needs_same_key(owner, ends[1])
 
 
 def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> Any:
@@ -107,8 +119,13 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
             refuse_two_keys(field, instance, other, load=load)
             referred.append(other)
     options = options_of(instance)
-    if options is not None and options.key is None and len(referred) == 2:
-        # A row of an automatic many-to-many table has no key of its own; it joins two rows.
+    if options is None or options.key is not None or not referred:
+        return
+    # A row of an automatic many-to-many table has no key of its own; it joins two rows.
+    if len(referred) == 1 and not instance._state.adding and relates_one_key(options):
+        # The other row is stored already. Load it.
+        referred = [getattr(instance, relation.name) for relation in options.relations]
+    if len(referred) == 2:
         refuse_two_keys(None, *referred, load=True)
 
 
@@ -120,7 +137,7 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
     :param values: the row's values, keyed by field name. Values that are no instances are ignored.
     """
     for name, other in joined_instances(options, values).items():
-        others = known_key(_options(other), other, load=True)
+        others = known_key(required_options(other.__class__), other, load=True)
         if others is not None and others != key:
             row = f"A row of {options.model.__name__}"
             raise cross_key_relation(row, key, describe(other), others, name)
@@ -204,12 +221,6 @@ def key_names(options: ShardOptions) -> set[str]:
     if key is None:
         return set()
     return {key.name, key.attname} | ({"pk"} if key.primary_key else set())
-
-
-def _options(instance: Any) -> ShardOptions:
-    options = options_of(instance)
-    assert options is not None
-    return options
 
 
 def cross_key_relation(
