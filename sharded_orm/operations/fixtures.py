@@ -10,8 +10,8 @@ from django.db import connections, models, transaction
 
 from sharded_orm.exceptions import PartialCommitError
 from sharded_orm.models.sharding.bound_key import unbound
-from sharded_orm.models.sharding.options import ShardOptions
-from sharded_orm.operations.relations import refuse_other_keys
+from sharded_orm.models.sharding.options import ShardOptions, required_options
+from sharded_orm.operations.relations import checked_relations, refuse_other_keys
 
 
 class FixtureTransaction:
@@ -32,8 +32,13 @@ class FixtureTransaction:
         self._blocks, self._unchecked = ExitStack(), ExitStack()
         #: The models of the rows that were stored, keyed by the shard's alias.
         self.models_by_alias: dict[str, set[type[models.Model]]] = {}
-        #: The primary keys of the rows that were stored, keyed by the shard's alias and the model.
+        #: The primary keys of stored rows whose relations are to be checked, keyed by the shard's
+        #: alias and the model.
         self._pks: dict[tuple[str, type[models.Model]], set[Any]] = defaultdict(set)
+        #: The shard keys of stored rows that are foreign keys to the global database, keyed by model.
+        self._keys: dict[type[models.Model], set[Any]] = defaultdict(set)
+        #: Whether the relations of a model are to be checked.
+        self._has_relations: dict[type[models.Model], bool] = {}
 
     def __enter__(self) -> Self:
         self._record_commit(*self._aliases)
@@ -86,18 +91,32 @@ class FixtureTransaction:
     def note(self, row: models.Model, alias: str) -> None:
         """Note that ``row`` was stored on the shard ``alias``, for :meth:`check_keys`."""
         model: Any = row._meta.concrete_model
-        self._pks[alias, model].add(row.pk)
+        options = required_options(model)
+        if options.checks_keys:
+            self._keys[model].add(options.key_of(row))
+        if model not in self._has_relations:
+            self._has_relations[model] = bool(checked_relations(model))
+        if self._has_relations[model]:
+            self._pks[alias, model].add(row.pk)
 
     def check_keys(self) -> None:
-        """Check that the noted rows are related to rows of their own shard key only.
+        """Check that the noted rows are related to rows of their own shard key only, and that their
+        shard keys refer to rows of the global database.
 
-        Rows that were stored before are not checked. One query for each relation and 500 rows.
+        All keys of the rows are checked, also those with a shard: a placement is not rolled back, so
+        a key without a row has a shard if the same fixture is loaded again.
+
+        Rows that were stored before are not checked. One query for each 500 keys, and one for each
+        relation and 500 rows.
 
         :raises CrossKeyRelation: a row is related to a row of another shard key.
+        :raises DanglingShardKey: the row to which a shard key refers does not exist.
         """
         with unbound():  # A row of another key than the bound one is to be found, too.
             for (alias, model), pks in self._pks.items():
                 refuse_other_keys(model, alias, pks)
+        for model, keys in self._keys.items():
+            required_options(model).refuse_dangling(list(keys))
 
     def partial_commit(self, cause: Exception) -> PartialCommitError | None:
         """Return the error to raise if some of the transactions are committed and others are not.

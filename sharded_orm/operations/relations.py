@@ -12,7 +12,7 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db.models import F, Field, ForeignKey, Model
 
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
+from sharded_orm.models.sharding.options import required_options, shard_options, target_field
 from sharded_orm.models.sharding.same_key import cross_key_relation, gives_key, needs_same_key
 from sharded_orm.operations.shards.table_reads import Sql, TableRows
 
@@ -65,14 +65,7 @@ class RelationInside:
         columns = [f"r.{quote(row.column)}" for row in rows]
         columns += [key, f"r.{quote(self.related.column)}", other_key]
         names = ", ".join(f"{column} c{number}" for number, column in enumerate(columns))
-        # Of the table itself the statement reads foreign keys, some of them links to parents, and
-        # those of its columns that the table has. Others may be in the tables of parents.
-        own = [
-            column
-            for column in self.table._meta.local_concrete_fields
-            if column.is_relation or column in self.fields
-        ]
-        source, params = table.source(prefix, own)
+        source, params = table.source(prefix, _own_columns(self.table, self.fields))
         return f"SELECT {names} FROM {source} r{joins.sql} WHERE {key} <> {other_key}", params
 
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
@@ -134,16 +127,26 @@ class _Joins:
         return joined
 
 
+def _own_columns(model: type[Model], fields: Sequence[Any]) -> list[Any]:
+    """Return the columns in the own table of ``model`` that a statement about ``fields`` reads.
+
+    They are the foreign keys, some of them links to parents, and those of ``fields`` that the table
+    has. Others may be in the tables of parents.
+    """
+    own = model._meta.local_concrete_fields
+    return [column for column in own if column.is_relation or column in fields]
+
+
 def relations_inside(model: type[Model]) -> Iterator[RelationInside]:
     """Yield the relations in the table of ``model`` whose two rows need the same shard key."""
-    options = _options(model)
+    options = required_options(model)
     source: Any = model._meta.auto_created
     if source:
         for many in source._meta.local_many_to_many:
             if many.remote_field.through is model:
                 owner: Any = model._meta.get_field(many.m2m_field_name())
                 related: Any = model._meta.get_field(many.m2m_reverse_field_name())
-                if needs_same_key(_options(source), shard_options(related.related_model)):
+                if needs_same_key(required_options(source), shard_options(related.related_model)):
                     yield RelationInside(model, many.name, owner, related)
         return
     for reference in foreign_keys(model):
@@ -187,12 +190,7 @@ class GenericReference:
         else:
             grouped += names
         columns = [*names, *grouped[:3], "COUNT(*)"]
-        own = [
-            column
-            for column in self.model._meta.local_concrete_fields
-            if column.is_relation or column in self.fields
-        ]
-        source, params = table.source(prefix, own)
+        source, params = table.source(prefix, _own_columns(self.model, self.fields))
         return (
             f"SELECT {', '.join(f'{column} c{number}' for number, column in enumerate(columns))}"
             f" FROM {source} r{joins.sql}"
@@ -212,7 +210,7 @@ class GenericReference:
 
     def needs_same_key(self, model: type[Model]) -> bool:
         """Whether a row that refers to a row of ``model`` must have the shard key of that row."""
-        options, related = _options(self.model), shard_options(model)
+        options, related = required_options(self.model), shard_options(model)
         if related is None or not needs_same_key(options, related):
             return False
         return not gives_key(self.field, options) and not gives_key(self.field, related)
@@ -297,6 +295,11 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
+def checked_relations(model: type[Model]) -> list[RelationInside | GenericReference]:
+    """Return the relations in the table of ``model`` that :func:`refuse_other_keys` checks."""
+    return [*relations_inside(model), *generic_references(model)]
+
+
 def refuse_other_keys(model: type[Model], alias: str, pks: Iterable[Any]) -> None:
     """Raise :exc:`CrossKeyRelation` if one of some rows on a shard is related to a row of another
     shard key, by any relation in the table of ``model``.
@@ -304,10 +307,7 @@ def refuse_other_keys(model: type[Model], alias: str, pks: Iterable[Any]) -> Non
     :param alias: the alias of the shard.
     :param pks: primary keys of rows of ``model``.
     """
-    relations: list[RelationInside | GenericReference] = [
-        *relations_inside(model),
-        *generic_references(model),
-    ]
+    relations = checked_relations(model)
     for batch in batched(pks, LOOK_UPS) if relations else ():
         for relation in relations:
             relation.refuse_other_keys(alias, batch)
@@ -319,13 +319,7 @@ def foreign_keys(model: type[Model]) -> Iterator[Reference]:
             yield reference
 
 
-def _options(model: type[Model]) -> ShardOptions:
-    options = shard_options(model)
-    assert options is not None
-    return options
-
-
 def key_of(model: type[Model]) -> Field[Any, Any]:
-    key = _options(model).key
+    key = required_options(model).key
     assert key is not None
     return key

@@ -1,4 +1,5 @@
-"""Checks new shard keys that are foreign keys to the global database, before they are placed on shards.
+"""Checks shard keys that are foreign keys to the global database: new keys before they are placed on
+shards, and those of a fixture when it is loaded.
 
 No database has a constraint for such a foreign key. A mistyped key would be placed for good, and its row
 would be stored.
@@ -19,7 +20,7 @@ BATCH = 500
 
 
 def refuse_dangling_keys(group: str, field: Any, keys: Sequence[Any]) -> None:
-    """Raise an error if one of the new ``keys`` of ``group`` refers to a row that does not exist.
+    """Raise an error if one of the ``keys`` of ``group`` refers to a row that does not exist.
 
     One query per 500 keys, on the alias on which the rows are written: so a row that the caller's
     transaction has stored there is found.
@@ -38,8 +39,8 @@ def refuse_dangling_keys(group: str, field: Any, keys: Sequence[Any]) -> None:
         for key in batch:
             if key not in present:
                 raise DanglingShardKey(
-                    f"{key!r} is a new shard key of group {group!r}, and no row of"
-                    f" {model._meta.label} has {target.attname}={key!r} on {alias!r}. No shard was"
-                    " chosen, and nothing was stored. Correct the key, or save that row first. If keys"
+                    f"{key!r} is to be a shard key of group {group!r}, and no row of"
+                    f" {model._meta.label} has {target.attname}={key!r} on {alias!r}. Nothing was"
+                    " stored. Correct the key, or save that row first. If keys"
                     f" need no such row, set 'CHECK_NEW_KEYS': False for group {group!r}."
                 )
