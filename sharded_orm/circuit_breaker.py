@@ -16,6 +16,13 @@ class _Failure:
     until: float
 
 
+def _without_traceback(error: Exception) -> Exception:
+    """Return a copy of ``error`` that refers to no frames and to no other errors."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
+    return copy
+
+
 class CircuitBreaker:
     """A record of one server's recent failures, which tells callers whether they may call the server.
 
@@ -73,10 +80,13 @@ class CircuitBreaker:
     def trip(self, key: str | None, cause: Exception) -> bool:
         """Record a failure of ``key``, so that callers keep away from it for ``backoff`` seconds.
 
+        :param cause: the error. A copy is kept, because the traceback would keep alive all that the
+            failed caller had in its variables.
         :return: whether the failure should be logged: True for a new failure or another class of
             error, False if ``key`` had failed before with the same class of error.
         """
         now = self._clock()
+        cause = _without_traceback(cause)
         with self._lock:
             before = self._failures.get(key)
             self._failures[key] = _Failure(cause, now, now + self._backoff)

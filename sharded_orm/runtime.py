@@ -269,7 +269,10 @@ def strategy(name: str) -> Strategy:
 
 
 def _node_failure(shard: Shard) -> Exception | None:
-    """Return the error because of which the node of ``shard`` is known to be down; otherwise None."""
+    """Return the error because of which no session of the node of ``shard`` could be opened lately.
+
+    Return None if a session could be opened, or if this process has not tried.
+    """
     # While no node has failed, do not make a connection object of the shard.
     if pool.all_nodes_answer():
         return None

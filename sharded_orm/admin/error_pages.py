@@ -10,10 +10,10 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from sharded_orm.admin.base import ShardedBase
-from sharded_orm.admin.failures import by_node, outage_text
+from sharded_orm.admin.failures import by_node, cause_of, outage_text
 from sharded_orm.admin.shard_picker import ShardPicker
 from sharded_orm.admin.shard_scope import ShardScope
-from sharded_orm.exceptions import ScatterError
+from sharded_orm.exceptions import NoReachableShard, ScatterError
 
 
 def message_page(
@@ -50,6 +50,15 @@ def shard_down_page(
     """Return the page that says that the shard of ``scope`` does not answer. The status is 503."""
     assert scope.home is not None
     return message_page(model_admin, request, outage_text(scope.home, error), scope, status=503)
+
+
+def no_reachable_shard_page(
+    model_admin: ShardedBase, request: HttpRequest, error: NoReachableShard
+) -> HttpResponse:
+    """Return the page that says that no node with open shards can be reached. The status is 503."""
+    causes = "; ".join(f"{node}: {cause_of(cause)}" for node, cause in error.causes.items())
+    sentence = f"No new row can be stored, because no node with open shards answers. {causes}."
+    return message_page(model_admin, request, sentence, status=503)
 
 
 def all_shards_down_page(

@@ -19,7 +19,7 @@ from django.forms.models import BaseInlineFormSet, BaseModelFormSet, ModelChoice
 from sharded_orm import runtime
 from sharded_orm.admin.failures import outage_text
 from sharded_orm.admin.shard_scope import read_key
-from sharded_orm.exceptions import InvalidFocus, RoutingError
+from sharded_orm.exceptions import InvalidFocus, NoOpenShard
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.stored_key import KEY_STAYS
 from sharded_orm.routers import standing_on
@@ -334,12 +334,13 @@ def draw_shard(options: ShardOptions, permits: Callable[[Shard], bool]) -> Shard
     were tried (1000).
 
     :param permits: a function that returns whether the user may put rows on a shard.
+    :raises NoReachableShard: no node with open shards can be reached.
     """
     strategy = runtime.strategy(options.group)
     for _ in range(_DRAWS):
         try:
             shard = runtime.shard(options.group, strategy.draw())
-        except RoutingError:
+        except NoOpenShard:
             return None
         if permits(shard):
             return shard

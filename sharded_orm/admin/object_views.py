@@ -20,7 +20,7 @@ from sharded_orm.admin import display
 from sharded_orm.admin.add_view import AddViewMixin
 from sharded_orm.admin.base import csrf_protected
 from sharded_orm.admin.display import change_url, named_row
-from sharded_orm.admin.error_pages import shard_down_page
+from sharded_orm.admin.error_pages import no_reachable_shard_page, shard_down_page
 from sharded_orm.admin.forms import with_fixed_key
 from sharded_orm.admin.identity import SEPARATOR, identify, is_misplaced, parse
 from sharded_orm.admin.shard_scope import (
@@ -37,6 +37,7 @@ from sharded_orm.exceptions import (
     InvalidFocus,
     InvalidObjectID,
     NoOpenShard,
+    NoReachableShard,
     ShardKeyChanged,
 )
 from sharded_orm.models.sharding.stored_key import KEY_STAYS
@@ -338,7 +339,11 @@ class ObjectViewsMixin(AddViewMixin):
         return HttpResponseRedirect(row.get_absolute_url())
 
     def _shard_down(self, request: HttpRequest, error: DatabaseError) -> HttpResponse:
-        """Return the error page if ``error`` means that the shard does not answer; else raise ``error``."""
+        """Return the error page if ``error`` means that the shard does not answer, or that no shard does
+        on which a new row could be stored; else raise ``error``.
+        """
+        if isinstance(error, NoReachableShard):
+            return no_reachable_shard_page(self, request, error)
         scope = self.focus(request)
         if scope.home is None or not is_failure(error):
             raise error

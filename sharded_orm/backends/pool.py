@@ -233,13 +233,15 @@ class SessionPool(Generic[S]):
 
         The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection
         objects that still use this pool then open new sessions. If no object still uses the pool,
-        the old node ends up without sessions.
+        the old node ends up without sessions, and without a known failure.
 
         :param occasion: number of the move, the same for all connection objects that move together.
         """
         if occasion != self._last_occasion:
             self._last_occasion = occasion
             self.dispose()
+        # The node may be gone for good. If another object still uses it, its next attempt tells.
+        self.breaker.reset(None)
 
     def _revalidate(self, session: S) -> bool:
         session.suspect = False

@@ -115,11 +115,11 @@ class ShardDatabaseMixin:
         raise NotImplementedError
 
     def node_failure(self) -> Exception | None:
-        """Return the error because of which the node of this alias counts as down in this process.
+        """Return the error of this process's last attempt to open a session of this alias's node.
 
-        Return None if the node does not, as far as this process knows, or if there is no server
-        (SQLite). Does not connect this alias. One caller in some seconds waits while the node is tried
-        again.
+        Return None if the attempt succeeded, if there was none, or if there is no server (SQLite). A
+        node that has sessions from earlier may answer on them, even if no new session can be opened.
+        Does not connect this alias. One caller in some seconds waits while the node is tried again.
         """
         return None
 

@@ -280,6 +280,23 @@ def test_a_comment_needs_its_photo_s_shard(admin_client: Client, rows: Rows) -> 
     assert "Select a valid choice" in str(response.context["errors"])
 
 
+def test_if_no_node_can_be_reached_the_page_of_a_new_row_says_so(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = OSError(2002, "no route for 'secret'@'host'")
+    monkeypatch.setattr(runtime.strategy("pins"), "node_failure", lambda shard: failure)
+    # The form of a note needs a shard, since it offers boards. A board gets its shard when it is saved.
+    for response in (
+        admin_client.get(url(Note, "add")),
+        admin_client.post(url(Board, "add"), {"name": "b"}),
+    ):
+        assert response.status_code == 503
+        content = response.content.decode()
+        assert "No new row can be stored" in content
+        assert "no route" in content and "secret" not in content
+    assert not Board.objects.scatter().exists()
+
+
 @pytest.mark.parametrize("model", [Board, Note, Visit])
 @pytest.mark.parametrize(
     "query", [{"_key": "x"}, {"_key": "9" * 30}, {"_shard": "photos_00003"}, {"_shard": "\0"}]

@@ -142,6 +142,38 @@ def test_revalidation_pings_once() -> None:
     assert session.closed
 
 
+def test_a_failure_is_kept_without_the_frames_of_its_request() -> None:
+    def fail() -> FakeSession:
+        raise OSError(111, "refused") from ValueError("its cause has frames, too")
+
+    pool: SessionPool[FakeSession] = SessionPool("node", fail)
+    with pytest.raises(OSError, match="refused"):
+        pool.lease()
+    failure = pool.failure()
+    assert isinstance(failure, ConnectionRefusedError)
+    assert str(failure) == "[Errno 111] refused"
+    assert (failure.__traceback__, failure.__cause__, failure.__context__) == (None, None, None)
+
+
+def test_a_node_that_was_left_is_no_longer_known_to_be_down() -> None:
+    def fail() -> FakeSession:
+        raise OSError("refused")
+
+    pool: SessionPool[FakeSession] = pool_module.get_pool(
+        "removed", lambda: SessionPool("removed", fail)
+    )
+    with pytest.raises(OSError, match="refused"):
+        pool.lease()
+    assert not pool_module.all_nodes_answer()
+    pool.leave(1)
+    assert pool_module.all_nodes_answer()
+    # Another connection object of the same move had not left yet.
+    with pytest.raises(OSError, match="refused"):
+        pool.lease()
+    pool.leave(1)
+    assert pool_module.all_nodes_answer()
+
+
 def test_dispose_closes_leased_sessions_when_they_come_back() -> None:
     pool = make()
     leased, idle = pool.lease(), pool.lease()
