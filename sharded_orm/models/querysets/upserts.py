@@ -75,7 +75,7 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
     meta = model._meta
     fields: list[Any] = []
     for name in names:
-        plain = name.name if isinstance(name, F) else name
+        plain = getattr(name, "name", None) if isinstance(name, F) else name
         if isinstance(plain, str):
             fields += meta.pk_fields if plain == "pk" else [meta.get_field(plain)]
     return fields
