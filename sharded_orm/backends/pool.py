@@ -250,7 +250,7 @@ class SessionPool(Generic[S]):
     def _open(self) -> S:
         try:
             session = self._open_session()
-        except Exception as exc:
+        except Exception as exc:  # Of any driver; it is noted, and the caller gets it.
             if self.breaker.trip(None, exc):
                 logger.info("Node %r cannot be reached: %s", self.name, exc)
             raise
