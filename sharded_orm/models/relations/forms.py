@@ -101,17 +101,13 @@ def _key_of_parent(form: Any, key: Any) -> Any:
     return None
 
 
-#: The result of :func:`_submitted_key` before the first call for a form.
-_NOT_READ = object()
-
-
 def _submitted_key(form: Any, key: Any) -> Any:
     """Return the shard key that the form's field of the key gives; None if none is given, or if the
     value is not valid.
 
     The value may be looked up in the database, so the result is kept for the other relations.
     """
-    if getattr(form, "_submitted_shard_key", _NOT_READ) is _NOT_READ:
+    if not hasattr(form, "_submitted_shard_key"):
         form._submitted_shard_key = _read_submitted_key(form, key)
     return form._submitted_shard_key
 
