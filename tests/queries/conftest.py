@@ -18,7 +18,7 @@ from sharded_orm.cache.reader import Reader
 from sharded_orm.models.cached import queryset
 from sharded_orm.testing import cache_isolation
 from tests.cached.models import CachedAlbum, CachedPhoto
-from tests.photos.models import Photo
+from tests.photos.models import Album, Person, Photo
 
 ONE, NEAR, TWO, UNPLACED = 1, 3, 2, 404
 SHARD = {ONE: "photos_00003", NEAR: "photos_00003", TWO: "photos_00012"}
@@ -139,3 +139,11 @@ def is_cached(read: Callable[[], Any], alias: str = SHARD[ONE]) -> bool:
         return False
     assert again == [first]
     return True
+
+
+@pytest.fixture
+def album(placed: None) -> Album:
+    """An album of ``ONE``, and the persons of all keys in the global database."""
+    for key in (ONE, NEAR, TWO):
+        Person.objects.create(pk=key, username=f"person {key}")
+    return Album.objects.create(owner_id=ONE, title="old")

@@ -20,7 +20,7 @@ from rest_framework.viewsets import ModelViewSet
 
 from sharded_orm import bound, unbound
 from sharded_orm.exceptions import BoundKeyMismatch
-from tests.photos.models import Album, Event, Person, Photo, Tag
+from tests.photos.models import Album, Event, Photo, Tag
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO, UNPLACED
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
@@ -41,13 +41,6 @@ def nothing_elsewhere() -> Iterator[None]:
             yield
     for query in look_ups:
         assert not any(f"'{key}'" in query["sql"] for key in (NEAR, TWO, UNPLACED))
-
-
-@pytest.fixture
-def album(placed: None) -> Album:
-    for key in (ONE, NEAR, TWO):
-        Person.objects.create(pk=key, username=f"person {key}")
-    return Album.objects.create(owner_id=ONE, title="old")
 
 
 # -- Forms ---------------------------------------------------------------------------------

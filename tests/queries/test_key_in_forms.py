@@ -14,7 +14,7 @@ from rest_framework.generics import UpdateAPIView
 from rest_framework.test import APIRequestFactory
 
 from sharded_orm.exceptions import ShardKeyChanged
-from tests.photos.models import Album, Board, Event, Person, Photo, Save
+from tests.photos.models import Album, Board, Event, Photo, Save
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO, UNPLACED
 
 pytestmark = [pytest.mark.every_backend, pytest.mark.django_db(databases=DATABASES)]
@@ -41,13 +41,6 @@ class PhotoView(UpdateAPIView):
 
     def get_queryset(self) -> Any:
         return Photo.objects.filter(user_id=self.kwargs["user"])
-
-
-@pytest.fixture
-def album(placed: None) -> Album:
-    for key in (ONE, NEAR, TWO):
-        Person.objects.create(pk=key, username=f"person {key}")
-    return Album.objects.create(owner_id=ONE, title="old")
 
 
 # -- Forms ---------------------------------------------------------------------------------
