@@ -300,6 +300,11 @@ class LeaseMixin(BaseCursor):
 
         :param broken: True if results are left unread: the session is then closed, not pooled.
         """
+        if not broken:
+            # Free the result before another cursor can use the session. When mysqlclient 2.3 frees a
+            # result, it waits for the session's lock. A thread that fetches rows holds this lock, and
+            # garbage collection in that thread may free the result: it would wait for ever.
+            self._result = None
         self._session = None
         session.busy = False
         registration, self._registration = self._registration, None
@@ -328,6 +333,7 @@ class LeaseMixin(BaseCursor):
         try:
             if result is not None:
                 result.discard()
+                result = None  # See _return_session().
             session.drain()
         except BaseException:
             self.abandon()

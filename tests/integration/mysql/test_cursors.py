@@ -6,7 +6,7 @@ import gc
 
 import pytest
 from django.db import Error, IntegrityError, ProgrammingError, connections, transaction
-from MySQLdb import cursors
+from MySQLdb import _mysql, cursors
 
 from tests.integration.mysql.conftest import COUNT, Node
 
@@ -131,6 +131,18 @@ def test_a_streaming_cursor_that_is_dropped(node: Node) -> None:
         gc.collect()
         assert node[0].is_idle()
         assert node.pool.size == node.pool.idle
+
+
+def test_no_result_outlives_its_lease(node: Node) -> None:
+    """The driver's results lock the session when they are freed, whoever uses it then."""
+    node[0].ensure_connection()
+    cursor = node[0].connection.cursor(cursors.SSCursor)
+    cursor.execute("SELECT id FROM item")
+    assert cursor.fetchall() == ((1,), (2,))
+    assert cursor.nextset() is None
+    assert node[0].is_idle()
+    assert not [result for result in gc.get_objects() if type(result) is _mysql.result]
+    assert cursor.fetchone() is None
 
 
 def test_other_cursor_classes(node: Node) -> None:
