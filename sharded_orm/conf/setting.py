@@ -37,7 +37,7 @@ class SourceOptions:
     """The values of ``SHARDED_ORM["TOPOLOGY"]``: where the topology is stored."""
 
     #: The kind of the topology source: ``"static"`` (the topology is in the settings), ``"file"``,
-    #: ``"zookeeper"``, or the dotted path of a class.
+    #: ``"database"``, ``"zookeeper"``, or the dotted path of a class.
     source: str = "static"
     # The options are left out of repr(), because they may contain credentials.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -107,7 +107,7 @@ def source(raw: Mapping[str, Any]) -> SourceOptions:
     path, options = values.get("SOURCE", "static"), values.get("OPTIONS", {})
     if not isinstance(path, str) or not path:
         problems.append(
-            f"TOPOLOGY: SOURCE must be 'static', 'file', 'zookeeper' or a dotted path, not {path!r}"
+            f"TOPOLOGY: SOURCE must be 'static', 'file', 'database', 'zookeeper' or a dotted path, not {path!r}"
         )
     if not isinstance(options, Mapping):
         problems.append(f"TOPOLOGY: OPTIONS must be a dict, not {type(options).__name__}")

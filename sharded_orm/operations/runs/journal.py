@@ -26,6 +26,7 @@ from django.db.models import Count, F, Q, QuerySet
 from django.utils import timezone
 
 from sharded_orm.autonomous_connections import AutonomousConnections
+from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
 from sharded_orm.operations.runs import lease as leases
@@ -185,7 +186,7 @@ class JournalRun:
         All processes, also on several hosts, get the time of the same clock. The difference between
         two results is wrong only if somebody has set that clock between the calls.
         """
-        row = leases.runs().filter(pk=self.id).annotate(now=leases.DatabaseClock())
+        row = leases.runs().filter(pk=self.id).annotate(now=DatabaseClock())
         moment: datetime = row.values_list("now", flat=True).get()
         return moment
 

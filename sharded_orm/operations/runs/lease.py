@@ -20,8 +20,8 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, Error, IntegrityError, connections, transaction
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
-from django.db.models.functions import Now
 
+from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import LeaseLost, OperationHeld
 from sharded_orm.models.tables.journal import OperationRun
 
@@ -30,15 +30,6 @@ logger = logging.getLogger("sharded_orm.operations")
 #: INTERVAL: seconds between two signs of life. EXPIRES: seconds without a sign of life after which
 #: another process may take the run over.
 INTERVAL, EXPIRES = 5.0, 30.0
-
-
-class DatabaseClock(Now):
-    """The present time of the database's clock, in UTC. Used because hosts' clocks may differ."""
-
-    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, Any]:
-        # Now.as_mysql is not used: it gives the time in the session's time zone. If that time zone
-        # has daylight saving, the difference between two times may be wrong by an hour.
-        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
 def runs() -> QuerySet[OperationRun]:

@@ -6,6 +6,10 @@ dotted path of a subclass of :class:`TopologySource`.
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +29,7 @@ from sharded_orm.topology.document import Document
 BUILT_IN = {
     "static": "sharded_orm.topology.sources.static.StaticSource",
     "file": "sharded_orm.topology.sources.file.FileSource",
+    "database": "sharded_orm.topology.sources.database.DatabaseSource",
     "zookeeper": "sharded_orm.topology.sources.zookeeper.ZooKeeperSource",
 }
 
@@ -69,6 +74,32 @@ def arrived(read: Callable[[], Document | None]) -> Document | TopologyError | N
         return exc
     except Exception as exc:
         return InvalidTopology([f"it cannot be read: {type(exc).__name__}: {exc}"])
+
+
+def author() -> str:
+    """Return who publishes, for the history: the account and the host of this process."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # The user id has no name, as in many containers.
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def parsed_time(text: Any) -> datetime | None:
+    """Return the time that ``text`` has in ISO format; None if ``text`` has none."""
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def positive(name: str, value: Any, problems: list[str]) -> float:
+    """Return ``value`` as a float. If the option ``name`` must not have it, add to ``problems``."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value <= threading.TIMEOUT_MAX:
+        problems.append(f"TOPOLOGY: {name} must be a positive number, not {value!r}")
+        return 1.0
+    return float(value)
 
 
 class TopologySource(ABC):

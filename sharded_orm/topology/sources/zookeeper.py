@@ -9,7 +9,6 @@ The source stores these znodes (entries in ZooKeeper's tree) below the path of t
 
 from __future__ import annotations
 
-import getpass
 import json
 import logging
 import os
@@ -49,6 +48,9 @@ from sharded_orm.topology.sources.base import (
     Revision,
     TopologySource,
     arrived,
+    author,
+    parsed_time,
+    positive,
 )
 
 logger = logging.getLogger("sharded_orm.topology")
@@ -94,9 +96,9 @@ class ZooKeeperSource(TopologySource):
         self._path = str(options.get("PATH", "/sharded_orm")).rstrip("/")
         if not self._path.startswith("/"):
             problems.append(f"TOPOLOGY: PATH must begin with '/', not {options.get('PATH')!r}")
-        self._timeout = _positive("TIMEOUT", options.get("TIMEOUT", 10.0), problems)
-        self._wait = _positive("WAIT", options.get("WAIT", 5.0), problems)
-        self._kept = int(_positive("HISTORY", options.get("HISTORY", 100), problems))
+        self._timeout = positive("TIMEOUT", options.get("TIMEOUT", 10.0), problems)
+        self._wait = positive("WAIT", options.get("WAIT", 5.0), problems)
+        self._kept = int(positive("HISTORY", options.get("HISTORY", 100), problems))
         self._acl = _acl(options.get("ACL", ()), problems)
         try:
             self._arguments = {
@@ -156,7 +158,7 @@ class ZooKeeperSource(TopologySource):
             )
         record = {
             "published_at": datetime.now(UTC).isoformat(),
-            "by": f"{_user()}@{socket.gethostname()}",
+            "by": author(),
             "comment": comment,
             "document": document.content(),
         }
@@ -200,7 +202,9 @@ class ZooKeeperSource(TopologySource):
                     data, _ = self._ask(client.get_async(f"{self._path}/history/{name}"))
                     records.append((int(name), json.loads(data)))
         return [
-            Revision(version, _time(record.get("published_at")), record["by"], record["comment"])
+            Revision(
+                version, parsed_time(record.get("published_at")), record["by"], record["comment"]
+            )
             for version, record in records
         ]
 
@@ -226,7 +230,7 @@ class ZooKeeperSource(TopologySource):
                 # Skip a process that has ended since the names were read, and an invalid record.
                 with suppress(NoNodeError, ValueError, KeyError):
                     record = json.loads(self._ask(answer)[0])
-                    since, own = _time(record["since"]), name == self._name
+                    since, own = parsed_time(record["since"]), name == self._name
                     processes.append(
                         Process(record["host"], record["pid"], record["version"], since, own)
                     )
@@ -424,14 +428,6 @@ class ZooKeeperSource(TopologySource):
         self._announced = (session[0], version)
 
 
-def _positive(name: str, value: Any, problems: list[str]) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value <= threading.TIMEOUT_MAX:
-        problems.append(f"TOPOLOGY: {name} must be a positive number, not {value!r}")
-        return 1.0
-    return float(value)
-
-
 def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
     """Return the ZooKeeper access rights (ACL) that ``entries`` describe, as kazoo's objects.
 
@@ -468,17 +464,3 @@ def _version_of(data: bytes) -> int | None:
         return _parse(data).version
     except InvalidTopology:
         return None
-
-
-def _time(text: Any) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # The user id has no name, as in many containers.
-        return str(os.getuid())

@@ -15,6 +15,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import JournalMissing, LeaseLost, OperationHeld
 from sharded_orm.models import OperationRun, OperationScript, OperationStep
 from sharded_orm.operations.runs import lease as leases
@@ -104,7 +105,7 @@ def test_a_run_of_another_machine_is_taken_over_when_it_is_silent() -> None:
         rows.update(machine="elsewhere", pid=dead.pid)
         with pytest.raises(OperationHeld), migrating():
             pass
-        rows.update(alive_at=leases.DatabaseClock() - timedelta(seconds=leases.EXPIRES + 1))
+        rows.update(alive_at=DatabaseClock() - timedelta(seconds=leases.EXPIRES + 1))
         with migrating() as second:
             assert second.id == run.id
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
+from sharded_orm.topology.sources.database import VERSIONS
 from tests.conftest import service_missing
 from tests.integration.topology.site import SHARDS, Site, document
 from tests.services import ServiceMissing
@@ -81,6 +85,80 @@ def mysql_nodes(mariadb_nodes: list[Address]) -> Iterator[dict[str, dict[str, An
         connection.close()
 
 
+@dataclass
+class PublishedSite(Site):
+    """A site whose topology is published by commands, where no document exists yet."""
+
+    def hold(self, text: str) -> None:
+        """Write ``text`` into the source, as somebody may do without the commands."""
+        raise NotImplementedError
+
+    def writes(self) -> int:
+        """Return a number that changes if the source is written."""
+        raise NotImplementedError
+
+
+class ZooKeeperSite(PublishedSite):
+    @contextmanager
+    def client(self) -> Iterator[KazooClient]:
+        client = KazooClient(self.source["OPTIONS"]["HOSTS"])
+        client.start()
+        yield client
+        client.stop()
+        client.close()
+
+    @property
+    def path(self) -> str:
+        return f"{self.source['OPTIONS']['PATH']}/current"
+
+    def hold(self, text: str) -> None:
+        with self.client() as client:
+            client.set(self.path, text.encode())
+
+    def writes(self) -> int:
+        with self.client() as client:
+            return int(client.get(self.path)[1].version)
+
+
+class DatabaseSite(PublishedSite):
+    """A site with its topology in the global database, a file of SQLite."""
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        connection = sqlite3.connect(self.folder / "default.sqlite3")
+        try:
+            with connection:
+                return connection.execute(statement, parameters).fetchall()
+        finally:
+            connection.close()
+
+    def hold(self, text: str) -> None:
+        self.sql(
+            f"INSERT INTO {VERSIONS} SELECT MAX(id) + 1, 0, '', '', '', ? FROM {VERSIONS}", text
+        )
+
+    def writes(self) -> int:
+        ((newest,),) = self.sql(f"SELECT MAX(id) FROM {VERSIONS}")
+        return int(newest)
+
+
+@pytest.fixture(params=["zookeeper", "database"])
+def published(
+    request: pytest.FixtureRequest, tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]]
+) -> PublishedSite:
+    if request.param == "database":
+        return site_with_database(tmp_path, sqlite_nodes)
+    return site_with_zookeeper(tmp_path, sqlite_nodes, request.getfixturevalue("zookeeper").hosts)
+
+
+def site_with_database(
+    folder: Path, nodes: dict[str, dict[str, Any]], **options: Any
+) -> DatabaseSite:
+    source_options = {
+        "INTERVAL": 0.05, "LAST_GOOD": str(folder / "last_good/topology.json"), **options,
+    }  # fmt: skip
+    return DatabaseSite(folder, nodes, {"SOURCE": "database", "OPTIONS": source_options})
+
+
 @pytest.fixture
 def file_site(tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]]) -> Site:
     """A site with its topology in a file, at version 1."""
@@ -104,7 +182,7 @@ def zk_site(
 
 def site_with_zookeeper(
     folder: Path, nodes: dict[str, dict[str, Any]], hosts: str, **options: Any
-) -> Site:
+) -> ZooKeeperSite:
     source_options = {
         "HOSTS": hosts,
         # Each test has a tree of its own.
@@ -114,4 +192,4 @@ def site_with_zookeeper(
         "WAIT": 20.0,
         **options,
     }
-    return Site(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": source_options})
+    return ZooKeeperSite(folder, nodes, {"SOURCE": "zookeeper", "OPTIONS": source_options})
