@@ -250,4 +250,4 @@ def _poller(descriptor: int) -> Callable[[int], Any]:
         poll = select.poll()
         poll.register(descriptor, _POLL_FOR)
         return poll.poll
-    return lambda timeout: select.select([descriptor], [], [], timeout)[0]
+    return lambda timeout: select.select([descriptor], [], [], timeout / 1000)[0]

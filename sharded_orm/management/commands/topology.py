@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -176,13 +177,18 @@ class Pull(Action):
         _add_file(parser, "By default, standard output.", optional=True)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        text = topology.current().to_json()
+        document = topology.current()
+        text = document.to_json()
         if options["file"] is None:
             command.stdout.write(text, ending="")
             return
         try:
-            # Let only the owner read a new file, because the topology may contain passwords.
-            with open(os.open(options["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # fmt: skip
+            # Let only the owner read the file, because the topology may contain passwords.
+            descriptor = os.open(options["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "w") as file:
+                # The file may have been there, with other permissions; or it is a device or a pipe.
+                if document.credentials() and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    os.fchmod(descriptor, 0o600)
                 file.write(text)
         except OSError as exc:
             raise CommandError(f"{str(options['file'])!r} cannot be written: {exc}") from exc

@@ -223,6 +223,11 @@ def test_credentials_are_published_when_that_is_wanted(
     done = site.push(changed)
     assert all("s3cret" not in text for text in [*outputs, done.out, done.err])
     assert site.last_good.stat().st_mode & 0o777 == 0o600
+    pulled = tmp_path / "pulled.json"
+    pulled.touch(0o644)
+    site.topology("pull", str(pulled))
+    assert "s3cret2" in pulled.read_text()
+    assert pulled.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_that_is_not_there_is_not_pushed(zk_site: Site) -> None:
