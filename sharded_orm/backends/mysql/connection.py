@@ -412,7 +412,12 @@ class VirtualConnection(DriverFace):
 
     def return_session(self, session: NodeSession) -> None:
         """Return ``session`` to the pool, or close it if it has a transaction or unread results."""
-        if session.autocommits() and not session.more_results():
+        try:
+            is_clean = session.autocommits() and not session.more_results()
+        except BaseException:
+            self.pool.discard(session)
+            raise
+        if is_clean:
             self.pool.release(session)
         else:
             self.pool.discard(session)

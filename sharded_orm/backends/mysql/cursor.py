@@ -174,7 +174,12 @@ class LeaseMixin(BaseCursor):
         else:
             session.schema = schema
         self._executed = statement
-        if session.more_results() or not session.autocommits() or self._result is not None:
+        try:
+            is_pending = session.more_results() or not session.autocommits()
+        except BaseException:
+            pool.discard(session)
+            raise
+        if is_pending or self._result is not None:
             self._register_pending(connection, session)
         else:
             pool.release(session)
@@ -301,9 +306,10 @@ class LeaseMixin(BaseCursor):
         :param broken: True if results are left unread: the session is then closed, not pooled.
         """
         if not broken:
-            # Free the result before another cursor can use the session. When mysqlclient 2.3 frees a
-            # result, it waits for the session's lock. A thread that fetches rows holds this lock, and
-            # garbage collection in that thread may free the result: it would wait for ever.
+            # Free the result before another thread can use the session. When mysqlclient 2.3 frees a
+            # result, it waits for the session's lock, and holds the lock for a moment. In that moment
+            # each call of the session's user fails. A thread that fetches rows has the lock: if
+            # garbage collection frees the result in that thread, the thread waits for ever.
             self._result = None
         self._session = None
         session.busy = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
+import MySQLdb
 import pytest
 from django.db import Error, IntegrityError, ProgrammingError, connections, transaction
 from MySQLdb import _mysql, cursors
@@ -133,16 +135,58 @@ def test_a_streaming_cursor_that_is_dropped(node: Node) -> None:
         assert node.pool.size == node.pool.idle
 
 
-def test_no_result_outlives_its_lease(node: Node) -> None:
-    """The driver's results lock the session when they are freed, whoever uses it then."""
+@pytest.mark.parametrize("end", ["close", "nextset", "execute again"])
+def test_no_result_outlives_its_lease(
+    node: Node, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver locks the session when it frees a result, whoever uses the session then."""
     node[0].ensure_connection()
     cursor = node[0].connection.cursor(cursors.SSCursor)
+    release = node.pool.release
+    results_at_release: list[int] = []
+
+    def count_and_release(session: Any) -> None:
+        results_at_release.append(
+            sum(type(candidate) is _mysql.result for candidate in gc.get_objects())
+        )
+        release(session)
+
+    monkeypatch.setattr(node.pool, "release", count_and_release)
     cursor.execute("SELECT id FROM item")
-    assert cursor.fetchall() == ((1,), (2,))
-    assert cursor.nextset() is None
+    if end == "execute again":
+        cursor.execute("UPDATE item SET value = 'x'")
+    elif end == "nextset":
+        assert cursor.fetchall() == ((1,), (2,))
+        assert cursor.nextset() is None
+        assert cursor.fetchone() is None
+    else:
+        cursor.close()
     assert node[0].is_idle()
-    assert not [result for result in gc.get_objects() if type(result) is _mysql.result]
-    assert cursor.fetchone() is None
+    assert results_at_release
+    assert not any(results_at_release)
+
+
+@pytest.mark.parametrize("call", ["more_results", "autocommits"])
+@pytest.mark.parametrize("how", ["cursor", "transaction"])
+def test_a_driver_that_fails_after_the_statement_keeps_no_session(
+    node: Node, call: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise MySQLdb.ProgrammingError("This connection is already in use from another thread.")
+
+    node.run(0, "SELECT 1")
+    session = node.pool._idle[-1]
+    monkeypatch.setattr(session, call, fail)
+    with pytest.raises(ProgrammingError):
+        if how == "cursor":
+            node.run(0, "SELECT 1")
+        else:
+            with transaction.atomic(using="t_0"):
+                node.run(0, "SELECT 1")
+    node[0].close()
+    assert session.retired
+    assert node.pool.size == node.pool.idle
+    assert node.run(1, "SELECT DATABASE()") == [("t_1",)]
 
 
 def test_other_cursor_classes(node: Node) -> None:
