@@ -1,27 +1,14 @@
-"""Settings of both runs; the differences come as JSON in ``SHARDED_ORM_YARDSTICK``."""
+"""Settings of all runs; what differs comes as JSON in ``SHARDED_ORM_YARDSTICK``."""
 
 from __future__ import annotations
 
 import json
 import os
 from importlib import import_module
-from typing import Any
 
 _given = json.loads(os.environ["SHARDED_ORM_YARDSTICK"])
 
-
-def _database(name: str) -> dict[str, Any]:
-    schema = f"{_given['prefix']}_{name}"
-    return {
-        "ENGINE": _given["engine"],
-        **_given["server"],
-        "NAME": schema,
-        # Equally long on both sides: some tests compare the lengths of names.
-        "TEST": {"NAME": f"test_{schema}", "CHARSET": "utf8mb4"},
-    }
-
-
-DATABASES = {"default": _database("default"), "other": _database("other")}
+DATABASES = _given["databases"]
 TEST_RUNNER = "yardstick_recorder.Runner"
 YARDSTICK_RESULTS = _given["results"]
 
