@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -22,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import django
-
+from tests.django_suite import source
 from tests.django_suite.backends import Backend, Side
 from tests.django_suite.compare import Outcomes, read_outcomes
 from tests.services import find_program, keeper
@@ -133,7 +133,7 @@ def result_name(plan: Plan, side: Side, labels: Sequence[str]) -> str:
     """Return the name of a result: another one for another version of Django or Python, backend,
     side, list of labels or option, and for our side also for other code of the package."""
     what = [
-        sys.version_info[:3],
+        platform.python_version(),
         labels,
         plan.parallel,
         _options(plan, side, server=None),
@@ -141,8 +141,7 @@ def result_name(plan: Plan, side: Side, labels: Sequence[str]) -> str:
         _digest(_package()) if side is plan.backend.ours else "",
     ]
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
-    version = django.get_version()
-    return f"{version}-{plan.backend.name}-{side.name}-{labels[0]}-{digest}"
+    return f"{source.version()}-{plan.backend.name}-{side.name}-{labels[0]}-{digest}"
 
 
 def _digest(folder: Path) -> str:
@@ -222,8 +221,8 @@ def _trouble(code: int | None, timeout: float, outcomes: Outcomes) -> str:
     if outcomes.ended and code in (0, 1):
         # Both sides would fail alike, and so without a difference.
         if missing := [test for test in outcomes.by_test if test.startswith(_NOT_IMPORTED)]:
-            return f"{missing[0].removeprefix(_NOT_IMPORTED)!r} could not be imported"
-        return "" if outcomes.by_test else "there were no tests"
+            return f"the run could not import {missing[0].removeprefix(_NOT_IMPORTED)!r}"
+        return "" if outcomes.by_test else "the run ran no test"
     if code is None:
         how = f"took longer than {timeout:g} s and was killed"
     elif code < 0:
