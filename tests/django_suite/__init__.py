@@ -17,8 +17,9 @@ Limits of the comparison:
 - Tests that look at ``connection.vendor`` run as for any backend of this vendor. Our backends
   take over some parts of the stock ones unchanged (``DatabaseClient``, the ``DatabaseCreation``
   that ``backends.mysql.test_creation`` imports); their tests test Django twice.
-- Tests that write settings of their own (``admin_scripts``) use stock SQLite on both sides. So do the
-  tests that ``runtests.py`` skips because a package, a browser or another server is missing.
+- Tests of the test runner that start processes with databases of their own use stock SQLite on
+  both sides. The tests that ``runtests.py`` skips because a package, a browser or another server
+  is missing are skipped on both.
 - The aliases are explicit ones; shards, groups and routing have tests of their own.
 - One thread does most of the work, so the pool hands out the same session again and again.
   With ``--scramble`` our pool (MySQL) opens several and leases one of them at random.
