@@ -141,7 +141,8 @@ def result_name(plan: Plan, side: Side, labels: Sequence[str]) -> str:
         _digest(_package()) if side is plan.backend.ours else "",
     ]
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
-    return f"{source.version()}-{plan.backend.name}-{side.name}-{labels[0]}-{digest}"
+    first = labels[0].replace(os.sep, ".")  # A label may be a path.
+    return f"{source.version()}-{plan.backend.name}-{side.name}-{first}-{digest}"
 
 
 def _digest(folder: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.django_suite import source
-from tests.django_suite.__main__ import parse
+from tests.django_suite.__main__ import compare, parse
 from tests.django_suite.backends import BACKENDS
 from tests.django_suite.labels import chunks, every_label
 from tests.django_suite.run import Plan, Run, result_name, run
@@ -123,6 +123,7 @@ def test_results_are_not_mixed(plan, tmp_path, monkeypatch):
         name(),
         name(ours=False),
         name(labels=("basic", "queries")),
+        name(labels=("basic/tests", "queries")),
         name(dataclasses.replace(plan, backend=SQLITE, server=None)),
         name(dataclasses.replace(plan, scramble=3)),
         name(dataclasses.replace(plan, parallel=2)),
@@ -142,10 +143,41 @@ def test_results_are_not_mixed(plan, tmp_path, monkeypatch):
     (other / "new.py").touch()
     names.append(name())
     assert len(set(names)) == len(names)
+    assert not any("/" in each for each in names)
     # Stock does not run our code; a server has another port each time.
     assert stock == names[1]
     elsewhere = dataclasses.replace(plan, server=Address("10.0.0.1", 2, "w", "q"))
     assert name(elsewhere, ours=False) == names[1]
+
+
+def test_two_chunks_are_compared(plan, capsys):
+    runtests(
+        plan,
+        """
+bad = "sharded_orm" in given["databases"]["default"]["ENGINE"] and sys.argv[-1] == "b"
+write("fail" if bad else "ok", f"{sys.argv[-1]}.A.x", "", 0.1)
+write("end")
+""",
+    )
+    on_sqlite = dataclasses.replace(plan, backend=SQLITE, server=None)
+    assert compare(on_sqlite, [["a"]]) == 0
+    capsys.readouterr()
+    assert compare(on_sqlite, [["a"], ["b"]]) == 1
+    report, progress = capsys.readouterr()
+    assert "1 tests pass on stock and not on ours" in report
+    assert "ours: 2 tests" in report
+    assert "chunk 2 of 2, b to b: b.A.x passes on stock and not on ours" in progress
+    assert [
+        "kept" in line
+        for line in progress.splitlines()
+        if ": stock: " in line or ": ours: " in line
+    ] == [True, True, False, False]
+
+
+def test_trouble_of_both_sides_is_not_agreement(plan, capsys):
+    runtests(plan, "raise ImportError('nothing to test')")
+    assert compare(dataclasses.replace(plan, backend=SQLITE, server=None), [["a"]]) == 1
+    assert "ended with exit code 1" in capsys.readouterr().out
 
 
 def test_killed_run_leaves_no_result(plan):
