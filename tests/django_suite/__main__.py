@@ -21,7 +21,7 @@ from tests.django_suite import report, source
 from tests.django_suite.backends import BACKENDS, Side
 from tests.django_suite.compare import differences, lost, read_allowed
 from tests.django_suite.labels import LABELS, chunks, every_label
-from tests.django_suite.run import Plan, Run, load_time_zones, run, together
+from tests.django_suite.run import FolderInUse, Plan, Run, alone, load_time_zones, run, together
 from tests.services import ServiceMissing, mariadb, required
 
 _HERE = Path(__file__).parent
@@ -63,14 +63,19 @@ def main() -> int:
     backend = BACKENDS[options.backend]
     signal.signal(signal.SIGTERM, _interrupt)
     with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="django-suite-")))
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(alone(options.keep))
+            except FolderInUse as exc:
+                print(exc)
+                return 1
         try:
             server = stack.enter_context(_server()) if backend.on_server else None
         except ServiceMissing as exc:
             print(exc)
             return 1 if required() else 0
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="django-suite-")))
-        if options.keep:
-            options.keep.mkdir(parents=True, exist_ok=True)
         plan = Plan(
             source=source.unpack(source.fetch(options.cache), folder),
             backend=backend,

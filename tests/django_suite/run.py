@@ -6,6 +6,8 @@ end, so that a killed run leaves no half result behind.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,31 @@ class Run:
     troubles: tuple[str, ...] = ()
     #: Number of tests whose outcomes an earlier run has left.
     kept: int = 0
+
+
+class FolderInUse(RuntimeError):
+    """Another run is writing its results into the folder."""
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder: two would write into the same file.
+
+    :raises FolderInUse: another run is in it.
+    """
+    # The kernel releases the lock when this process ends, in whatever way.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise FolderInUse(
+                f"Another run writes into {str(folder)!r}. Wait for its end, or give --keep another"
+                " folder."
+            ) from exc
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def together(runs: Sequence[Run]) -> Run:

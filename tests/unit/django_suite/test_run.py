@@ -15,7 +15,7 @@ from tests.django_suite import source
 from tests.django_suite.__main__ import compare, parse
 from tests.django_suite.backends import BACKENDS
 from tests.django_suite.labels import chunks, every_label
-from tests.django_suite.run import Plan, Run, result_name, run
+from tests.django_suite.run import FolderInUse, Plan, Run, alone, result_name, run
 from tests.services.mariadb import Address
 
 START = """
@@ -178,6 +178,13 @@ def test_trouble_of_both_sides_is_not_agreement(plan, capsys):
     runtests(plan, "raise ImportError('nothing to test')")
     assert compare(dataclasses.replace(plan, backend=SQLITE, server=None), [["a"]]) == 1
     assert "ended with exit code 1" in capsys.readouterr().out
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with alone(tmp_path), pytest.raises(FolderInUse, match="another folder"), alone(tmp_path):
+        pytest.fail("both are in it")
+    with alone(tmp_path):
+        pass
 
 
 def test_killed_run_leaves_no_result(plan):
