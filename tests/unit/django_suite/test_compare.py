@@ -45,6 +45,9 @@ class Case(unittest.TestCase):
         for number in range(3):
             with self.subTest(number=number):
                 self.assertNotEqual(number, 1)
+    def test_skips_a_part(self):
+        with self.subTest(value=object()):
+            self.skipTest("part")
 
 class Broken(unittest.TestCase):
     @classmethod
@@ -75,11 +78,12 @@ def test_recorder_writes_each_outcome(tmp_path):
         "some_tests.Case.test_skipped": "skip",
         "some_tests.Case.test_expected": "expected failure",
         "some_tests.Case.test_parts": "fail",
+        "some_tests.Case.test_skips_a_part": "skip",
         "setUpClass (some_tests.Broken)": "error",
     }
     assert outcomes.details["some_tests.Case.test_skipped"] == "why"
     assert "(number=1)" in outcomes.details["some_tests.Case.test_parts"]
-    assert outcomes.by_label()["some_tests"].total() == 7
+    assert outcomes.by_label()["some_tests"].total() == 8
 
 
 def test_crash_leaves_what_was_written(tmp_path):

@@ -231,6 +231,22 @@ write("end")
     ]
 
 
+def test_settings_are_those_of_the_version(plan):
+    (plan.source / "tests" / "test_sqlite.py").write_text("DATABASES = {}; USE_TZ = 'as here'")
+    runtests(
+        plan,
+        """
+import yardstick_settings
+write("ok", yardstick_settings.USE_TZ, "", 0)
+write("ok", yardstick_settings.DATABASES["other"]["ENGINE"], "", 0)
+write("end")
+""",
+    )
+    done = on_stock(plan)
+    assert done.troubles == ()
+    assert list(done.outcomes.by_test) == ["as here", "django.db.backends.mysql"]
+
+
 def test_server_is_in_the_settings():
     address = Address("127.0.0.1", 3306, "u", "p")
     database = MYSQL.databases(MYSQL.ours, address)["default"]
