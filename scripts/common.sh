@@ -63,7 +63,7 @@ programs_only() {
     done
 }
 
-# is_installed VENV EXTRAS [REQUIREMENT]: whether install_project has nothing to do.
+# is_installed VENV EXTRAS [REQUIREMENTS]: whether install_project has nothing to do.
 is_installed() {
     [ -x "$1/bin/python" ] && [ "$(cat "$1/.installed" 2>/dev/null)" = "$(stamp "$@")" ]
 }
@@ -72,13 +72,15 @@ stamp() {
     printf '%s %s %s %s' "$PWD" "$2" "${3-}" "$(cat setup.cfg pyproject.toml | cksum)"
 }
 
-# install_project VENV EXTRAS [REQUIREMENT]
+# install_project VENV EXTRAS [REQUIREMENTS]: the requirements are one argument, with spaces between them.
 install_project() {
+    local requirements
     is_installed "$@" && return
     say "installing sharded_orm[$2]${3:+ with $3} into $1"
     # --clear: a virtual environment that was copied or half made is of no use.
     "$python" -m venv --clear "$1"
+    read -ra requirements <<<"${3-}"
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-        -e ".[$2]" ${3:+"$3"}
+        -e ".[$2]" ${requirements[@]+"${requirements[@]}"}
     stamp "$@" >"$1/.installed"
 }

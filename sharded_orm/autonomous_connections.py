@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from django.core.signals import request_finished, request_started
 from django.db import connections
@@ -42,7 +43,10 @@ class AutonomousConnections:
     for its own locks.
     """
 
+    _instances: WeakSet[AutonomousConnections] = WeakSet()
+
     def __init__(self) -> None:
+        self._instances.add(self)
         self._own = threading.local()
         request_started.connect(self._close_obsolete)
         request_finished.connect(self._close_obsolete)
@@ -64,15 +68,23 @@ class AutonomousConnections:
             # because in a process without requests nothing else closes it: Django's
             # close_old_connections() does not know this connection.
             connection.close_if_unusable_or_obsolete()
-        # Open a new connection if the alias now stands for another database, as in a test run. This
-        # is not necessary for the connection of a shard, which changes to the new database by
-        # itself.
-        if connection is None or (
-            "SHARD" not in shared.settings_dict
-            and connection.settings_dict["NAME"] != shared.settings_dict["NAME"]
-        ):
+        if connection is None:
             connection = own[alias] = connections.create_connection(alias)
         return Autonomous(connection, True)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close the second connections of this thread.
+
+        They connect again when they are used, to the database that the settings name then. Test runs
+        call this method when they change that name, and after each test: PostgreSQL does not drop
+        a database to which there is a connection.
+        """
+        for instance in list(cls._instances):
+            for connection in instance._of_thread().values():
+                connection.close()
+                # The close() of Django's SQLite backend does not close databases in memory.
+                BaseDatabaseWrapper.close(connection)
 
     def _of_thread(self) -> dict[str, BaseDatabaseWrapper]:
         state = self._own.__dict__

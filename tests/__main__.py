@@ -4,8 +4,8 @@ Without arguments (or with just ``--long``) it runs the static checks and all te
 SQLite (tests of the MySQL backend start from there as well), and the tests marked
 ``every_backend`` or ``mysql_settings`` under ``tests.settings.mysql``. The tests are cut into
 lanes, and a few lanes run at a time, each with servers of its own. Short lanes with other versions
-of Python and Django run beside them, see ``tests.pairs``. With other arguments it passes them to one
-pytest.
+of Python, Django and the drivers run beside them, see ``tests.pairs``. With other arguments it passes
+them to one pytest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.pairs import ON_MARIADB, ON_SQLITE, PAIRS
+from tests import pairs
 from tests.services import ServiceMissing, find_program, keeper, required
 from tests.services.mariadb import run_to_end, servers, to_environment
 
@@ -102,21 +102,22 @@ LANES = (
 
 
 def version_lanes() -> Iterator[Lane]:
-    """Yield a short lane on SQLite and one on MariaDB for each other pair of Python and Django.
+    """Yield a short lane on SQLite and one on MariaDB for each of the other versions.
 
-    Say which pairs are left out.
+    Say which are left out.
     """
-    for pair in PAIRS:
-        python = pair.executable()
-        if python is None:
+    for versions in pairs.ALL:
+        executable = versions.executable()
+        if executable is None:
             print(
-                f"Without Python {pair.python} and Django {pair.django}: there is no"
-                f" {pair.folder.name}, which scripts/test makes if it finds that Python.",
+                f"Without Python {versions.python} and {', '.join(versions.requirements)}: there is"
+                f" no {versions.folder.name}, which scripts/test makes if it finds that Python.",
                 flush=True,
             )
             continue
-        yield Lane(pair.name, ON_SQLITE, python=str(python))
-        yield Lane(f"{pair.name} on MariaDB", ON_MARIADB, on_mariadb=True, python=str(python))
+        name, python = versions.name, str(executable)
+        yield Lane(name, versions.on_sqlite, python=python)
+        yield Lane(f"{name} on MariaDB", versions.on_mariadb, on_mariadb=True, python=python)
 
 
 @dataclass

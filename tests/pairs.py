@@ -1,17 +1,20 @@
-"""The pairs of Python and Django whose short lanes run beside the whole tests.
+"""The other versions whose short lanes run beside the whole tests: pairs of Python and Django, and the
+lowest versions that ``setup.cfg`` allows.
 
-``python tests/pairs.py`` prints a line for each pair whose interpreter is on this machine: the virtual
-environment, the interpreter and what pip has to install. ``scripts/test`` makes the virtual
-environments of it. This module needs nothing but the standard library, because at that time nothing
-is installed.
+``python tests/pairs.py`` prints a line for each virtual environment whose interpreter is on this
+machine: its folder, the interpreter and what pip has to install. ``scripts/test`` makes the virtual
+environments of it. ``python tests/pairs.py lowest`` installs the lowest versions where it runs, for tox.
+This module needs nothing but the standard library, because at that time nothing is installed.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from configparser import ConfigParser
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,24 +23,24 @@ PYENV = Path.home() / ".pyenv" / "versions"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A version of Python with a version of Django."""
+class Versions:
+    """Versions of Python and of packages, with the tests that are run on them.
 
+    :param name: the end of the name of the virtual environment.
+    :param python: the version of Python, such as "3.12".
+    :param requirements: what pip has to install beside the project, which has no spaces.
+    """
+
+    name: str
     python: str
-    django: str
-
-    @property
-    def name(self) -> str:
-        return f"py{self.python}-dj{self.django}".replace(".", "")
+    requirements: Sequence[str]
+    on_sqlite: Sequence[str]
+    on_mariadb: Sequence[str]
 
     @property
     def folder(self) -> Path:
         """The virtual environment."""
         return ROOT / f".venv-{self.name}"
-
-    @property
-    def requirement(self) -> str:
-        return f"Django=={self.django}.*"
 
     def executable(self) -> Path | None:
         """Return the interpreter in the virtual environment; None if there is none."""
@@ -57,10 +60,6 @@ class Pair:
         done = subprocess.run([path, "-c", show], capture_output=True, text=True)
         return done.stdout.strip() == self.python
 
-
-#: Few that cover most: each newer Django, and the newest Python with the oldest Django. The whole
-#: tests run with the interpreter that was chosen, usually Debian's Python 3.11 with Django 5.2.
-PAIRS = (Pair("3.12", "6.0"), Pair("3.13", "6.1"), Pair("3.13", "5.2"))
 
 #: Tests of each part that a version of Django may break.
 ON_SQLITE = (
@@ -101,13 +100,89 @@ ON_MARIADB = (
 )
 
 
-def installable() -> Iterator[tuple[Pair, str]]:
-    """Yield each pair whose interpreter is on this machine, with the interpreter."""
-    for pair in PAIRS:
-        if interpreter := pair.interpreter():
-            yield pair, interpreter
+#: Tests of each part that a version of a driver or of a client may break.
+WITH_CLIENTS_ON_SQLITE = (
+    "tests/contract",
+    "tests/unit/backends",
+    "tests/unit/cache/stores",
+    "tests/integration/cache/test_stores_memcached.py",
+    "tests/integration/cache/test_stores_opening.py",
+    "tests/integration/cache/test_stores_redis.py",
+    "tests/integration/test_timestamps_postgresql.py",
+    "tests/integration/tickets/postgresql/test_taking.py",
+    "tests/integration/topology/test_zookeeper.py",
+)
+WITH_CLIENTS_ON_MARIADB = (
+    "tests/unit/backends",
+    "tests/queries/test_one_shard.py",
+    "tests/integration/mysql/test_connections.py",
+    "tests/integration/mysql/test_cursors.py",
+    "tests/integration/mysql/test_lost_sessions.py",
+    "tests/integration/mysql/test_schemas_and_packets.py",
+    "tests/integration/mysql/test_transactions.py",
+    "tests/integration/tickets/test_forms.py",
+)
+
+
+def _pair(python: str, django: str) -> Versions:
+    name = f"py{python}-dj{django}".replace(".", "")
+    return Versions(name, python, (f"Django=={django}.*",), ON_SQLITE, ON_MARIADB)
+
+
+#: Few that cover most: each newer Django, and the newest Python with the oldest Django. The whole
+#: tests run with the interpreter that was chosen, usually Debian's Python 3.11 with Django 5.2.
+PAIRS = (_pair("3.12", "6.0"), _pair("3.13", "6.1"), _pair("3.13", "5.2"))
+
+#: Extras of those who work on the project or look at its example, not of sites.
+NOT_OF_SITES = frozenset({"demo", "test", "docs"})
+
+
+def _lower_bound(requirement: str) -> str:
+    """Return the name and the lowest version of a requirement as a requirement of that version.
+
+    For example, "Django>=5.2,<6.2" becomes "Django==5.2".
+    """
+    matched = re.fullmatch(r"([\w.\[\]-]+)>=([\w.]+)(,.*)?", requirement)
+    if matched is None:
+        raise ValueError(f"{requirement!r} in setup.cfg has no lower bound: write it as name>=1.2")
+    return f"{matched[1]}=={matched[2]}"
+
+
+def lowest(setup: Path) -> Versions:
+    """Return the lowest versions that ``setup``, a ``setup.cfg``, allows to sites."""
+    config = ConfigParser()
+    config.read(setup)
+    extras = config["options.extras_require"]
+    wanted = [config["options"]["install_requires"]]
+    wanted += [extras[name] for name in extras if name not in NOT_OF_SITES]
+    lines: Iterable[str] = "\n".join(wanted).split("\n")
+    python = config["options"]["python_requires"].removeprefix(">=")
+    packages = tuple(_lower_bound(line) for line in lines if line)
+    return Versions("lowest", python, packages, WITH_CLIENTS_ON_SQLITE, WITH_CLIENTS_ON_MARIADB)
+
+
+#: The oldest Python and the lowest version of each package that sites install with the project. The
+#: packages of the tests are the newest.
+LOWEST = lowest(ROOT / "setup.cfg")
+
+ALL = (*PAIRS, LOWEST)
+
+
+def installable() -> Iterator[tuple[Versions, str]]:
+    """Yield those whose interpreter is on this machine, with the interpreter."""
+    for versions in ALL:
+        if interpreter := versions.interpreter():
+            yield versions, interpreter
+
+
+def main(arguments: list[str]) -> None:
+    if arguments == ["lowest"]:
+        pip = [sys.executable, "-m", "pip", "install"]
+        subprocess.run([*pip, "-e", f"{ROOT}[mysql,test]", *LOWEST.requirements], check=True)
+        return
+    for versions, interpreter in installable():
+        print(versions.folder.name, interpreter, *versions.requirements)
 
 
 if __name__ == "__main__":
-    for pair, interpreter in installable():
-        print(pair.folder.name, interpreter, pair.requirement, file=sys.stdout)
+    main(sys.argv[1:])

@@ -211,9 +211,18 @@ class _InChild:
         os.environ.clear()
         os.environ.update(self.env)
         tempfile.tempdir = None
+        self._register_end_of_library()
         sys.dont_write_bytecode = bool(self.env.get("PYTHONDONTWRITEBYTECODE"))
         arguments = self._take_warnings(self.arguments)
         sys.exit(_status_of(lambda: self._run(arguments)))
+
+    @staticmethod
+    def _register_end_of_library() -> None:
+        """Python 3.13 forgets in a child what a module registered when it was loaded."""
+        from sharded_orm import runtime
+
+        atexit.unregister(runtime._stop)
+        atexit.register(runtime._stop)
 
     @staticmethod
     def _set_streams(descriptors: Sequence[int]) -> None:

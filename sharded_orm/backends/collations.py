@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from sharded_orm.mysql_flavor import MARIADB, MYSQL, MySQLFlavor
+
 
 class TextEquality(NamedTuple):
     """Which texts a collation treats as equal.
@@ -76,8 +78,11 @@ class MySQLCollations(Collations):
     """The collations of MySQL and MariaDB."""
 
     exact_for_cache = "utf8mb4_bin"
-    exact_for_shard_key = "utf8mb4_nopad_bin"
-    remedy = ", or with db_collation='utf8mb4_nopad_bin' (MariaDB) or 'utf8mb4_0900_bin' (MySQL)"
+    exact_for_shard_key = MARIADB.exact_collation
+    remedy = (
+        f", or with db_collation={MARIADB.exact_collation!r} (MariaDB)"
+        f" or {MYSQL.exact_collation!r} (MySQL)"
+    )
 
     def equality(self, collation: str | None) -> TextEquality:
         # If the name of the collation is empty, the table's default collation applies. The default
@@ -94,8 +99,7 @@ class MySQLCollations(Collations):
         return is_colocated_with_target and not is_exact_collation(collation)
 
     def exact_collation(self, connection: Any) -> str | None:
-        # MySQL has the collation utf8mb4_0900_bin from version 8.0.17 on.
-        return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+        return MySQLFlavor.of(connection).exact_collation
 
 
 class PostgreSQLCollations(Collations):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import InterfaceError, OperationalError
 
 from sharded_orm.exceptions import ScatterError, ShardedOrmError
+from sharded_orm.mysql_flavor import FLAVORS
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
@@ -35,8 +36,10 @@ _NODE_GONE = frozenset({1040, 1045, 1053, 1129, 1130, 1203})
 # MySQL's error codes for a state of the server: full, locked, killed, read-only.
 _STATE = frozenset(
     {1016, 1020, 1021, 1030, 1033, 1034, 1035, 1037, 1038, 1041, 1114, 1135, 1194, 1195, 1205, 1213}
-    | {1290, 1317, 1412, 1836, 1927, 1969, 3024, 4031}
+    | {1290, 1317, 1412, 1836}
     | set(range(1152, 1162))
+    | {flavor.session_ended for flavor in FLAVORS}
+    | {flavor.statement_timeout for flavor in FLAVORS}
 )
 # SQLite's error codes for a bad state of the file. SQLITE_ERROR is not among them, because it is an
 # error in the statement.

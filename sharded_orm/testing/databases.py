@@ -25,6 +25,7 @@ from django.core.signals import setting_changed
 from django.db import connections
 
 from sharded_orm import database_settings, runtime
+from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group.test_databases import test_databases
 from sharded_orm.conf import SETTING
@@ -161,6 +162,7 @@ class GroupTestDatabases:
 
     def _switch(self, connection: Any) -> None:
         self._close_wrappers(connection)
+        AutonomousConnections.close_all()
         with self._lock:
             self._ready.clear()
             self.touched.clear()
@@ -237,6 +239,7 @@ class GroupTestDatabases:
         if forget is not None:
             forget()  # The directory's table was flushed as well, so forget the rows it has cached.
         cache_isolation.renew()
+        AutonomousConnections.close_all()
         with self._lock, self._cloner.batch():
             touched = sorted(self.touched)
             self.touched.clear()

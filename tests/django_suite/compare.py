@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,23 @@ class Outcomes:
     unfinished: list[str] = field(default_factory=list)
     #: Whether the run came to its end.
     ended: bool = False
+    #: Seconds of the whole run, and those of the processor.
+    cost: tuple[float, float] = (0.0, 0.0)
+
+    def record(self, test: str, outcome: str, detail: str) -> None:
+        """Add an outcome. If the test has one, the worse counts."""
+        before = self.by_test.get(test)
+        if before is None or ORDER.index(outcome) > ORDER.index(before):
+            self.by_test[test] = outcome
+            self.details[test] = detail
+
+    def add(self, other: Outcomes) -> None:
+        """Add the outcomes of another run."""
+        for test, outcome in other.by_test.items():
+            self.record(test, outcome, other.details[test])
+        for label, seconds in other.seconds.items():
+            self.seconds[label] = self.seconds.get(label, 0.0) + seconds
+        self.unfinished += other.unfinished
 
     def by_label(self) -> dict[str, Counter[str]]:
         """Return the number of tests by outcome, by label."""
@@ -58,23 +76,21 @@ def read_outcomes(path: Path) -> Outcomes:
             continue
         if what == "end":
             outcomes.ended = True
+        elif what == "cost":
+            outcomes.cost = (values[0], values[1])
         elif what == "start":
             started[values[0]] = None
         else:
             test, detail, seconds = values
             label = label_of(test)
             outcomes.seconds[label] = outcomes.seconds.get(label, 0.0) + seconds
-            before = outcomes.by_test.get(test)
-            if before is None or ORDER.index(what) > ORDER.index(before):
-                outcomes.by_test[test] = what
-                outcomes.details[test] = detail
+            outcomes.record(test, what, detail)
             started.pop(test, None)
     # A test whose subtests all passed has a success like any other. The tests left here were
     # running when the process ended.
     outcomes.unfinished = list(started)
     for test in started:
-        outcomes.by_test[test] = "unfinished"
-        outcomes.details[test] = "the run ended during this test"
+        outcomes.record(test, "unfinished", "the run ended during this test")
     return outcomes
 
 
@@ -111,6 +127,11 @@ class Allowed:
     test: str
     reason: str
     decision: str
+
+
+def lost(differences: Iterable[Difference], allowed: Container[str]) -> list[Difference]:
+    """Return the losses that are not documented."""
+    return [each for each in differences if each.is_loss and each.test not in allowed]
 
 
 def read_allowed(path: Path, decisions: Path) -> dict[str, Allowed]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.django_suite.compare import PASSED, Allowed, Difference
+from tests.django_suite.compare import PASSED, Allowed, Difference, lost
 from tests.django_suite.run import Run
 
 _BAD = ("fail", "error", "unexpected success", "unfinished")
@@ -17,11 +17,7 @@ def show(
 ) -> Iterator[str]:
     """Return the lines: numbers per label, each difference, errors of the runs, the sum."""
     yield from _table(stock, ours)
-    losses = [
-        difference
-        for difference in differences
-        if difference.is_loss and difference.test not in allowed
-    ]
+    losses = lost(differences, allowed)
     yield from _section("Pass on stock and not on ours:", losses, details=True)
     documented = [
         difference
@@ -34,6 +30,13 @@ def show(
     yield from _section(
         "Other differences:", [difference for difference in differences if not difference.is_loss]
     )
+    failed = sorted(
+        test
+        for test, outcome in stock.outcomes.by_test.items()
+        if outcome in _BAD and ours.outcomes.by_test.get(test) == outcome
+    )
+    if failed:
+        yield f"\nFail on both: {', '.join(failed)}"
     unused = sorted(
         test
         for test in allowed
@@ -42,18 +45,27 @@ def show(
     if unused:
         yield f"\nIn exceptions.toml, but pass: {', '.join(unused)}"
     for run in (stock, ours):
-        if run.trouble:
-            yield f"\n{run.backend.name}: {run.trouble}; see {run.log}"
+        for trouble in run.troubles:
+            yield f"\n{trouble}"
     yield (
         f"\n{len(losses)} tests pass on stock and not on ours; {len(documented)} more are"
         f" documented. {_effort(stock)}; {_effort(ours)}."
     )
 
 
+def outcome(run: Run) -> str:
+    """Return the result of a chunk in one line."""
+    if run.troubles:
+        return " ".join(run.troubles)
+    failed = sum(outcome in _BAD for outcome in run.outcomes.by_test.values())
+    return f"{_effort(run)}, {failed} failed"
+
+
 def _effort(run: Run) -> str:
+    kept = f", {run.kept} of them kept from before" if run.kept else ""
     return (
-        f"{run.backend.name}: {len(run.outcomes.by_test)} tests in {run.seconds:.0f}s"
-        f" ({run.cpu:.0f}s of the processor)"
+        f"{run.side.name}: {len(run.outcomes.by_test)} tests in {run.seconds:.0f}s"
+        f" ({run.cpu:.0f}s of the processor){kept}"
     )
 
 

@@ -23,13 +23,17 @@ def default_cache() -> Path:
     return Path(base) / "sharded-orm"
 
 
+def version() -> str:
+    """Return the version of Django that is installed."""
+    return django.get_version()
+
+
 def fetch(cache: Path) -> Path:
     """Return the path of the archive of exactly the installed version, downloading it once.
 
     :raises SourceMissing: the index does not have it, or cannot be reached.
     """
-    version = django.get_version()
-    if archive := _find(cache, version):
+    if archive := _find(cache, version()):
         return archive
     cache.mkdir(parents=True, exist_ok=True)
     # Into a folder of its own first: an interrupted download must not stay in the cache.
@@ -38,13 +42,13 @@ def fetch(cache: Path) -> Path:
         # build surely has a recent one.
         command = [
             sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-            "--no-deps", "--no-binary", "Django", "--dest", folder, f"Django=={version}",
+            "--no-deps", "--no-binary", "Django", "--dest", folder, f"Django=={version()}",
         ]  # fmt: skip
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        archive = _find(Path(folder), version)
+        archive = _find(Path(folder), version())
         if done.returncode or archive is None:
             raise SourceMissing(
-                f"pip could not download the source of Django {version}; put its archive into"
+                f"pip could not download the source of Django {version()}; put its archive into"
                 f" {str(cache)!r} by hand.\n{done.stdout}{done.stderr}"
             )
         target = cache / archive.name

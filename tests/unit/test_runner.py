@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import LANES, NO_TESTS_COLLECTED, Outcome
-from tests.pairs import ON_MARIADB, ON_SQLITE, PAIRS
+from tests.pairs import ALL, LOWEST, PAIRS, lowest
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,12 +82,35 @@ def test_all_that_is_marked_runs_on_mariadb():
 def test_each_pair_is_supported_and_has_an_environment():
     metadata, tox = (ROOT / "setup.cfg").read_text(), (ROOT / "tox.ini").read_text()
     for pair in PAIRS:
-        assert f"Framework :: Django :: {pair.django}\n" in metadata
+        (requirement,) = pair.requirements
+        django = requirement.removeprefix("Django==").removesuffix(".*")
+        assert f"Framework :: Django :: {django}\n" in metadata
         assert f"Programming Language :: Python :: {pair.python}\n" in metadata
-        python, django = pair.name.split("-dj")
-        assert re.search(rf"{python}-dj\{{[\d,]*{django}", tox)
-        assert f"{django}: {pair.requirement}" in tox
+        python, factor = pair.name.split("-dj")
+        assert re.search(rf"{python}-dj\{{[\d,]*{factor}", tox)
+        assert f"{factor}: {requirement}" in tox
+
+
+def test_every_driver_has_its_lowest_version():
+    metadata = (ROOT / "setup.cfg").read_text()
+    for requirement in LOWEST.requirements:
+        assert f"    {requirement.replace('==', '>=')}" in metadata
+    names = {requirement.partition("==")[0] for requirement in LOWEST.requirements}
+    drivers = {"mysqlclient", "psycopg", "django-redis", "hiredis", "pymemcache", "kazoo"}
+    assert names >= {"Django", *drivers}
+    assert f"python_requires = >={LOWEST.python}\n" in metadata
+
+
+def test_a_requirement_without_a_lower_bound_is_refused(tmp_path):
+    path = tmp_path / "setup.cfg"
+    path.write_text(
+        "[options]\npython_requires = >=3.11\ninstall_requires =\n    Django\n"
+        "[options.extras_require]\n"
+    )
+    with pytest.raises(ValueError, match=r"'Django' in setup\.cfg has no lower bound"):
+        lowest(path)
 
 
 def test_the_short_lanes_have_what_they_name():
-    assert [path for path in (*ON_SQLITE, *ON_MARIADB) if not (ROOT / path).exists()] == []
+    paths = {path for versions in ALL for path in (*versions.on_sqlite, *versions.on_mariadb)}
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []

@@ -41,6 +41,21 @@ def test_only_backends_compare_vendors() -> None:
     assert places == []
 
 
+def tells_mariadb(node: ast.AST) -> bool:
+    """Whether ``node`` asks whether a server is MariaDB: by Django's attribute, or by a version."""
+    if isinstance(node, ast.Compare):
+        parts = (node.left, *node.comparators)
+        return any(isinstance(part, ast.Constant) and part.value == "mariadb" for part in parts)
+    return isinstance(node, ast.Attribute) and node.attr == "mysql_is_mariadb"
+
+
+def test_only_one_module_tells_mariadb_from_mysql() -> None:
+    places = {
+        path for path, module in modules() for node in ast.walk(module) if tells_mariadb(node)
+    }
+    assert places == {"mysql_flavor.py"}
+
+
 def names_version(node: ast.AST) -> bool:
     """Whether ``node`` refers to the version of Django or of Python."""
     if isinstance(node, ast.Attribute):

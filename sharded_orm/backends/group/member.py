@@ -146,15 +146,11 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
 
     # ##### Connecting #####
 
-    def ensure_connection(self) -> None:
-        # Django's ensure_connection() sees that there is no connection, and then reads
-        # in_atomic_block. If that made the shard join its group's transaction, which connects,
-        # Django would connect a second time. So join first.
-        if self.connection is None and self._is_behind:
-            self.join_group_transaction()
-        super().ensure_connection()
-
     def connect(self) -> None:
+        if self.shard is not None and self.connection is not None:
+            # BaseDatabaseWrapper.ensure_connection() saw that there was no connection, and then read
+            # in_atomic_block. This made the shard join its group's transaction, which connected.
+            return
         self._conclude_writes()
         group = self.group_wrapper
         if group is not None and self.shard is not None:

@@ -15,6 +15,7 @@ from MySQLdb import MySQLError
 
 from sharded_orm.backends.write_hooks.session_id import SessionID, SessionIdentity
 from sharded_orm.exceptions import PoolTimeout
+from sharded_orm.mysql_flavor import FLAVORS, MySQLFlavor
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
 
 W = TypeVar("W", bound=SessionIdentity)
 
-_VARIABLES = b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
-_MYSQL = b"@@server_uuid"
-# SQL for the identity of a MariaDB server. server_uid alone is not enough, because it is made of
-# the network address and the port: two containers may have the same server_uid.
-_MARIADB = b"CONCAT_WS('/', %s@@hostname, @@port, @@server_id)"
+_VARIABLES = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ({})".format(
+    ", ".join(f"'{name}'" for flavor in FLAVORS for name in flavor.identity)
+).encode()
 # SQL for: does the account have the privilege PROCESS, with which it sees the sessions of all
 # accounts? If the account has PROCESS only through a role, the answer is no.
 _PROCESS = (
@@ -117,10 +116,9 @@ def _expression(session: NodeSession, pool: NodePool) -> bytes:
     if pool.identity_sql is None:
         session.query(_VARIABLES)
         names = {_text(row[0]).lower() for row in session.store_result().fetch_row(0, 0)}
-        if "server_uuid" in names:
-            pool.identity_sql = _MYSQL
-        else:
-            pool.identity_sql = _MARIADB % (b"@@server_uid, " if "server_uid" in names else b"")
+        identity = MySQLFlavor.of_variables(names).identity
+        variables = ", ".join(f"@@{name}" for name in identity if name in names)
+        pool.identity_sql = f"CONCAT_WS('/', {variables})".encode()
     return pool.identity_sql
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from django.db import Error
 
+from sharded_orm.mysql_flavor import MySQLFlavor
 from sharded_orm.topology.aliases import complete
 
 #: Privileges that let an account write although ``read_only`` is on. SUPER does so up to MariaDB 10.10.
@@ -69,8 +70,9 @@ class ReplicationStatus:
     current: str
 
     @property
-    def is_mariadb(self) -> bool:
-        return "mariadb" in self.version.lower()
+    def can_be_promoted(self) -> bool:
+        """Whether this module knows the server's statements. False for MySQL."""
+        return MySQLFlavor.of_version(self.version).can_be_promoted
 
 
 @dataclass(frozen=True)
@@ -159,10 +161,11 @@ class ReplicationServer:
     def status(self) -> ReplicationStatus:
         """Return the state of the server. Two round trips.
 
-        If the server is not MariaDB, only the version is filled in, and the second round trip is saved.
+        If the server cannot be promoted, only the version is filled in, and the second round trip is
+        saved.
         """
         version = str(self._value("SELECT VERSION()"))
-        if "mariadb" not in version.lower():
+        if not MySQLFlavor.of_version(version).can_be_promoted:
             return ReplicationStatus(version, "", 0, 0, False, False, False, "", "")
         (row,) = self._rows(
             "SELECT CONCAT_WS('/', @@hostname, @@port, @@server_id, @@datadir) identity,"

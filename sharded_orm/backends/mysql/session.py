@@ -12,6 +12,7 @@ from MySQLdb.connections import Connection
 
 from sharded_orm.backends.write_hooks.session_id import SessionID
 from sharded_orm.forks import send_nowhere
+from sharded_orm.mysql_flavor import FLAVORS
 
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
@@ -21,9 +22,9 @@ _BUSY = 0.001  # seconds
 #: nothing. Otherwise the query could return the id of a row that another alias has inserted on the
 #: session.
 FORGET_INSERT_ID = b"SET last_insert_id=0"
-# Error codes after which the server closes the session: shutdown, network errors, a killed session
-# (MariaDB), or a session that was idle for too long (MySQL).
-_FATAL = frozenset([1053, *range(1152, 1162), 1927, 4031])
+# Error codes after which the server closes the session: shutdown, network errors, or a session that
+# was killed or idle for too long.
+_FATAL = frozenset([1053, *range(1152, 1162), *(flavor.session_ended for flavor in FLAVORS)])
 
 
 def is_lost(exc: BaseException) -> bool:

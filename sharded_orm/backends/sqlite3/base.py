@@ -89,9 +89,14 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             connection: sqlite3.Connection = super().get_new_connection(
                 {**conn_params, "factory": make}
             )
+            if self._touched is not None:
+                # This is a test database. Write without waiting for the disk, because a test database
+                # need not survive a power cut.
+                connection.execute("PRAGMA synchronous = OFF")
+                connection.execute("PRAGMA journal_mode = MEMORY")
             made.clear()  # Or it would count among the references below.
         except sqlite3.DatabaseError as exc:
-            # Django has opened the file, and then run a statement.
+            # The file was opened, and then a statement failed, as on a file that is no database.
             for opened in made:
                 opened.close()
             if not isinstance(exc, sqlite3.OperationalError):
@@ -103,11 +108,6 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 f" {str(self.settings_dict['NAME'])!r} on node {self.shard.node!r}. Create it with"
                 f" 'manage.py migrate --database {self.alias}', or correct NAME of the node."
             ) from exc
-        if self._touched is not None:
-            # This is a test database. Write without waiting for the disk, because a test database
-            # need not survive a power cut.
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.execute("PRAGMA journal_mode = MEMORY")
         self._references = sys.getrefcount(connection)
         return connection
 

@@ -17,6 +17,7 @@ from sharded_orm.ids.tickets.session import (
     TicketSession,
     seconds_left,
 )
+from sharded_orm.mysql_flavor import MySQLFlavor
 
 _NO_SUCH_TABLE = 1146
 _MAX_IDENTIFIER = 64
@@ -216,7 +217,7 @@ class MySQLSession(TicketSession):
             f"CREATE TABLE IF NOT EXISTS {self._counter(name)}"
             " (id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,"
             " stub CHAR(1) NOT NULL UNIQUE)"
-            f" ENGINE = {'Aria' if self._wrapper.mysql_is_mariadb else 'MyISAM'}",
+            f" ENGINE = {MySQLFlavor.of(self._wrapper).counter_engine}",
             (),
             deadline,
         )

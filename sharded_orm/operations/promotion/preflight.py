@@ -165,7 +165,7 @@ def _session(
 
 def _check_new(new: ReplicationServer, findings: Findings) -> None:
     status = new.status()
-    if not status.is_mariadb:
+    if not status.can_be_promoted:
         findings.problems.append(f"{new.name!r} is no MariaDB ({status.version})")
         return
     findings.new = status
@@ -179,7 +179,7 @@ def _check_new(new: ReplicationServer, findings: Findings) -> None:
 
 def _check_old(old: ReplicationServer, findings: Findings) -> None:
     status = old.status()
-    if not status.is_mariadb:
+    if not status.can_be_promoted:
         findings.problems.append(f"{old.name!r} is no MariaDB ({status.version})")
         return
     findings.old = status

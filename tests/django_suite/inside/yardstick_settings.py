@@ -1,35 +1,20 @@
-"""Settings of both runs; the differences come as JSON in ``SHARDED_ORM_YARDSTICK``."""
+"""Settings of all runs: the suite's own of this version; what differs comes as JSON in
+``SHARDED_ORM_YARDSTICK``."""
 
 from __future__ import annotations
 
 import json
 import os
 from importlib import import_module
-from typing import Any
+
+# The suite's tests rely on these settings. What they are differs between versions of Django.
+from test_sqlite import *  # type: ignore[import-not-found]  # noqa: F403
 
 _given = json.loads(os.environ["SHARDED_ORM_YARDSTICK"])
 
-
-def _database(name: str) -> dict[str, Any]:
-    schema = f"{_given['prefix']}_{name}"
-    return {
-        "ENGINE": _given["engine"],
-        **_given["server"],
-        "NAME": schema,
-        # Equally long on both sides: some tests compare the lengths of names.
-        "TEST": {"NAME": f"test_{schema}", "CHARSET": "utf8mb4"},
-    }
-
-
-DATABASES = {"default": _database("default"), "other": _database("other")}
+DATABASES = _given["databases"]
 TEST_RUNNER = "yardstick_recorder.Runner"
 YARDSTICK_RESULTS = _given["results"]
-
-# From here on as in the suite's own test_sqlite.py, which its tests rely on.
-SECRET_KEY = "django_tests_secret_key"
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-DEFAULT_AUTO_FIELD = "django.db.models.AutoField"
-USE_TZ = False
 
 if _given["scramble"]:
     import_module("yardstick_scramble").install(_given["scramble"])

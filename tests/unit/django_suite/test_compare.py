@@ -15,18 +15,21 @@ import django
 import pytest
 
 from tests.django_suite import report, source
+from tests.django_suite.backends import BACKENDS
 from tests.django_suite.compare import (
     Difference,
     Outcomes,
     differences,
     label_of,
+    lost,
     read_allowed,
     read_outcomes,
 )
-from tests.django_suite.run import OURS, STOCK, Run
+from tests.django_suite.run import Run, together
 
 ROOT = Path(__file__).parents[3]
 SUITE = ROOT / "tests" / "django_suite"
+SQLITE = BACKENDS["sqlite"]
 
 TESTS = """
 import unittest
@@ -42,6 +45,9 @@ class Case(unittest.TestCase):
         for number in range(3):
             with self.subTest(number=number):
                 self.assertNotEqual(number, 1)
+    def test_skips_a_part(self):
+        with self.subTest(value=object()):
+            self.skipTest("part")
 
 class Broken(unittest.TestCase):
     @classmethod
@@ -72,11 +78,12 @@ def test_recorder_writes_each_outcome(tmp_path):
         "some_tests.Case.test_skipped": "skip",
         "some_tests.Case.test_expected": "expected failure",
         "some_tests.Case.test_parts": "fail",
+        "some_tests.Case.test_skips_a_part": "skip",
         "setUpClass (some_tests.Broken)": "error",
     }
     assert outcomes.details["some_tests.Case.test_skipped"] == "why"
     assert "(number=1)" in outcomes.details["some_tests.Case.test_parts"]
-    assert outcomes.by_label()["some_tests"].total() == 7
+    assert outcomes.by_label()["some_tests"].total() == 8
 
 
 def test_crash_leaves_what_was_written(tmp_path):
@@ -117,8 +124,10 @@ def test_what_is_a_loss(stock, ours, loss):
     def outcomes(outcome):
         return Outcomes({"a.A.x": outcome} if outcome else {})
 
-    (found,) = differences(outcomes(stock), outcomes(ours))
-    assert found.is_loss is loss
+    found = differences(outcomes(stock), outcomes(ours))
+    assert [each.is_loss for each in found] == [loss]
+    assert bool(lost(found, allowed=[])) is loss
+    assert lost(found, allowed=["a.A.x"]) == []
 
 
 def test_equal_outcomes_are_no_difference():
@@ -156,15 +165,47 @@ def test_exception_without_a_page(tmp_path):
 
 
 def test_report_names_losses_and_decisions():
+    both = {"a.A.z": "error"}
     allowed = {"a.A.y": SimpleNamespace(reason="because", decision="0999.md")}
-    stock = Run(STOCK, Outcomes({"a.A.x": "ok", "a.A.y": "ok"}), 1.0, 0.5, "", Path("log"))
-    ours = Run(OURS, Outcomes({"a.A.x": "fail", "a.A.y": "skip"}), 2.0, 0.5, "ended", Path("log"))
+    stock = Run(SQLITE.stock, Outcomes({**both, "a.A.x": "ok", "a.A.y": "ok"}), 1.0, 0.5)
+    bad = Outcomes({**both, "a.A.x": "fail", "a.A.y": "skip"})
+    ours = Run(SQLITE.ours, bad, 2.0, 0.5, ("ours-a: ended",), kept=2)
     found = [Difference("a.A.x", "ok", "fail", "E: no"), Difference("a.A.y", "ok", "skip")]
     text = "\n".join(report.show(stock, ours, found, allowed))
     assert "a.A.x: ok on stock, fail on ours\n      E: no" in text
     assert "because (0999.md)" in text
-    assert "ours: ended" in text
+    assert "Fail on both: a.A.z\n" in text
+    assert "ours-a: ended" in text
+    assert "ours: 3 tests in 2s (0s of the processor), 2 of them kept from before" in text
     assert "1 tests pass on stock and not on ours; 1 more are documented." in text
+
+
+def test_chunks_of_a_side_add_up():
+    first = Run(
+        SQLITE.ours,
+        Outcomes({"a.A.x": "ok"}, {"a.A.x": ""}, {"a": 1.0}),
+        2.0,
+        1.0,
+        ("a: was ended",),
+    )
+    second = Run(
+        SQLITE.ours,
+        Outcomes(
+            {"a.A.x": "fail", "b.B.x": "unfinished"},
+            {"a.A.x": "no", "b.B.x": ""},
+            {"a": 0.5, "b": 1.0},
+            ["b.B.x"],
+        ),
+        3.0,
+        2.0,
+        kept=2,
+    )
+    both = together([first, second])
+    assert both.outcomes.by_test == {"a.A.x": "fail", "b.B.x": "unfinished"}
+    assert both.outcomes.details["a.A.x"] == "no"
+    assert both.outcomes.seconds == {"a": 1.5, "b": 1.0}
+    assert both.outcomes.unfinished == ["b.B.x"]
+    assert (both.seconds, both.cpu, both.troubles, both.kept) == (5.0, 3.0, ("a: was ended",), 2)
 
 
 def test_source_is_taken_from_the_cache(tmp_path):

@@ -20,6 +20,8 @@ class Command(BaseCommand):
         "Loads movies.csv, ratings.csv and tags.csv of a MovieLens folder: films into the global"
         " database, ratings and tags into the shards of their users."
     )
+    # Since Django 6.1, the checks of fields connect to the databases, which may not exist yet.
+    requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(

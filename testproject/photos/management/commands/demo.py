@@ -19,6 +19,8 @@ class Command(BaseCommand):
         "Creates the databases, makes sample content and an admin login, and serves the site until"
         " it is interrupted. May be run again: what is there is kept."
     )
+    # Since Django 6.1, the checks of fields connect to the databases, which may not exist yet.
+    requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default="127.0.0.1", help="Default: %(default)s")

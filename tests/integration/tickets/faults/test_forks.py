@@ -39,8 +39,11 @@ def fork(
     )
     file = folder / "project"
     file.write_bytes(pickle.dumps(project))
+    # Since Python 3.12, a fork of a process with threads is warned of, as this one is on purpose.
+    forks_on_purpose = "ignore:This process (pid=:DeprecationWarning"
+    program = [sys.executable, "-W", forks_on_purpose, "-m", forking.__name__]
     ran = subprocess.run(
-        [sys.executable, "-m", forking.__name__, str(file), sequence, busy, end],
+        [*program, str(file), sequence, busy, end],
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError, connections
+from django.db import DatabaseError, OperationalError, connections
 
 from sharded_orm.exceptions import ShardDatabaseMissing
 from sharded_orm.topology.model import Topology
@@ -53,6 +55,35 @@ def test_other_errors_are_not_taken_for_a_missing_file(folder: Topology) -> None
     with pytest.raises(OperationalError) as caught:
         connections["photos_00003"].cursor()
     assert not isinstance(caught.value, ShardDatabaseMissing)
+
+
+@pytest.mark.parametrize("in_tests", [False, True])
+def test_a_file_that_is_no_database_is_not_left_open(
+    in_tests: bool, folder: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[sqlite3.Connection] = []
+    closed: list[sqlite3.Connection] = []
+
+    class Recorded(sqlite3.Connection):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            opened.append(self)
+
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    wrapper: Any = connections["photos_00003"]
+    # A test database has statements of its own, the first ones that read the file.
+    monkeypatch.setattr(wrapper, "_touched", set() if in_tests else None)
+    monkeypatch.setitem(wrapper.settings_dict, "OPTIONS", {"factory": Recorded})
+    wrapper.create_shard_database()
+    file_of("photos_00003").write_bytes(b"nothing that SQLite knows" * 1000)
+    with pytest.raises(DatabaseError, match="not a database"), wrapper.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM sqlite_master")
+    wrapper.close()
+    assert len(opened) == 1
+    assert closed == opened
 
 
 def test_strange_names(folder: Topology, tmp_path: Path) -> None:

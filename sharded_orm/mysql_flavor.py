@@ -1,0 +1,72 @@
+"""What differs between MariaDB and MySQL. No other module tells the two apart.
+
+The tests run on MariaDB, and none on MySQL. SQL that both understand is written once, for both. The
+statements about replication, in ``backends.mysql.replication``, are MariaDB's alone: a promotion
+refuses every other server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class MySQLFlavor:
+    """One of the two kinds of servers that Django's MySQL backend works with."""
+
+    #: Collation that compares every character of a text, including spaces at the end.
+    exact_collation: str
+    #: Storage engine of tables in which REPLACE takes numbers without locking a row.
+    counter_engine: str
+    #: Variables that tell a server from all others. A version of the server may lack some of them.
+    identity: tuple[str, ...]
+    #: Error code after which the server closes the session: it was killed, or idle for too long.
+    session_ended: int
+    #: Error code for a statement that took longer than the server allows.
+    statement_timeout: int
+    #: Whether ``backends.mysql.replication`` knows the server's statements about replication.
+    can_be_promoted: bool
+
+    @classmethod
+    def of(cls, connection: Any) -> MySQLFlavor:
+        """Return the flavor of the server of ``connection``, which is Django's or derived from Django's.
+
+        The first call for a connection may ask the server for its version.
+        """
+        return MARIADB if connection.mysql_is_mariadb else MYSQL
+
+    @classmethod
+    def of_version(cls, version: str) -> MySQLFlavor:
+        """Return the flavor of a server, given the result of ``SELECT VERSION()``."""
+        return MARIADB if "mariadb" in version.lower() else MYSQL
+
+    @classmethod
+    def of_variables(cls, names: Set[str]) -> MySQLFlavor:
+        """Return the flavor of a server, given the names of its variables, in lower case.
+
+        :param names: all that the server has of the variables in :attr:`identity` of any flavor.
+        """
+        return MYSQL if names >= set(MYSQL.identity) else MARIADB
+
+
+MARIADB = MySQLFlavor(
+    exact_collation="utf8mb4_nopad_bin",
+    counter_engine="Aria",  # It survives a crash.
+    # server_uid alone is not enough, because it is made of the network address and the port: two
+    # containers may have the same server_uid.
+    identity=("server_uid", "hostname", "port", "server_id"),
+    session_ended=1927,  # ER_CONNECTION_KILLED
+    statement_timeout=1969,  # ER_STATEMENT_TIMEOUT
+    can_be_promoted=True,
+)
+MYSQL = MySQLFlavor(
+    exact_collation="utf8mb4_0900_bin",  # from MySQL 8.0.17 on
+    counter_engine="MyISAM",
+    identity=("server_uuid",),
+    session_ended=4031,  # ER_CLIENT_INTERACTION_TIMEOUT
+    statement_timeout=3024,  # ER_QUERY_TIMEOUT
+    can_be_promoted=False,
+)
+FLAVORS = (MARIADB, MYSQL)
