@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Iterable
 
+# The most seconds that a fork waits for a lock. Without a limit, a thread whose signal handler forks
+# while the same thread holds the lock would wait for itself for ever.
+_FORK_WAITS = 1.0
 _forks = 0
 
 
@@ -24,6 +29,29 @@ def identity() -> tuple[int, int]:
     fork by C code changes only the process id.
     """
     return os.getpid(), _forks
+
+
+def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
+    """Make each later fork of this process acquire ``locks`` first, and release them after the fork.
+
+    Use this for locks that threads hold while they run a statement of SQLite. A child that is forked
+    meanwhile would inherit SQLite's records of file locks and the mutexes of its library, and could
+    find the file or the library locked for ever.
+
+    :param locks: a function that yields the locks; called before each fork.
+    """
+    held: list[threading.Lock] = []
+
+    def hold() -> None:
+        for lock in locks():
+            if lock.acquire(timeout=_FORK_WAITS):
+                held.append(lock)
+
+    def release() -> None:
+        while held:
+            held.pop().release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release)
 
 
 def send_nowhere(descriptor: int) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.db import OperationalError
 
+from sharded_orm.forks import hold_during_forks
 from sharded_orm.ids.tickets.session import LAST_ID, SequenceRow, TicketSession, seconds_left
 
 _SECONDS_BETWEEN_ATTEMPTS = (0.0002, 0.002)
@@ -131,28 +131,10 @@ def _is_busy(exc: Exception) -> bool:
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-# The locks that _hold_turns() holds during a fork, so that no other thread of the parent runs a
-# statement or opens a file at that moment. The child inherits SQLite's records of the parent's file
-# locks, and the mutexes of the SQLite library. Without _hold_turns(), the child could find the file
-# or the library locked for ever.
-# A fork waits at most a second for each lock. Without this limit, a thread whose signal handler
-# forks during a statement of the same thread would wait for itself for ever.
-_held: list[threading.Lock] = []
+def _locks() -> Iterator[threading.Lock]:
+    """Yield the locks without which no thread of this process runs a statement or opens a file."""
+    yield _opening
+    yield from list(_turns.values())
 
 
-def _hold_turns() -> None:
-    if _opening.acquire(timeout=1.0):
-        _held.append(_opening)
-    for turn in list(_turns.values()):
-        if turn.acquire(timeout=1.0):
-            _held.append(turn)
-
-
-def _release_turns() -> None:
-    while _held:
-        _held.pop().release()
-
-
-os.register_at_fork(
-    before=_hold_turns, after_in_parent=_release_turns, after_in_child=_release_turns
-)
+hold_during_forks(_locks)

@@ -6,12 +6,13 @@ The first publication makes two tables::
                                   and comment. The row with the highest id is the current document.
     sharded_orm_topology_process  one process per row, with the version that it uses
 
-The tables are no models, and no migration makes them: Django needs the topology before it can load
-models or migrate. For the same reason the source has connections of its own.
+Django needs the topology before it can load models, so the source has connections of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
 import secrets
@@ -19,19 +20,18 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django.apps import apps
 from django.conf import settings
-from django.db import Error, IntegrityError, models
+from django.db import Error, IntegrityError
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.sql import Query
 from django.db.utils import load_backend
 
-from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import (
     InvalidConfiguration,
     InvalidTopology,
@@ -52,45 +52,45 @@ from sharded_orm.topology.sources.base import (
     parsed_time,
     positive,
 )
+from sharded_orm.topology.sources.database_tables import (
+    PROCESSES,
+    VERSIONS,
+    clock_sql,
+    create_tables,
+    current_version,
+    execute,
+    insert,
+    newest_version,
+    read_processes,
+    read_versions,
+)
 
 logger = logging.getLogger("sharded_orm.topology")
+T = TypeVar("T")
 
-VERSIONS = "sharded_orm_topology"
-PROCESSES = "sharded_orm_topology_process"
-_COLUMNS: Mapping[str, Mapping[str, models.Field[Any, Any]]] = {
-    VERSIONS: {
-        "id": models.BigIntegerField(),
-        "version": models.BigIntegerField(),
-        "published_at": models.CharField(max_length=40),
-        "author": models.CharField(max_length=255),
-        "comment": models.TextField(),
-        "document": models.TextField(),
-    },
-    PROCESSES: {
-        "name": models.CharField(max_length=255),
-        "host": models.CharField(max_length=255),
-        "pid": models.BigIntegerField(),
-        "version": models.BigIntegerField(),
-        "since": models.CharField(max_length=40),
-        # The time of the last sign of life, by the clock of the database.
-        "seen": models.DateTimeField(),
-    },
-}
+#: The least number of versions to keep. A publisher that read the current row some publications ago must
+#: still find the next row's id taken.
+_KEPT_AT_LEAST = 20
+# How many signs of life a process gives before the absence of one counts.
+_SIGNS = 3
 # Seconds that the watching thread waits after an error that is no error of the database.
 _RECOVER_AFTER = 5.0
 # Seconds between two looks whether Django has loaded the applications.
 _UNTIL_READY = 0.02
 # The most seconds that stop() waits for the end of the watching thread. Then stop() returns anyway.
 _END_WITHIN = 3.0
+# The entry of DATABASES that each alias had when its first source was made. A test run gives the alias
+# another database, but the topology stays where it is, also in processes that the run starts.
+_first_entries: dict[str, dict[str, Any]] = {}
 
 
 class DatabaseSource(TopologySource):
     """A topology source that keeps the document in a table. The module's docstring describes the tables.
 
-    A background thread asks every ``INTERVAL`` seconds (default 1) for the id of the newest row, and
-    reads a new document. It also gives a sign of life every third of ``TIMEOUT`` seconds (default
-    15). A process without a sign of life for ``TIMEOUT`` seconds counts as ended. So code that uses
-    the topology never waits for the database.
+    A background thread asks every ``INTERVAL`` seconds (default 1) which row is the newest, and reads
+    a new document. It also gives a sign of life every third of ``TIMEOUT`` seconds (default 9). A
+    process without a sign of life for ``TIMEOUT`` seconds counts as ended. So code that uses the
+    topology never waits for the database.
 
     Cost, for each process: one query per ``INTERVAL``, one write per sign of life. The thread's
     connection is kept for as long as ``CONN_MAX_AGE`` of the alias says.
@@ -104,12 +104,16 @@ class DatabaseSource(TopologySource):
         problems: list[str] = []
         self._alias = options.get("ALIAS", "default")
         self._interval = positive("INTERVAL", options.get("INTERVAL", 1.0), problems)
-        self._timeout = positive("TIMEOUT", options.get("TIMEOUT", 15.0), problems)
-        self._kept = int(positive("HISTORY", options.get("HISTORY", 100), problems))
-        if self._timeout <= self._interval:
+        self._timeout = positive("TIMEOUT", options.get("TIMEOUT", 9.0), problems)
+        self._kept = options.get("HISTORY", 100)
+        if type(self._kept) is not int or self._kept < _KEPT_AT_LEAST:
             problems.append(
-                f"TOPOLOGY: TIMEOUT must be more than INTERVAL, not {self._timeout!r} and"
-                f" {self._interval!r}"
+                f"TOPOLOGY: HISTORY must be a whole number from {_KEPT_AT_LEAST} on, not {self._kept!r}"
+            )
+        if self._interval > self._timeout / _SIGNS:
+            problems.append(
+                f"TOPOLOGY: TIMEOUT must be at least {_SIGNS} times INTERVAL, not {self._timeout!r}"
+                f" with {self._interval!r}"
             )
         # The method of dict, because that of ShardedDatabases would ask this source for the groups.
         databases = {
@@ -123,8 +127,9 @@ class DatabaseSource(TopologySource):
             )
         if problems:
             raise InvalidConfiguration(problems)
-        # A copy: a test run gives the alias another database, and this source stays where it is.
-        self._database = complete(databases[self._alias])
+        self._database = _own_settings(
+            _first_entries.setdefault(self._alias, dict(databases[self._alias]))
+        )
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
@@ -134,114 +139,123 @@ class DatabaseSource(TopologySource):
         self._ended = threading.Event()
         self._wake = threading.Event()
         self._lost = False
-        #: The id of the row that was reported last; None before the first report.
-        self._reported: int | None = None
+        #: The row that was reported last; None before the first report.
+        self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
         #: The version in this process's row, and the time of its next sign of life by
-        #: time.monotonic(); None if there is no such row.
-        self._announced: tuple[int, float] | None = None
+        #: time.monotonic(). The version is None if it could not be written.
+        self._announced: tuple[int | None, float] = (None, 0.0)
 
     def describe(self) -> str:
         return f"the table {VERSIONS!r} of the database {self._alias!r}"
 
-    # ##### Reading and writing, in the thread of the caller #####
+    # ##### Reading and writing, for the thread of the caller #####
 
     def load(self) -> Document | None:
-        with self._connected() as connection:
-            current = _current(connection)
-        return None if current is None else Document.from_json(current[1])
+        row = self._ask(current_version)
+        return None if row is None else Document.from_json(row[2])
 
     def publish(self, document: Document, *, expected: int, comment: str = "") -> None:
-        with self._connected() as connection:
-            _create_tables(connection)
-            current = _current(connection)
-            version = 0 if current is None else _version_of(current[1])
-            # A row that is no document may be replaced, whatever version is expected.
-            if version is not None and version != expected:
-                raise TopologyConflict(
-                    f"{self.describe()} holds version {version} by now, not {expected} any more;"
-                    " nothing was published."
-                )
-            new = 1 if current is None else current[0] + 1
-            values = {
-                "id": new,
-                "version": document.version,
-                "published_at": datetime.now(UTC).isoformat(),
-                "author": author(),
-                "comment": comment,
-                "document": document.to_json(),
-            }
-            try:
-                # The primary key lets only one of several processes replace the current row.
-                _insert(connection, VERSIONS, values)
-            except IntegrityError as exc:
-                raise TopologyConflict(
-                    f"{self.describe()} was changed by somebody else at this moment; nothing was"
-                    " published."
-                ) from exc
-            _execute(connection, f"DELETE FROM {VERSIONS} WHERE id <= %s", [new - self._kept])
+        self._ask(lambda connection: self._publish(connection, document, expected, comment))
         self._wake.set()
 
     def history(self, limit: int) -> list[Revision]:
-        columns = "version, published_at, author, comment"
-        with self._connected() as connection:
-            if not _has_tables(connection):
-                return []
-            rows = _execute(
+        columns = "version, published_at, note"
+        rows = self._ask(
+            lambda connection: read_versions(
                 connection, f"SELECT {columns} FROM {VERSIONS} ORDER BY id DESC LIMIT %s", [limit]
             )
-        return [
-            Revision(version, parsed_time(published_at), by, comment)
-            for version, published_at, by, comment in rows
-        ]
+        )
+        revisions = []
+        for version, published_at, note in rows:
+            by, comment = json.loads(note)
+            revisions.append(Revision(version, parsed_time(published_at), by, comment))
+        return revisions
 
     def revision(self, version: int) -> Document:
-        with self._connected() as connection:
-            rows = []
-            if _has_tables(connection):
-                sql = f"SELECT document FROM {VERSIONS} WHERE version = %s ORDER BY id DESC"
-                rows = _execute(connection, sql, [version])
+        sql = f"SELECT document FROM {VERSIONS} WHERE version = %s ORDER BY id DESC LIMIT 1"
+        rows = self._ask(lambda connection: read_versions(connection, sql, [version]))
         if not rows:
             raise LookupError(f"{self.describe()} keeps no version {version!r}.")
         return Document.from_json(rows[0][0])
 
     def processes(self) -> list[Process]:
-        with self._connected() as connection:
-            if not _has_tables(connection):
-                return []
-            return [
-                Process(host, pid, version, parsed_time(since), name == self._name)
-                for name, host, pid, version, since, age in _processes(connection)
-                if age < timedelta(seconds=self._timeout)
-            ]
+        return [
+            Process(host, pid, version, parsed_time(since), name == self._name)
+            for name, host, pid, version, since, silence in self._ask(read_processes)
+            if silence < timedelta(seconds=self._timeout)
+        ]
 
-    @contextmanager
-    def _connected(self) -> Iterator[BaseDatabaseWrapper]:
-        """Return a context manager that gives a connection of its own to a ``with`` block.
+    def _publish(
+        self, connection: BaseDatabaseWrapper, document: Document, expected: int, comment: str
+    ) -> None:
+        create_tables(connection)
+        current = current_version(connection)
+        version = 0 if current is None else _version_of(current[2])
+        # A row that is no document may be replaced, whatever version is expected.
+        if version is not None and version != expected:
+            raise TopologyConflict(
+                f"{self.describe()} holds version {version} by now, not {expected} any more;"
+                " nothing was published."
+            )
+        new = 1 if current is None else current[0] + 1
+        values = {
+            "id": new,
+            "version": document.version,
+            "published_at": datetime.now(UTC).isoformat(),
+            "note": json.dumps([author(), comment]),
+            "document": json.dumps(document.content(), indent=1),
+        }
+        try:
+            # The primary key lets only one of several processes replace the current row.
+            insert(connection, VERSIONS, values)
+        except IntegrityError as exc:
+            raise TopologyConflict(
+                f"{self.describe()} was changed by somebody else at this moment; nothing was"
+                " published."
+            ) from exc
+        try:
+            execute(connection, f"DELETE FROM {VERSIONS} WHERE id <= %s", [new - self._kept])
+        except Error as exc:  # The document is published all the same.
+            logger.info("Old versions in %s cannot be deleted: %s", self.describe(), exc)
 
-        A transaction of the caller neither hides what the block reads nor rolls back what it writes.
-        Errors of the database inside the block become :exc:`TopologyUnavailable`.
+    def _ask(self, work: Callable[[BaseDatabaseWrapper], T]) -> T:
+        """Call ``work`` with a new connection, and return its result.
+
+        A transaction of the caller neither hides what ``work`` reads nor rolls back what it writes.
+        The caller's thread may run an event loop, in which Django refuses queries; then a thread of
+        its own does the work, and the caller waits.
+
+        :raises TopologyUnavailable: the database cannot be used.
         """
-        connection = self._new_connection()
+
+        def call() -> T:
+            connection = self._new_connection()
+            try:
+                return work(connection)
+            finally:
+                connection.close()
+
         try:
             with _without_warning():
-                yield connection
+                if not _runs_event_loop():
+                    return call()
+                with ThreadPoolExecutor(1) as executor:
+                    return executor.submit(call).result()
         except TopologyError:
             raise
-        except Error as exc:
+        except Exception as exc:  # Also wrong OPTIONS of the alias, which the driver finds.
             raise TopologyUnavailable(
-                f"{self.describe()} does not answer as it should: {type(exc).__name__}: {exc}".rstrip(
-                    "."
-                )
-                + "."
+                f"{self.describe()} cannot be used: {type(exc).__name__}: {exc}".rstrip(".") + "."
             ) from exc
-        finally:
-            connection.close()
 
     def _new_connection(self) -> BaseDatabaseWrapper:
         backend = load_backend(self._database["ENGINE"])
-        connection: BaseDatabaseWrapper = backend.DatabaseWrapper(self._database, self._alias)
+        # Not the alias itself: Django's test cases forbid connections of the aliases in DATABASES.
+        connection: BaseDatabaseWrapper = backend.DatabaseWrapper(
+            self._database, f"topology in {self._alias}"
+        )
         return connection
 
     # ##### Watching, in a thread of its own #####
@@ -269,58 +283,64 @@ class DatabaseSource(TopologySource):
         while not apps.ready:  # See _without_warning().
             if self._ended.wait(_UNTIL_READY):
                 return
-        # A connection belongs to the thread that has made it.
-        connection = self._connection = self._new_connection()
         while not self._ended.is_set():
             self._wake.clear()
             pause = self._interval
             try:
-                self._step(connection, on_change)
-            except Error as exc:
-                self._note_loss(exc)
-                connection.close()
-            except Exception:
+                if self._connection is None:
+                    # A connection belongs to the thread that has made it.
+                    self._connection = self._new_connection()
+                self._step(self._connection, on_change)
+            except Exception as exc:
                 # This thread must survive any error, because no other thread watches the document.
-                logger.exception("Following %s failed, and goes on.", self.describe())
-                pause = _RECOVER_AFTER
+                if not isinstance(exc, Error):
+                    pause = _RECOVER_AFTER
+                self._note_loss(exc)
+                self._drop_connection()
             self._wake.wait(pause)
-        with suppress(Exception):
-            # Other processes see at once that this one has ended. If it cannot tell, they see it
-            # when its last sign of life is old.
-            _execute(connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [self._name])
-        connection.close()
+        if self._connection is not None:
+            with suppress(Exception):
+                # Other processes see at once that this one has ended. If it cannot tell, they see it
+                # when its last sign of life is old.
+                execute(self._connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [self._name])
+            self._drop_connection()
 
     def _step(self, connection: BaseDatabaseWrapper, on_change: OnChange) -> None:
         """Report the current document if it is new. Then tell which version this process uses."""
-        newest = _newest(connection)
+        newest = newest_version(connection)
         if newest is not None and newest != self._reported:
-            current = _current(connection)
-            if current is not None:
-                text = current[1]
+            row = current_version(connection)
+            if row is not None:
+                text = row[2]
                 if (document := arrived(lambda: Document.from_json(text))) is not None:
                     on_change(document)
-                self._reported = current[0]
-        if self._lost:
-            logger.info("%s answers again.", self.describe())
-            self._lost = False
+                self._reported = row[:2]
         if newest is not None:
             self._announce(connection)
         connection.close_if_unusable_or_obsolete()
+        if self._lost:
+            logger.info("%s answers again.", self.describe())
+            self._lost = False
 
-    def _note_loss(self, exc: Error) -> None:
+    def _note_loss(self, exc: Exception) -> None:
         if not self._lost:
             self._lost = True
             logger.warning(
                 "%s is lost; this process goes on with version %d of the topology. (%s)",
-                self.describe(), self._version, exc,
+                self.describe(), self._version, exc, exc_info=not isinstance(exc, Error),
             )  # fmt: skip
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
 
     def _announce(self, connection: BaseDatabaseWrapper) -> None:
         version, now = self._version, time.monotonic()
-        if self._announced is not None:
-            announced, next_sign = self._announced
-            if announced == version and now < next_sign:
-                return
+        announced, next_sign = self._announced
+        if now < next_sign and announced in (version, None):
+            return
         values = {
             "name": self._name,
             "host": socket.gethostname(),
@@ -328,26 +348,43 @@ class DatabaseSource(TopologySource):
             "version": version,
             "since": self._since.isoformat(),
         }
+        next_sign = now + self._timeout / _SIGNS
         try:
             sets = ", ".join(f"{column} = %s" for column in values)
-            clock = _clock(connection)
+            clock = clock_sql(connection)
             sql = f"UPDATE {PROCESSES} SET {sets}, seen = {clock} WHERE name = %s"
-            if not _change(connection, sql, [*values.values(), self._name]):
+            if not execute(connection, sql, [*values.values(), self._name])[1]:
                 self._remove_ended(connection)
-                _insert(connection, PROCESSES, values, seen=clock)
+                insert(connection, PROCESSES, values, seen=clock)
         except Error as exc:
-            if self._announced is None or self._announced[0] != version:
-                logger.info(
-                    "%s does not allow this process to tell its version: %s", self.describe(), exc
-                )
+            # The account may not write; or another process has locked the row or the file.
+            if announced is not None or self._announced[1] == 0.0:
+                logger.info("This process cannot tell %s its version: %s", self.describe(), exc)
+            self._announced = None, next_sign
             connection.close()
-        self._announced = version, now + self._timeout / 3
+        else:
+            self._announced = version, next_sign
 
     def _remove_ended(self, connection: BaseDatabaseWrapper) -> None:
         """Delete the rows of processes that have given no sign of life for a long time."""
-        for name, *_, age in _processes(connection):
-            if age > timedelta(seconds=10 * self._timeout):
-                _execute(connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [name])
+        for name, *_, silence in read_processes(connection):
+            if silence > timedelta(seconds=10 * self._timeout):
+                execute(connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [name])
+
+
+def _own_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``entry`` of ``DATABASES`` for connections in autocommit, outside of Django's pools."""
+    database = {**complete(entry), "AUTOCOMMIT": True, "ATOMIC_REQUESTS": False}
+    database["OPTIONS"].pop("pool", None)
+    return database
+
+
+def _runs_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager
@@ -363,87 +400,6 @@ def _without_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the database during app initialization")
         yield
-
-
-# ##### Statements #####
-
-
-def _execute(connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]) -> list[Any]:
-    with connection.cursor() as cursor:
-        cursor.execute(sql, parameters)
-        return list(cursor.fetchall()) if cursor.description else []
-
-
-def _change(connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]) -> int:
-    """Run a statement that writes. Return the number of rows that it has found."""
-    with connection.cursor() as cursor:
-        cursor.execute(sql, parameters)
-        return int(cursor.rowcount)
-
-
-def _insert(
-    connection: BaseDatabaseWrapper, table: str, values: Mapping[str, Any], **expressions: str
-) -> None:
-    columns = ", ".join([*values, *expressions])
-    row = ", ".join([*("%s" for _ in values), *expressions.values()])
-    _execute(connection, f"INSERT INTO {table} ({columns}) VALUES ({row})", [*values.values()])
-
-
-def _has_tables(connection: BaseDatabaseWrapper) -> bool:
-    with connection.cursor() as cursor:
-        return PROCESSES in connection.introspection.table_names(cursor)
-
-
-def _create_tables(connection: BaseDatabaseWrapper) -> None:
-    if _has_tables(connection):
-        return
-    for table, fields in _COLUMNS.items():
-        columns = [f"{name} {field.db_type(connection)} NOT NULL" for name, field in fields.items()]
-        columns[0] += " PRIMARY KEY"
-        _execute(connection, f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)})", [])
-
-
-def _newest(connection: BaseDatabaseWrapper) -> int | None:
-    """Return the id of the current row; None if nothing was published."""
-    try:
-        ((newest,),) = _execute(connection, f"SELECT MAX(id) FROM {VERSIONS}", [])
-    except Error:
-        if _has_tables(connection):
-            raise
-        return None
-    return None if newest is None else int(newest)
-
-
-def _current(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
-    """Return the id and the document of the current row; None if nothing was published."""
-    newest = _newest(connection)
-    if newest is None:
-        return None
-    rows = _execute(connection, f"SELECT id, document FROM {VERSIONS} WHERE id = %s", [newest])
-    # The row is gone if others have published very often since.
-    return (rows[0][0], rows[0][1]) if rows else _current(connection)
-
-
-def _processes(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
-    """Return for each process its name, host, pid, version, since when, and the age of its last sign."""
-    columns = "name, host, pid, version, since"
-    rows = _execute(
-        connection,
-        f"SELECT {columns}, seen, {_clock(connection)} FROM {PROCESSES} ORDER BY host, pid",
-        [],
-    )
-    return [(*row[:-2], _moment(row[-1]) - _moment(row[-2])) for row in rows]
-
-
-def _clock(connection: BaseDatabaseWrapper) -> str:
-    """Return SQL for the present time by the clock of the database."""
-    compiler = Query(None).get_compiler(connection=connection)
-    return str(compiler.compile(DatabaseClock())[0])
-
-
-def _moment(value: Any) -> datetime:
-    # Some drivers return text. Both times of a subtraction come in the same form.
-    return value if isinstance(value, datetime) else datetime.fromisoformat(value)
 
 
 def _version_of(text: str) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from sharded_orm.topology.sources.database import VERSIONS
+from sharded_orm.topology.sources.database_tables import VERSIONS
 from tests.conftest import service_missing
 from tests.integration.topology.site import SHARDS, Site, document
 from tests.services import ServiceMissing
@@ -133,7 +133,8 @@ class DatabaseSite(PublishedSite):
 
     def hold(self, text: str) -> None:
         self.sql(
-            f"INSERT INTO {VERSIONS} SELECT MAX(id) + 1, 0, '', '', '', ? FROM {VERSIONS}", text
+            f"INSERT INTO {VERSIONS} SELECT MAX(id) + 1, 0, '', '[\"\", \"\"]', ? FROM {VERSIONS}",
+            text,
         )
 
     def writes(self) -> int:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,9 @@ from typing import Any
 import MySQLdb
 import pytest
 
-from sharded_orm.topology.sources.database import PROCESSES, VERSIONS
+from sharded_orm.topology.sources.database_tables import PROCESSES, VERSIONS, _statement
 from tests.integration.topology.conftest import DatabaseSite, site_with_database
-from tests.integration.topology.site import Site, document, wait_for
+from tests.integration.topology.site import ROOT, Site, document, wait_for
 from tests.services.mariadb import MariaDBServer
 from tests.services.postgresql import Address
 
@@ -116,7 +120,7 @@ def test_on_postgresql(
 def test_without_a_copy_and_without_a_server_nothing_starts(mariadb_site: MariaDBSite) -> None:
     mariadb_site.server.kill()
     done = mariadb_site.topology("show", code=1)
-    assert "the table 'sharded_orm_topology' of the database 'default' does not answer" in done.err
+    assert "the table 'sharded_orm_topology' of the database 'default' cannot be used" in done.err
     assert "There is no last good copy" in done.err
     assert str(mariadb_site.server.address.password) not in done.err
 
@@ -185,13 +189,103 @@ def test_a_forked_worker_follows_by_itself(site: DatabaseSite) -> None:
 def test_the_history_is_as_long_as_wanted(
     tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]]
 ) -> None:
-    site = site_with_database(tmp_path, sqlite_nodes, HISTORY=2)
-    for version in range(4):
-        site.push(document(version, ("one", "two")[version % 2]))
-    assert [e["version"] for e in site.topology("history", "--json").json] == [4, 3]
+    site = site_with_database(tmp_path, sqlite_nodes, HISTORY=20)
+    site.push(document(1))
+    with site.process() as process:
+        process.run("for n in range(2, 23): change(0, n)")
+    entries = site.topology("history", "--limit", "99", "--json").json
+    assert [entry["version"] for entry in entries] == list(range(22, 2, -1))
     assert "keeps no version 2" in site.topology("rollback", "2", code=1).err
     site.topology("rollback", "3")
-    assert site.topology("pull").json["version"] == 5
+    assert site.topology("pull").json["version"] == 23
+
+
+def test_tables_that_are_made_anew_are_followed(site: DatabaseSite) -> None:
+    site.push(document(1))
+    with site.process() as process:
+        for table in (VERSIONS, PROCESSES):
+            site.sql(f"DROP TABLE {table}")
+        site.push(document(2, "two"))
+        process.wait_version(2)
+        assert process.ask("place()") == "two"
+        wait_for(lambda: site.reported_version(process.popen.pid) == 2, "it is listed again")
+
+
+def test_a_table_that_is_lost_alone_is_made_again(site: DatabaseSite) -> None:
+    site.push(document(1))
+    for version, table in enumerate((VERSIONS, PROCESSES), start=2):
+        site.sql(f"DROP TABLE {table}")
+        site.push(document(version, ("one", "two")[version % 2]))
+        assert site.topology("show", "--json").json["version"] == version
+
+
+def test_an_alias_without_autocommit(mariadb_site: MariaDBSite) -> None:
+    content = json.loads(mariadb_site.file.read_text())
+    content["databases"]["default"]["AUTOCOMMIT"] = False
+    mariadb_site.file.write_text(json.dumps(content))
+    mariadb_site.push(document(1), "--comment", "mit Gefühl \N{WHITE SMILING FACE}")
+    with mariadb_site.process() as process:
+        mariadb_site.push(document(1, "two"))
+        process.wait_version(2)
+    entries = mariadb_site.topology("history", "--json").json
+    assert entries[1]["comment"] == "mit Gefühl \N{WHITE SMILING FACE}"
+
+
+def test_in_an_event_loop_and_in_a_test_case(site: DatabaseSite) -> None:
+    site.push(document(1))
+    with site.process() as process:
+        process.run(
+            "import asyncio, unittest\n"
+            "from django.test import SimpleTestCase\n"
+            "async def load():\n"
+            "    return runtime.source().load().version\n"
+            "class Case(SimpleTestCase):\n"
+            "    def test_it(self):\n"
+            "        assert runtime.source().load().version == 1\n"
+            "result = Case('test_it').run()\n"
+            "assert result.wasSuccessful(), result.errors\n"
+            "answer = asyncio.run(load())\n"
+        )
+        assert process.ask("asyncio.run(load())") == 1
+
+
+def test_a_worker_that_imports_the_site_in_its_event_loop_starts(site: DatabaseSite) -> None:
+    """As uvicorn does with the name of a module."""
+    site.push(document(1))
+    code = (
+        "import asyncio, json, sys\n"
+        "from tests.integration.topology import project\n"
+        "async def main():\n"
+        "    project.configure(json.load(open(sys.argv[1])))\n"
+        "asyncio.run(main())\n"
+        "print(project.version(), project.place())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(site.file)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "1 one\n", done.stderr
+
+
+def test_no_fork_happens_during_a_statement() -> None:
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            with _statement:
+                pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if _statement.acquire(blocking=False) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_who_may_not_write_follows_all_the_same(site: DatabaseSite) -> None:
@@ -203,7 +297,7 @@ def test_who_may_not_write_follows_all_the_same(site: DatabaseSite) -> None:
     }  # fmt: skip
     site.file.write_text(json.dumps(content))
     with site.process() as process:
-        process.wait_log("does not allow this process to tell its version")
+        process.wait_log("This process cannot tell the table")
         refusal = process.ask(f"push({document(1, 'two')!r})")
         assert "attempt to write a readonly database" in refusal
         Site.save(site)
