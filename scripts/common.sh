@@ -78,9 +78,10 @@ install_project() {
     is_installed "$@" && return
     say "installing sharded_orm[$2]${3:+ with $3} into $1"
     # --clear: a virtual environment that was copied or half made is of no use.
-    "$python" -m venv --clear "$1"
+    # "set -e" does not hold here if the caller handles a failure.
+    "$python" -m venv --clear "$1" || return
     read -ra requirements <<<"${3-}"
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-        -e ".[$2]" ${requirements[@]+"${requirements[@]}"}
+        -e ".[$2]" ${requirements[@]+"${requirements[@]}"} || return
     stamp "$@" >"$1/.installed"
 }

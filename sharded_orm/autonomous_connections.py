@@ -77,8 +77,8 @@ class AutonomousConnections:
         """Close the second connections of this thread.
 
         They connect again when they are used, to the database that the settings name then. Test runs
-        call this method when they change that name, and after each test: PostgreSQL does not drop
-        a database to which there is a connection.
+        with shards call this method when they change the names of databases, and when they flush a
+        group.
         """
         for instance in list(cls._instances):
             for connection in instance._of_thread().values():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 
-# The most seconds that a fork waits for a lock. Without a limit, a thread whose signal handler forks
+# The most seconds that a fork waits for the locks of one caller of hold_during_forks(). Without a limit, a thread whose signal handler forks
 # while the same thread holds the lock would wait for itself for ever.
 _FORK_WAITS = 1.0
 _forks = 0
@@ -40,16 +41,20 @@ def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
 
     :param locks: a function that yields the locks; called before each fork.
     """
-    held: list[threading.Lock] = []
+    # Two threads may fork at the same time. The functions run in the thread that forks, and in the
+    # child in the copy of that thread.
+    state = threading.local()
 
     def hold() -> None:
+        state.held = []
+        deadline = time.monotonic() + _FORK_WAITS
         for lock in locks():
-            if lock.acquire(timeout=_FORK_WAITS):
-                held.append(lock)
+            if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                state.held.append(lock)
 
     def release() -> None:
-        while held:
-            held.pop().release()
+        while state.held:
+            state.held.pop().release()
 
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release)
 

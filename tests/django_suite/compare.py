@@ -105,7 +105,12 @@ class Difference:
 
     @property
     def is_loss(self) -> bool:
-        """Whether the test passes on stock, and on ours fails, is skipped or did not run."""
+        """Whether the test passes on stock, and on ours fails, is skipped or did not run.
+
+        Also whether something fails on ours that is no test on stock: the end of a class or module.
+        """
+        if self.stock == MISSING:
+            return self.ours in ("fail", "error", "unfinished")
         return self.stock in PASSED and self.ours not in PASSED
 
 

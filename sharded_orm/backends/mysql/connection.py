@@ -414,6 +414,10 @@ class VirtualConnection(DriverFace):
         """Return ``session`` to the pool, or close it if it has a transaction or unread results."""
         try:
             is_clean = session.autocommits() and not session.more_results()
+        except MySQLError as exc:
+            # No error for the caller, whose statement or commit has succeeded.
+            logger.info("A session of node %r is closed: %s", self.pool.name, exc)
+            is_clean = False
         except BaseException:
             self.pool.discard(session)
             raise

@@ -262,7 +262,9 @@ class LeaseMixin(BaseCursor):
                 connection.record_checks(kind is _CHECKS_OFF)
             elif mode is _FREE:
                 connection.settle()
-        if session.more_results() or self._result is not None:
+        # If the connection has just given the session back, another thread may use the session by now.
+        # Results that were left have closed the session, see return_session().
+        if connection.session is session and (session.more_results() or self._result is not None):
             self._session = session
             session.busy = True
         return self.rowcount

@@ -118,7 +118,8 @@ def _expression(session: NodeSession, pool: NodePool) -> bytes:
         names = {_text(row[0]).lower() for row in session.store_result().fetch_row(0, 0)}
         identity = MySQLFlavor.of_variables(names).identity
         variables = ", ".join(f"@@{name}" for name in identity if name in names)
-        pool.identity_sql = f"CONCAT_WS('/', {variables})".encode()
+        # A proxy may hide the variables.
+        pool.identity_sql = f"CONCAT_WS('/', {variables or 'NULL'})".encode()
     return pool.identity_sql
 
 

@@ -22,7 +22,7 @@ class Recorder(TextTestResult):
         super().__init__(*args, **kwargs)
         # Line-buffered: a written line survives a crash of this process.
         path = settings.YARDSTICK_RESULTS
-        self._file: TextIO = open(path, "a", buffering=1)  # noqa: SIM115  # closed by stopTestRun
+        self._file: TextIO = open(path, "a", buffering=1)  # noqa: SIM115  # closed by end()
         self._began = time.monotonic()
 
     def _write(self, outcome: str, test: Any, detail: str = "") -> None:
@@ -37,8 +37,7 @@ class Recorder(TextTestResult):
         super().startTest(test)
         self._file.write(json.dumps(["start", test.id()]) + "\n")
 
-    def stopTestRun(self) -> None:
-        super().stopTestRun()
+    def end(self) -> None:
         self._file.write(json.dumps(["end"]) + "\n")
         self._file.close()
 
@@ -80,3 +79,9 @@ class Runner(DiscoverRunner):
 
     def get_resultclass(self) -> type[Recorder]:
         return Recorder
+
+    def suite_result(self, suite: Any, result: Any, **kwargs: Any) -> int:
+        # The last call of DiscoverRunner.run_tests(): all tests have run, and the test databases are
+        # destroyed. An error before it leaves the run without its end.
+        result.end()
+        return super().suite_result(suite, result, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,15 @@ def test_a_range_is_opened_when_every_process_knows_it(
         entry: dict[str, Any] = found["groups"]["photos"]["RANGES"][1]
         return entry
 
+    def connected() -> set[int]:
+        processes = site.manage("topology", "show", "--json").json["processes"]
+        return {one["pid"] for one in processes}
+
     process = site.start("scatter", str(site.folder))
     site.wait_for_scatter(2)
+    end = time.monotonic() + PATIENCE
+    while process.pid not in connected():
+        assert time.monotonic() < end, "the process is not connected"
     process.send_signal(signal.SIGSTOP)
     try:
         error = site.grow(code=1, PATIENCE="1").err

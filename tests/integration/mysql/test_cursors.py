@@ -166,6 +166,28 @@ def test_no_result_outlives_its_lease(
     assert not any(results_at_release)
 
 
+def test_a_session_that_was_given_back_is_not_asked_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may use the session as soon as the pool has it."""
+    node.run(0, "SELECT 1")
+    (session,) = node.pool._idle
+    idle_when_asked: list[bool] = []
+    more_results = session.more_results
+
+    def ask() -> bool:
+        idle_when_asked.append(session in node.pool._idle)
+        return more_results()
+
+    monkeypatch.setattr(session, "more_results", ask)
+    with node[0].constraint_checks_disabled():
+        node.run(0, "SELECT 1")
+    node.run(0, "SAVEPOINT s")
+    assert node[0].is_idle()
+    assert idle_when_asked
+    assert not any(idle_when_asked)
+
+
 @pytest.mark.parametrize("call", ["more_results", "autocommits"])
 @pytest.mark.parametrize("how", ["cursor", "transaction"])
 def test_a_driver_that_fails_after_the_statement_keeps_no_session(
@@ -176,14 +198,16 @@ def test_a_driver_that_fails_after_the_statement_keeps_no_session(
 
     node.run(0, "SELECT 1")
     session = node.pool._idle[-1]
-    monkeypatch.setattr(session, call, fail)
-    with pytest.raises(ProgrammingError):
-        if how == "cursor":
+    if how == "cursor":
+        monkeypatch.setattr(session, call, fail)
+        with pytest.raises(ProgrammingError):
             node.run(0, "SELECT 1")
-        else:
-            with transaction.atomic(using="t_0"):
-                node.run(0, "SELECT 1")
-    node[0].close()
+    else:
+        with transaction.atomic(using="t_0"):
+            node.run(0, "UPDATE item SET value = 'kept' WHERE id = 1")
+            monkeypatch.setattr(session, call, fail)
+        # The commit has succeeded, so there is no error.
+        assert node.value(0) == "kept"
     assert session.retired
     assert node.pool.size == node.pool.idle
     assert node.run(1, "SELECT DATABASE()") == [("t_1",)]

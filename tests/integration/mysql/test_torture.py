@@ -205,13 +205,17 @@ def stack(thread: threading.Thread) -> str:
 
 def leased(pool: NodePool) -> list[str]:
     """Describe the sessions that are leased, and what refers to them."""
-    if pool.size != pool.idle:
-        gc.collect()  # Connections that nobody can reach give their sessions back.
+    suspects = [session for session in pool._open_sessions() if session not in pool._idle]
+    for session in suspects:
+        # These references would keep the connection alive that has to give the session back.
+        session.last_user = session.inserter = None
+    if suspects:
+        gc.collect()  # Connections and cursors that nobody can reach give their sessions back.
     return [
-        f"{session.last_user} {session.retired=} {session.schema=} {session.stored=}"
+        f"{session.schema=} {session.stored=}"
         f" {[repr(referrer)[:300] for referrer in gc.get_referrers(session)]}"
-        for session in pool._open_sessions()
-        if session not in pool._idle
+        for session in suspects
+        if not session.retired and session not in pool._idle
     ]
 
 

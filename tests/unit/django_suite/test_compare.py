@@ -59,7 +59,10 @@ import unittest, yardstick_recorder, some_tests
 from django.conf import settings
 settings.configure(YARDSTICK_RESULTS="results")
 suite = unittest.defaultTestLoader.loadTestsFromModule(some_tests)
-unittest.TextTestRunner(resultclass=yardstick_recorder.Recorder).run(suite)
+runner = yardstick_recorder.Runner()
+result = runner.run_suite(suite)
+assert '["end"]' not in open("results").read()  # the databases are still to be destroyed
+runner.suite_result(suite, result)
 """
 
 
@@ -117,7 +120,8 @@ def test_worst_outcome_counts(tmp_path):
         ("skip", "fail", False),
         ("fail", "ok", False),
         ("error", "fail", False),
-        (None, "fail", False),
+        (None, "fail", True),
+        (None, "ok", False),
     ],
 )
 def test_what_is_a_loss(stock, ours, loss):
