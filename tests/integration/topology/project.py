@@ -7,6 +7,7 @@ name ``answer``.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -24,7 +25,12 @@ def configure(content: dict[str, Any]) -> None:
 
     from sharded_orm.topology.aliases import sharded_databases
 
-    logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.WARNING)
+    # A buffered stream has a lock. A child that is forked while another thread writes to the stream
+    # would wait for that lock for ever when it logs.
+    stream = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
+    logging.basicConfig(
+        format="%(levelname)s %(name)s %(message)s", level=logging.WARNING, stream=stream
+    )
     logging.getLogger("sharded_orm.topology").setLevel(logging.INFO)
     settings.configure(
         INSTALLED_APPS=[
