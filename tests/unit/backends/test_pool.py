@@ -155,7 +155,11 @@ def test_a_failure_is_kept_without_the_frames_of_its_request() -> None:
     assert (failure.__traceback__, failure.__cause__, failure.__context__) == (None, None, None)
 
 
-def test_a_node_that_was_left_is_no_longer_known_to_be_down() -> None:
+def test_a_node_that_was_left_is_no_longer_known_to_be_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "_pools", {})
+
     def fail() -> FakeSession:
         raise OSError("refused")
 
