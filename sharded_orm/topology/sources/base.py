@@ -93,6 +93,18 @@ def parsed_time(text: Any) -> datetime | None:
         return None
 
 
+def version_of(text: str | bytes) -> int | None:
+    """Return the version of the document in ``text``; None if ``text`` is not a document.
+
+    If ``text`` is not a document, any publication may replace it, whatever version the publication
+    expects.
+    """
+    try:
+        return Document.from_json(text).version
+    except InvalidTopology:
+        return None
+
+
 def positive(name: str, value: Any, problems: list[str]) -> float:
     """Return ``value`` as a float. If the option ``name`` must not have it, add to ``problems``."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -34,7 +34,6 @@ from django.db.utils import load_backend
 
 from sharded_orm.exceptions import (
     InvalidConfiguration,
-    InvalidTopology,
     TopologyConflict,
     TopologyError,
     TopologyUnavailable,
@@ -51,6 +50,7 @@ from sharded_orm.topology.sources.base import (
     author,
     parsed_time,
     positive,
+    version_of,
 )
 from sharded_orm.topology.sources.database_tables import (
     PROCESSES,
@@ -192,8 +192,7 @@ class DatabaseSource(TopologySource):
     ) -> None:
         create_tables(connection)
         current = current_version(connection)
-        version = 0 if current is None else _version_of(current[2])
-        # A row that is no document may be replaced, whatever version is expected.
+        version = 0 if current is None else version_of(current[2])
         if version is not None and version != expected:
             raise TopologyConflict(
                 f"{self.describe()} holds version {version} by now, not {expected} any more;"
@@ -400,11 +399,3 @@ def _without_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the database during app initialization")
         yield
-
-
-def _version_of(text: str) -> int | None:
-    """Return the version of the document in ``text``; None if ``text`` is not a document."""
-    try:
-        return Document.from_json(text).version
-    except InvalidTopology:
-        return None

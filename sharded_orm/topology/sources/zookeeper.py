@@ -51,6 +51,7 @@ from sharded_orm.topology.sources.base import (
     author,
     parsed_time,
     positive,
+    version_of,
 )
 
 logger = logging.getLogger("sharded_orm.topology")
@@ -165,7 +166,7 @@ class ZooKeeperSource(TopologySource):
         with self._connected() as client:
             self._ask(client.ensure_path_async(f"{self._path}/history", acl=self._acl))
             current = self._read(client)
-            version = None if current is None else _version_of(current[0])
+            version = None if current is None else version_of(current[0])
             if version is not None and version != expected:
                 raise TopologyConflict(
                     f"{self.describe()} holds version {version} by now, not {expected} any more;"
@@ -452,15 +453,3 @@ def _acl(entries: Any, problems: list[str]) -> list[ACL] | None:
 
 def _parse(data: bytes) -> Document:
     return Document.from_json(data)
-
-
-def _version_of(data: bytes) -> int | None:
-    """Return the version of the document in ``data``; None if ``data`` is not a document.
-
-    If ``data`` is not a document, any publication may replace it, whatever version the publication
-    expects.
-    """
-    try:
-        return _parse(data).version
-    except InvalidTopology:
-        return None
