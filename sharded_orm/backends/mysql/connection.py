@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sharded_orm.backends")
 
 _LOST = 2006
-
-
 CursorFactory = Callable[[type], Callable[["VirtualConnection"], Any]]
 
 
@@ -199,7 +197,8 @@ class VirtualConnection(DriverFace):
     @property
     def is_idle(self) -> bool:
         """Whether no session is leased, no cursor has unread results, and no transaction has begun."""
-        return self.session is None and not self.open_cursors and self.mode in _RESTING
+        is_resting = self.mode in (SessionMode.FREE, SessionMode.CLOSED)
+        return self.session is None and not self.open_cursors and is_resting
 
     @property
     def closed(self) -> bool:
@@ -412,19 +411,15 @@ class VirtualConnection(DriverFace):
 
     def return_session(self, session: NodeSession) -> None:
         """Return ``session`` to the pool, or close it if it has a transaction or unread results."""
+        give_back = self.pool.discard
         try:
-            is_clean = session.autocommits() and not session.more_results()
+            if session.autocommits() and not session.more_results():
+                give_back = self.pool.release
         except MySQLError as exc:
             # No error for the caller, whose statement or commit has succeeded.
             logger.info("A session of node %r is closed: %s", self.pool.name, exc)
-            is_clean = False
-        except BaseException:
-            self.pool.discard(session)
-            raise
-        if is_clean:
-            self.pool.release(session)
-        else:
-            self.pool.discard(session)
+        finally:
+            give_back(session)
 
     # --- Internal helpers -------------------------------------------------------------
 
@@ -503,6 +498,3 @@ class VirtualConnection(DriverFace):
             f"the connection that alias {self.alias!r} held was lost with its transaction or"
             " session state; roll back or close it",
         )
-
-
-_RESTING = (SessionMode.FREE, SessionMode.CLOSED)

@@ -46,11 +46,8 @@ _READ, _WRITE, _IMPLICIT, _AFFINE = (
     StatementKind.AFFINE,
 )
 _SAVEPOINT, _RELEASE = StatementKind.SAVEPOINT, StatementKind.RELEASE
-_CHECKS_OFF, _CHECKS_ON, _STATE = (
-    StatementKind.CHECKS_OFF,
-    StatementKind.CHECKS_ON,
-    StatementKind.STATE,
-)
+_CHECKS_OFF, _CHECKS_ON = StatementKind.CHECKS_OFF, StatementKind.CHECKS_ON
+_STATE = StatementKind.STATE
 _FREE, _TRANSACTION, _PINNED, _LOST = (
     SessionMode.FREE,
     SessionMode.TRANSACTION,
@@ -308,10 +305,9 @@ class LeaseMixin(BaseCursor):
         :param broken: True if results are left unread: the session is then closed, not pooled.
         """
         if not broken:
-            # Free the result before another thread can use the session. When mysqlclient 2.3 frees a
-            # result, it waits for the session's lock, and holds the lock for a moment. In that moment
-            # each call of the session's user fails. A thread that fetches rows has the lock: if
-            # garbage collection frees the result in that thread, the thread waits for ever.
+            # Free the result before another thread can use the session. To free a result, mysqlclient
+            # 2.3 waits for the session's lock and holds it: meanwhile each call of another thread fails.
+            # If garbage collection frees the result in a thread that has the lock, it waits for ever.
             self._result = None
         self._session = None
         session.busy = False
@@ -331,19 +327,17 @@ class LeaseMixin(BaseCursor):
             self._return_session(self._session, broken=True)
 
     def _discard(self) -> None:
-        self.description = None
-        self._rows = None
-        self.rownumber = None
-        result, self._result = self._result, None
+        self.description = self._rows = self.rownumber = None
         session = self._session
         if session is None:
+            self._result = None
             return
         try:
-            if result is not None:
-                result.discard()
-                result = None  # See _return_session().
+            if self._result is not None:
+                self._result.discard()
             session.drain()
         except BaseException:
+            self._result = None
             self.abandon()
             raise
         self._return_session(session)
