@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module, reload
 from io import BytesIO
+from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
 
@@ -43,6 +46,79 @@ def titles() -> str:
 def key() -> Any:
     """Return the key that a new row would get."""
     return Photo().user_id
+
+
+# -- Modules that are imported inside a block -------------------------------------------------
+
+MODULE = """
+from sharded_orm import bound
+from sharded_orm.exceptions import ShardKeyRequired
+from tests.photos.models import Photo
+
+photos = Photo.objects.order_by("title")
+row = Photo()
+try:
+    rows = list(Photo.objects.all())
+except ShardKeyRequired:
+    rows = None
+with bound(user_id=%d):
+    of_two = Photo.objects.order_by("title")
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module that was not imported yet."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"imported_under_a_key_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE % TWO)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def check_module(module: Any) -> None:
+    assert module.row.user_id is None
+    assert module.rows is None  # It was refused: no key, no rows.
+    assert " ".join(photo.title for photo in module.of_two) == TITLES[TWO]
+    for number in (ONE, TWO):
+        with bound(user_id=number):
+            assert " ".join(photo.title for photo in module.photos.all()) == TITLES[number]
+    with pytest.raises(ShardKeyRequired):
+        list(module.photos.all())
+
+
+def test_a_module_that_is_imported_inside_a_block(rows: list[Photo], module: str) -> None:
+    with bound(user_id=ONE):
+        imported = import_module(module)
+        assert key() == ONE
+    check_module(imported)
+    with bound(user_id=ONE):
+        reload(imported)
+    check_module(imported)
+
+
+def test_a_module_that_a_thread_of_the_block_imports(rows: list[Photo], module: str) -> None:
+    with bound(user_id=ONE):
+        imported = async_to_sync(sync_to_async(import_module, thread_sensitive=False))(module)
+    check_module(imported)
+
+
+def test_a_program_that_runs_while_it_is_imported(
+    rows: list[Photo], module: str, tmp_path: Path
+) -> None:
+    """Its blocks hold, and the modules that it imports inside of them see none."""
+    program = f"main_{module}"
+    (tmp_path / f"{program}.py").write_text(
+        "from importlib import import_module\n"
+        "from sharded_orm import bound\n"
+        "from tests.queries.test_bound_key_leaks import key\n"
+        f"with bound(user_id={ONE}):\n"
+        f"    imported = import_module({module!r})\n"
+        "    key = key()\n"
+    )
+    main = import_module(program)
+    assert main.key == ONE
+    check_module(main.imported)
 
 
 # -- Threads, tasks, generators ------------------------------------------------------------
@@ -345,6 +421,29 @@ def test_each_request_has_its_own_key(site: Any) -> None:
         assert body(client.get("/plain/")) == "None"
         assert key() is None
     assert client.get("/list/").status_code == 500  # No key, no rows.
+
+
+def test_the_first_request_imports_the_urls(
+    site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later request sees the rows of the first one's key."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "urls_of_a_new_process.py").write_text(
+        "from django.urls import path\n"
+        "from tests.queries.test_bound_key_leaks import Photo, PhotoList\n"
+        "class Photos(PhotoList):\n"
+        "    queryset = Photo.objects.order_by('title')\n"
+        "urlpatterns = [path('list/', Photos.as_view())]\n"
+    )
+    site.ROOT_URLCONF = "urls_of_a_new_process"
+    client = Client(raise_request_exception=False)
+    try:
+        for number in (ONE, TWO):
+            answer = client.get("/list/", headers={"X-User": str(number)})
+            assert body(answer) == TITLES[number]
+        assert client.get("/list/").status_code == 500  # No key, no rows.
+    finally:
+        sys.modules.pop("urls_of_a_new_process", None)
 
 
 def test_a_file_is_left_to_the_server(site: Any) -> None:

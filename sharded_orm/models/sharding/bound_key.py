@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
+from threading import get_ident
 from typing import Any, Self, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -20,6 +21,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import Field, Model
 
 from sharded_orm.exceptions import BoundKeyMismatch, InvalidBoundKey
+from sharded_orm.models.sharding.imports_under_way import count_imports_under_way
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     describe,
@@ -68,6 +70,14 @@ class _Binding:
         self.outer = outer
         self.values = values
         self._keys: dict[type[Any], BoundKey | None] = {}
+        self._thread = get_ident()
+        self._imports = count_imports_under_way()
+
+    def holds(self) -> bool:
+        """Whether the binding holds in the code that calls: it was not imported inside the block."""
+        imports = count_imports_under_way()
+        # An import under way since before the block says nothing: it may run the whole program.
+        return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
         """Return the key that rows of ``model`` must have; None if the block does not say."""
@@ -97,9 +107,14 @@ class _Binding:
 _binding: ContextVar[_Binding | None] = ContextVar("sharded_orm_bound_key", default=None)
 
 
+def _binding_in_force() -> _Binding | None:
+    binding = _binding.get()
+    return binding if binding is not None and binding.holds() else None
+
+
 def is_any_bound() -> bool:
     """Whether a binding is in force, for any model."""
-    binding = _binding.get()
+    binding = _binding_in_force()
     return binding is not None and bool(binding.values)
 
 
@@ -109,7 +124,7 @@ def key_in_force(model: type[Any]) -> BoundKey | None:
     A query filters by the key under its ``name``. Rows of automatic many-to-many tables have no
     attribute of that name.
     """
-    binding = _binding.get()
+    binding = _binding_in_force()
     return None if binding is None else binding.key_of(model)
 
 
@@ -129,8 +144,7 @@ class _Block:
         return self
 
     def __enter__(self) -> Self:
-        outer = _binding.get()
-        _binding.set(_Binding(self, outer, self._values_inside(outer)))
+        _binding.set(_Binding(self, _binding.get(), self._values_inside(_binding_in_force())))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -201,7 +215,7 @@ class bound(_Block):  # used like a function
 
     The binding holds in the current context (:mod:`contextvars`): for the thread or task, and for
     what ``sync_to_async()``, ``asyncio.to_thread()`` and new tasks run. A new thread begins without
-    a binding. Sends no query.
+    a binding, and so does the code of a module that is imported inside the block. Sends no query.
 
     :param names: names of shard keys that are also names of the decorated function's parameters.
     :param keys: the value of each shard key: a plain value, or the instance that the key refers to.
@@ -388,7 +402,7 @@ class _DefaultOfKey:
 
     def __call__(self) -> Any:
         key = self._key
-        binding = _binding.get()
+        binding = _binding_in_force()
         value = binding.values.get(key) if binding is not None else None
         return type(key).get_default(key) if value is None else value
 
