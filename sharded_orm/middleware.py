@@ -9,7 +9,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.utils.module_loading import import_string
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import InvalidConfiguration
+from sharded_orm.exceptions import InvalidBoundKey, InvalidConfiguration
 from sharded_orm.models.sharding.bound_key import bound, iterate_inside, iterate_inside_async
 
 
@@ -26,6 +26,7 @@ class BoundKeyMiddleware:
 
     :raises InvalidConfiguration: ``BOUND_KEY`` is missing or cannot be imported. Raised when the
         server loads its middleware.
+    :raises InvalidBoundKey: the function returns something else. Raised by the request.
     """
 
     sync_capable = True
@@ -50,7 +51,7 @@ class BoundKeyMiddleware:
         keys = self._keys_of(request)
         if not keys:
             return self._get_response(request)
-        binding = bound(**keys)
+        binding = _bound_to(keys)
         with binding:
             response = self._get_response(request)
         return _stream_inside(binding, response)
@@ -61,7 +62,7 @@ class BoundKeyMiddleware:
         keys = await (self._keys_of if is_async else sync_to_async(self._keys_of))(request)
         if not keys:
             return await self._get_response(request)
-        binding = bound(**keys)
+        binding = _bound_to(keys)
         with binding:
             response = await self._get_response(request)
         return _stream_inside(binding, response)
@@ -78,6 +79,15 @@ def _function_of_request() -> Callable[[Any], Any]:
     except ImportError as exc:
         raise InvalidConfiguration([f"BOUND_KEY {path!r} cannot be imported: {exc}"]) from exc
     return function
+
+
+def _bound_to(keys: Any) -> bound:
+    if not isinstance(keys, Mapping):
+        raise InvalidBoundKey(
+            f"BOUND_KEY {runtime.config().bound_key!r} has returned {keys!r}. It returns a dict, such"
+            ' as {"tenant": request.tenant}, or None.'
+        )
+    return bound(**keys)
 
 
 def _stream_inside(binding: bound, response: Any) -> Any:

@@ -16,7 +16,12 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 
 from sharded_orm import database_settings, runtime
-from sharded_orm.exceptions import CrossShardRelation, TicketServerRequired, UnplacedKey
+from sharded_orm.exceptions import (
+    CrossKeyRelation,
+    CrossShardRelation,
+    TicketServerRequired,
+    UnplacedKey,
+)
 from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -26,6 +31,7 @@ from sharded_orm.models.sharding.options import (
     shard_key_required,
     shard_options,
 )
+from sharded_orm.models.sharding.same_key import relates_one_key
 
 APP_LABEL = "sharded_orm"
 
@@ -138,7 +144,8 @@ class ShardRouter:
         Two rows of the same group may be related only if they are on the same shard. A row that is
         on no shard yet may be related to any row.
 
-        :raises CrossShardRelation: the rows are on two shards of one group.
+        :raises CrossShardRelation: the rows are on two shards of one group. It is
+            :exc:`CrossKeyRelation` if the relation needs rows of one shard key.
         """
         options1, options2 = options_of(obj1), options_of(obj2)
         if options1 is None and options2 is None:
@@ -147,7 +154,13 @@ class ShardRouter:
             return True  # System checks ensure that a foreign key between groups has no database constraint.
         aliases = [colocated_alias(options1, obj1), colocated_alias(options2, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
-            raise CrossShardRelation(
+            error = CrossShardRelation
+            if any(
+                not options.key and relates_one_key(options) for options in (options1, options2)
+            ):
+                # A row of an automatic many-to-many table. Other rows were refused before, by key.
+                error = CrossKeyRelation
+            raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"
                 f" group can only be related on one shard. Give both the same shard key."
             )

@@ -7,6 +7,8 @@ from typing import Any
 from django.db import Error
 from django.db.utils import DatabaseErrorWrapper
 
+from sharded_orm.topology.model import Shard
+
 
 class ShardErrorWrapper(DatabaseErrorWrapper):
     """Turns the driver's errors into Django's, with a note that names the shard and its node.
@@ -28,6 +30,10 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
         try:
             super().__exit__(exc_type, exc_value, traceback)
         except Error as exc:
-            shard = self._wrapper.shard
-            exc.add_note(f"This was on shard {shard.alias!r}, node {shard.node!r}.")
+            add_shard_note(exc, self._wrapper.shard)
             raise
+
+
+def add_shard_note(error: Error, shard: Shard) -> None:
+    """Add a note to ``error`` that names the shard and its node."""
+    error.add_note(f"This was on shard {shard.alias!r}, node {shard.node!r}.")

@@ -49,6 +49,7 @@ from sharded_orm.models.fields import PackedIDField, TimestampedIDField
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
+from sharded_orm.models.sharding.same_key import needs_same_key
 from sharded_orm.models.text_keys import declared_inexact_collation, key_columns
 
 ROUTER = "sharded_orm.routers.ShardRouter"
@@ -198,6 +199,8 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
     for field in model._meta.local_fields:
         if isinstance(field, EmbeddedShardMixin):
             continue  # An id that contains the shard number is unique across shards.
+        if isinstance(field, models.OneToOneField) and _is_on_one_shard(options, field):
+            continue  # All rows that could refer to the same row are on its shard.
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
     for names in model._meta.unique_together:
@@ -343,6 +346,11 @@ def _manager(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
         obj=model,
         id="sharded_orm.E013",
     )
+
+
+def _is_on_one_shard(options: ShardOptions, field: Any) -> bool:
+    related = field.remote_field.model
+    return not isinstance(related, str) and needs_same_key(options, shard_options(related))
 
 
 def _only_per_shard(subject: str, obj: Any, hint: str) -> checks.CheckMessage:

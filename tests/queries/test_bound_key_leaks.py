@@ -526,6 +526,12 @@ def of_tenant(number: int) -> Iterator[None]:
         yield
 
 
+def test_a_function_that_returns_no_keys(site: Any) -> None:
+    site.SHARDED_ORM = {**site.SHARDED_ORM, "BOUND_KEY": "builtins.str"}
+    with pytest.raises(InvalidBoundKey, match=r"BOUND_KEY 'builtins.str' has returned"):
+        Client().get("/plain/")
+
+
 def test_a_context_manager_of_the_project() -> None:
     with of_tenant(ONE):
         assert key() == ONE

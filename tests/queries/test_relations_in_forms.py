@@ -385,6 +385,22 @@ def test_children_of_a_global_parent_that_is_their_key(tags: dict[int, Tag]) -> 
     assert Album.objects.get(owner=TWO).title == "new"
 
 
+@pytest.mark.parametrize("key", ["", "x", None])
+def test_a_key_that_is_not_valid_is_an_error_of_its_field(
+    tags: dict[int, Tag], key: str | None
+) -> None:
+    form_class = modelform_factory(Photo, fields=["tags", "user_id", "title"])
+    data = {"title": "x", "tags": [tags[ONE].pk]}
+    form = form_class(data if key is None else {**data, "user_id": key})
+    assert "user_id" in form.errors
+    assert set(form.errors) <= {"user_id", "tags"}
+    str(form)  # It is shown again.
+    assert form_class({**data, "user_id": ONE}).is_valid()
+    # If no key was sent at all, the project has to say which rows there are.
+    with pytest.raises(ShardKeyRequired):
+        str(form_class())
+
+
 def test_a_generic_formset_needs_a_bound_key(shelves: dict[int, Shelf]) -> None:
     notes = generic_inlineformset_factory(Note, fields=["id", "name", "stars"], extra=1)
     prefix = notes.get_default_prefix()

@@ -89,6 +89,16 @@ WRITES: dict[str, Write] = {
 
 
 @pytest.mark.parametrize("key", [NEAR, TWO])
+def test_a_row_of_a_many_to_many_table_relates_one_key(shelves: dict[int, Shelf], key: int) -> None:
+    item = Item.objects.create(id=7, name="item", owner=shelves[ONE].owner, seller_id=ONE)
+    label = Label.objects.create(id=5, name="label", owner=shelves[key].owner)
+    through: Any = Item.labels.through
+    with pytest.raises(CrossKeyRelation, match="the same shard key"):
+        through.objects.create(item=item, label=label)
+    assert not through.objects.scatter().exists()
+
+
+@pytest.mark.parametrize("key", [NEAR, TWO])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_row_of_another_key_is_refused(shelves: dict[int, Shelf], write: Write, key: int) -> None:
     item = Item.objects.create(

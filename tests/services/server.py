@@ -213,14 +213,25 @@ def running(kind: type[AnyServer], count: int, **options: str | None) -> Iterato
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens."""
+    """Return a port on which nothing listens, and which no other process of the tests gets.
+
+    The port stays reserved for this process, also while its server is down.
+    """
     # Below the range from which the kernel takes ports for outgoing connections. One of those could
     # take the port before the server does, or while the server is down.
     while True:
         port = 20000 + secrets.randbelow(12000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
+        # An abstract name of Linux: one process has it, and it is free when that process ends.
+        reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            reservation.bind(f"\0tests of sharded_orm, port {port}")
+            with socket.socket() as probe:
+                probe.bind((HOST, port))
+        except OSError:
+            reservation.close()
+            continue
+        reservation.detach()  # stays open
+        return port
 
 
 def runs(pid: int) -> bool:

@@ -76,7 +76,8 @@ class Command(loaddata.Command):
         # alias, so look for the files first; Django keeps the result.
         self.find_fixtures(fixture_label)
         shard = self._shard
-        routed = self._alias == DEFAULT_DB_ALIAS or self._group is not None or shard is not None
+        own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)
+        routed = self._alias in own or self._group is not None or shard is not None
         self.using = None if routed else self._alias  # type: ignore[assignment]  # Django passes it on
         try:
             with scoped(shard.alias) if shard is not None else nullcontext():

@@ -15,7 +15,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.forms.models import InlineForeignKeyField, ModelChoiceField
 
-from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.sharding.bound_key import key_in_force
 from sharded_orm.models.sharding.options import ShardOptions, options_of
 from sharded_orm.models.sharding.same_key import key_for_related, known_key, name_of_related_key
@@ -60,7 +60,21 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
             # A query of another key than the bound one raises an error, which is for the developer.
             is_refused = bound_key is not None and bound_key.value not in key.values()
             self.queryset = rows.none() if is_refused else rows.filter(**key)
+        elif rows is not None and self._is_key_wrong(form) and not _names_shards(rows):
+            self.queryset = rows.none()
         return super().get_bound_field(form, field_name)
+
+    def _is_key_wrong(self, form: Any) -> bool:
+        """Whether no rows can be offered because the visitor has sent no valid key for the new row.
+
+        The form reports the key.
+        """
+        row: Any = getattr(form, "instance", None)
+        options = None if row is None else options_of(row)
+        key: Any = None if options is None else options.key
+        if key is None or not form.is_bound or not row._state.adding or key.name not in form.fields:
+            return False
+        return self.relation is not key and _submitted_key(form, key) is None
 
     def _key(self, form: Any) -> dict[str, Any]:
         """Return the key of the rows to offer, as ``{attribute name: value}``; empty for any key."""
@@ -72,6 +86,13 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
         name = name_of_related_key(relation.remote_field.model, relation, options)
         value = None if name is None else _key_of_row(form, options)
         return {} if name is None or value is None else {name: value}
+
+
+def _names_shards(rows: Any) -> bool:
+    try:
+        return bool(rows.db)
+    except ShardKeyRequired:
+        return False
 
 
 def _key_of_row(form: Any, options: ShardOptions) -> Any:

@@ -25,6 +25,7 @@ from sharded_orm.models import (
     TicketField,
     TimestampedIDField,
 )
+from tests.photos.models import Photo
 
 
 def ids(*classes: Any) -> set[str]:
@@ -130,6 +131,19 @@ def test_uniqueness_per_shard() -> None:
         return Unique
 
     assert declare(unique) == {"W005", "W011"}
+
+
+def test_a_one_to_one_relation_inside_the_group_is_unique() -> None:
+    def one_to_one() -> type[Any]:
+        class OneToOne(Base):
+            photo = models.OneToOneField(Photo, models.CASCADE)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return OneToOne
+
+    assert declare(one_to_one) == {"W011"}
 
 
 def test_foreign_keys_that_leave_the_group() -> None:
