@@ -28,6 +28,8 @@ from sharded_orm.models.sharding.options import (
 )
 
 APP_LABEL = "sharded_orm"
+#: Models whose tables are in the database of the directory.
+TABLES_OF_THE_DIRECTORY = frozenset({"placement", "keymove"})
 
 # The alias that the router returns if Django asks for a model's database without passing an
 # instance. With None, the router raises ShardKeyRequired instead. Querysets do not use this alias:
@@ -185,7 +187,7 @@ class ShardRouter:
 
     def _allow_library_table(self, db: str, model_name: str) -> bool | None:
         config = runtime.config()
-        if model_name == "placement":
+        if model_name in TABLES_OF_THE_DIRECTORY:
             return db == config.directory
         if model_name == "ticketsequence":
             return db in config.tickets
@@ -218,7 +220,7 @@ def _alias_of_library_table(model: type[Model]) -> str | None:
     :raises TicketServerRequired: several ticket servers have the table, each with rows of its own.
     """
     config = runtime.config()
-    if model._meta.model_name == "placement":
+    if model._meta.model_name in TABLES_OF_THE_DIRECTORY:
         return config.directory
     if model._meta.model_name == "ticketsequence":
         if len(config.tickets) > 1:
