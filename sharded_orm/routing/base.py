@@ -47,6 +47,9 @@ class Strategy(ABC):
     #: Whether a key must be placed (its shard chosen and recorded) before :meth:`locate` finds its
     #: shard.
     places: ClassVar[bool] = False
+    #: Whether a key with rows may move to another shard. Then the strategy records the keys that it
+    #: looks up, see :mod:`sharded_orm.routing.placement_uses`.
+    moves_keys: ClassVar[bool] = False
     #: The position of the shard number in the bits of a key, as ``(shift, number of bits)``; None
     #: if keys do not hold a shard number.
     embedded: tuple[int, int] | None = None

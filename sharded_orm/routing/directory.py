@@ -73,6 +73,7 @@ class DirectoryStrategy(Strategy):
 
     option_names = frozenset({"CACHE_SIZE"})
     places = True
+    moves_keys = True
     #: The store of placements (shards of keys), and the lease under which they are remembered.
     #: ``runtime`` sets both.
     store: DirectoryStore

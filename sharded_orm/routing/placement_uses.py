@@ -66,9 +66,10 @@ def current_uses() -> PlacementUses | None:
 
 
 @contextmanager
-def recorded_uses() -> Iterator[PlacementUses]:
-    """Within the ``with`` block, record the placements that are looked up in this context."""
-    uses = PlacementUses()
+def recorded_uses(uses: PlacementUses) -> Iterator[PlacementUses]:
+    """Within the ``with`` block, record in ``uses`` the placements that are looked up in this
+    context.
+    """
     token = _uses.set(uses)
     try:
         yield uses

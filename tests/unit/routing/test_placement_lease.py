@@ -14,7 +14,7 @@ from sharded_orm.routing import placement_lease
 from sharded_orm.routing.base import make_strategy
 from sharded_orm.routing.directory import DirectoryStrategy, StoredPlacement
 from sharded_orm.routing.placement_lease import KeyInFlight, MoveList, PlacementLease
-from sharded_orm.routing.placement_uses import recorded_uses
+from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 from sharded_orm.topology.model import ShardGroup, ShardRange
 from tests.patience import PATIENCE
 
@@ -247,7 +247,7 @@ class TestUses:
 
     def test_no_query_while_the_lease_covers_the_key(self, directory: Directory) -> None:
         strategy = process(directory)
-        with recorded_uses() as uses:
+        with recorded_uses(PlacementUses()) as uses:
             strategy.locate(7)
         assert uses.hold()
         assert (directory.looks, directory.polls) == (1, 1)
@@ -255,7 +255,7 @@ class TestUses:
     def test_a_key_in_flight_is_asked_for_again(self, directory: Directory) -> None:
         directory.in_flight.add("7")
         strategy = process(directory)
-        with recorded_uses() as uses:
+        with recorded_uses(PlacementUses()) as uses:
             strategy.locate(7)
         assert uses.hold() and directory.looks == 2
         directory.move("7", 5)
@@ -265,7 +265,7 @@ class TestUses:
         self, directory: Directory, clock: Clock
     ) -> None:
         strategy = process(directory)
-        with recorded_uses() as uses:
+        with recorded_uses(PlacementUses()) as uses:
             strategy.locate(7)
             clock.time += LEASE * 10
         assert uses.hold() and directory.looks == 2
@@ -274,7 +274,7 @@ class TestUses:
         self, directory: Directory, clock: Clock
     ) -> None:
         strategy = process(directory)
-        with recorded_uses() as uses:
+        with recorded_uses(PlacementUses()) as uses:
             strategy.locate(7)
             clock.time += LEASE * 10
             directory.move("7", 5)
@@ -286,7 +286,7 @@ class TestUses:
     ) -> None:
         directory.in_flight.add("7")
         strategy = process(directory)
-        with recorded_uses() as uses:
+        with recorded_uses(PlacementUses()) as uses:
             strategy.locate(7)
             directory.move("7", 5)
             strategy.locate(7)
