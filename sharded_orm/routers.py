@@ -17,6 +17,7 @@ from django.db.models import Model
 
 from sharded_orm import database_settings, runtime
 from sharded_orm.exceptions import CrossShardRelation, TicketServerRequired, UnplacedKey
+from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -92,7 +93,7 @@ class ShardRouter:
 
     def _alias_of_row(self, options: ShardOptions, instance: Model, *, write: bool) -> str:
         if not instance._state.adding and instance._state.db not in (None, options.group):
-            return str(instance._state.db)
+            return str(current_alias(options, instance))
         if write:
             return options.place(instance).alias
         shard = options.locate(instance)
@@ -254,7 +255,9 @@ def _refuse_links_to_other_shards(options: ShardOptions, row: Any, alias: str) -
         other_options = None if other is None else options_of(other)
         if other_options is None or other_options.group != options.group:
             continue
-        if other._state.db not in (None, options.group, alias):
+        if other._state.db not in (None, options.group) and current_alias(
+            other_options, other
+        ) not in (None, alias):
             raise CrossShardRelation(
                 f"{describe(other)} is on shard {other._state.db!r}, and its"
                 f" {row._meta.verbose_name} would be written to {alias!r}. Use"

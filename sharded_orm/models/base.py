@@ -22,6 +22,7 @@ from sharded_orm.models.relations.forms import install_relations_in_forms
 from sharded_orm.models.relations.through import install_through
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import give_bound_key, has_other_key, refuse_other_key
+from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
 from sharded_orm.models.sharding.kept_shard import keep_shard
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -153,7 +154,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def _write_alias(self, options: ShardOptions) -> str:
         if not self._state.adding and self._state.db not in (None, options.group):
-            alias = str(self._state.db)
+            alias = str(current_alias(options, self))
             self._refuse_other_shard(alias)
             return alias
         return options.place(self).alias
@@ -170,7 +171,11 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             if alias in (None, using, options.group) or other._state.adding:
                 continue
             other_options = options_of(other)
-            if other_options is not None and other_options.group == options.group:
+            if (
+                other_options is not None
+                and other_options.group == options.group
+                and current_alias(other_options, other) != using
+            ):
                 raise CrossShardRelation(
                     f"{describe(self)} cannot be saved on {using!r}: its {name!r} is"
                     f" {describe(other)}, which is on {alias!r}. Rows of one group can only be"
@@ -315,7 +320,11 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             updated = update(
                 same_key, using, pk_val, others, update_fields, forced_update, *returning_fields
             )
-        if not updated and not self._state.adding and base_qs.filter(pk=pk_val).exists():
+        if (
+            not updated
+            and not self._state.adding
+            and is_of_other_key(options, self, base_qs, pk_val)
+        ):
             raise ShardKeyChanged(
                 f"The row with pk={pk_val!r} on {using!r} has another {key.name} than"
                 f" {options.key_of(self)!r}. The key of a row never changes by save(): create the row"
@@ -332,7 +341,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if options.key is None or options.key.attname not in self.get_deferred_fields():
             refuse_other_key(self)
         # If the caller passes a queryset that names no shard, send its query to this row's shard.
-        alias = self._state.db
+        alias = current_alias(options, self)
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None
         # Read the database itself: the project's base manager may read through the cache, which may
@@ -473,7 +482,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             if has_other_key(self):
                 return None
             if not self._state.adding and self._state.db not in (None, options.group):
-                return str(self._state.db)
+                return str(current_alias(options, self))
             if options.key is None:
                 return None
             if getattr(self, options.key.attname) is None and not options.awaits_key(self):

@@ -132,6 +132,17 @@ class Strategy(ABC):
         """
         return self.place_many(keys)
 
+    def moved_to(self, key: Any) -> int | None:
+        """Return the number of the shard of ``key`` if the key has ever moved; else None.
+
+        None also inside Django's ``TestCase``, where no key moves.
+        """
+        return None
+
+    def version(self, key: Any) -> int:
+        """Return a number that changes each time ``key`` moves to another shard; 0 at first."""
+        return 0
+
     def draw(self) -> int:
         """Return the number of a shard that is open for new keys, drawn at random.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import uuid
@@ -133,15 +134,33 @@ class DirectoryStrategy(Strategy):
         placed = self._remember(self.store.place(self.group.name, drawn), poll)
         return {keys_by_text[text]: known.shard for text, known in placed.items()}
 
-    def version(self, key: Any) -> int:
-        """Return a number that changes each time ``key`` moves to another shard.
+    def moved_to(self, key: Any) -> int | None:
+        known = self._moved(key)
+        return None if known is None else known.shard
 
-        It is 0 if the key has never moved. Costs what :meth:`locate` costs.
-        """
-        text = self.entry(key)
-        poll = self.lease.current()
-        known = self._remembered(text, poll) or self._look_up([text], poll).get(text)
+    def version(self, key: Any) -> int:
+        known = self._moved(key)
         return 0 if known is None else known.version
+
+    def _moved(self, key: Any) -> KnownPlacement | None:
+        text = self.entry(key)
+        if _in_event_loop():
+            # A queryset is being built, which must send nothing. The queryset finds the shard again
+            # when it is evaluated, in another thread.
+            known = self._remembered(text, self.lease.valid())
+            return known if known is not None and known.version else None
+        poll = self.lease.current()
+        if poll is None and self.lease.is_suspended:
+            return None
+        known = self._remembered(text, poll)
+        uses = current_uses()
+        if known is None and uses is not None:
+            known = uses.placement(self, text)
+        if known is None:
+            known = self._look_up([text], poll).get(text)
+        elif uses is not None:
+            uses.record(self, text, known)
+        return known if known is not None and known.version else None
 
     def forget(self, key: Any | None = None) -> None:
         """Make this process forget the shard of ``key``.
@@ -253,3 +272,12 @@ class DirectoryStrategy(Strategy):
         if _PLAIN.fullmatch(text):
             return text
         return f"#{hashlib.sha256(utf8_bytes(text, self)).hexdigest()}"
+
+
+def _in_event_loop() -> bool:
+    """Whether an event loop runs in this thread, in which Django refuses queries."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

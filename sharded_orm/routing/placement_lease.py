@@ -102,6 +102,8 @@ class PlacementLease:
         self._store = store
         self.seconds = seconds
         self._poll: Poll | None = None
+        #: Whether the last question was asked inside Django's ``TestCase``, so no key moves.
+        self.is_suspended = False
         # The lock is reentrant, because a receiver of connection_created may use sharded models
         # while the connection of the directory is being opened.
         self._lock = threading.RLock()
@@ -151,6 +153,7 @@ class PlacementLease:
     def _ask(self) -> Poll | None:
         sent = now()
         moves = self._store.moves()
+        self.is_suspended = moves is None
         if moves is None:
             return None
         before, number = self._poll, 1

@@ -48,6 +48,10 @@ class PlacementUses:
         if known[:2] != placement[:2]:
             self._changed = True
 
+    def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
+        """Return the placement of ``key`` on which the operation relies; None if there is none."""
+        return self.placements.get(source, {}).get(key)
+
     def hold(self) -> bool:
         """Whether all keys are still where they were. No query, unless a key is in flight or the
         lease is over; then one query per group and 500 keys.

@@ -19,6 +19,7 @@ from sharded_orm.models.fields.generated_id import (
 )
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.route import colocation_on, plain_key
+from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -248,7 +249,7 @@ class WritingQuerySet(RoutedQuerySet[M]):
             obj._prepare_related_fields_for_save("bulk_update", columns)
         by_shard: dict[str, list[Any]] = {}
         for obj in objs:
-            alias = obj._state.db
+            alias = current_alias(self._options, obj)
             if alias is None or obj._state.adding:
                 shard = self._options.locate(obj)
                 alias = shard.alias if shard is not None else None
