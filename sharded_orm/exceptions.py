@@ -190,7 +190,12 @@ class KeyMoved(RoutingError, OperationalError):
 
     That is so inside a transaction and for rows that are being streamed. Nothing that the operation
     has read may be used. The transaction may simply be run again: it then uses the new shard.
+
+    :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
+    written to some of them before.
     """
+
+    is_in_part = False
 
 
 class KeyFenced(KeyMoved):

@@ -14,6 +14,7 @@ from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKey
 from sharded_orm.models.cached.invalidation import CacheAttribute
 from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.fields.generated_id import forget_shard_choice, generated_id_fields
+from sharded_orm.models.moves.repetition import repeated
 from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
@@ -92,8 +93,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         give_bound_key(self)
-        with keep_shard(self):
-            super().save(*args, **kwargs)
+
+        def write() -> None:
+            with keep_shard(self):
+                super(ShardedModel, self).save(*args, **kwargs)
+
+        repeated(self._shard_options().group, write)
 
     save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -120,10 +125,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # alias.
         refuse_other_key(self)
         options = self._shard_options()
-        if using is None or using == options.group:
-            using = self._write_alias(options)
-        else:
-            self._refuse_other_shard(using)
+        using = self._write_alias(options, using)
         self._refuse_relations_to_other_shards(options, using, update_fields)
         self._refuse_near_on_other_shard(options, using)
         # Check the expressions among the row's values before the transaction begins: an error
@@ -143,16 +145,20 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> tuple[int, dict[str, int]]:
         refuse_other_key(self)
         options = self._shard_options()
-        if using is None or using == options.group:
-            using = self._write_alias(options)
-        else:
-            self._refuse_other_shard(using)
-        with writing(self):
-            return super().delete(using=using, keep_parents=keep_parents)
+
+        def write() -> tuple[int, dict[str, int]]:
+            alias = self._write_alias(options, using)
+            with writing(self):
+                return super(ShardedModel, self).delete(using=alias, keep_parents=keep_parents)
+
+        return repeated(options.group, write)
 
     delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
-    def _write_alias(self, options: ShardOptions) -> str:
+    def _write_alias(self, options: ShardOptions, using: str | None) -> str:
+        if using is not None and using != options.group:
+            self._refuse_other_shard(using)
+            return using
         if not self._state.adding and self._state.db not in (None, options.group):
             alias = str(current_alias(options, self))
             self._refuse_other_shard(alias)

@@ -34,9 +34,14 @@ class PlacementSource(Protocol):
 
 
 class PlacementUses:
-    """The placements on which one operation relies. Used by one thread at a time."""
+    """The placements on which one operation relies. Used by one thread at a time.
 
-    def __init__(self) -> None:
+    :param writes: whether the operation writes. If so, no statement of it is sent that relies on a
+        former placement.
+    """
+
+    def __init__(self, *, writes: bool = False) -> None:
+        self.writes = writes
         self.placements: dict[PlacementSource, dict[str, KnownPlacement]] = {}
         self._changed = False
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connections, transaction
+from django.db.models import F
 
 import sharded_orm
+from sharded_orm import runtime
 from sharded_orm.backends.fence import MARKER, SQLSTATE
+from sharded_orm.backends.write_hooks import route_check
 from sharded_orm.exceptions import KeyFenced, KeyMoved
+from sharded_orm.models.moves import repetition
+from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES
 from tests.queries.moves.conftest import KEY
-from tests.queries.moves.hand_move import SOURCE, HandMove, alias
+from tests.queries.moves.hand_move import SOURCE, TARGET, HandMove, alias
+
+CONFIG = runtime.config
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -42,7 +50,7 @@ def fence(move: HandMove) -> Iterator[None]:
     yield
     with connection.cursor() as cursor:
         for event in events:
-            cursor.execute(f"DROP TRIGGER fence_{event}")
+            cursor.execute(f"DROP TRIGGER IF EXISTS fence_{event}")
 
 
 def raw_sql() -> None:
@@ -62,6 +70,88 @@ WRITES: dict[str, Callable[[], Any]] = {
     "delete a row": lambda: Photo.objects.get(user_id=KEY).delete(),
     "raw SQL": raw_sql,
 }
+
+
+REPEATED = [
+    name for name in WRITES if "raw" not in name and "bulk" not in name and "ign" not in name
+]
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(runtime.config(), move_wait=0.1)
+    monkeypatch.setattr(runtime, "config", lambda: config)
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_refused_write_waits_for_the_switch_and_runs_on_the_new_shard(
+    move: HandMove, fence: None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move.announce()
+    monkeypatch.setattr(runtime, "config", CONFIG)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            with connections[alias(SOURCE)].cursor() as cursor:
+                cursor.execute("DROP TRIGGER fence_DELETE")  # The mover itself may delete.
+            move.switch()
+
+    monkeypatch.setattr(repetition.time, "sleep", pause)
+    WRITES[name]()
+    assert len(pauses) == 3
+    assert not Photo.objects.using(alias(SOURCE)).filter(user_id=KEY).exists()
+    rows = Photo.objects.using(alias(TARGET)).filter(user_id=KEY).values_list("title", "stars")
+    assert sorted(rows, key=str) == {
+        "save": [("p", 1)],
+        "create": [("new", None), ("p", 1)],
+        "update": [("p", 9)],
+    }.get(name, [])
+
+
+# A deletion has a transaction of its own, in which the move of this test must not take part.
+@pytest.mark.parametrize("name", ["save", "create", "update"])
+def test_a_write_of_a_paused_process_is_not_sent_to_the_old_shard(
+    move: HandMove, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is paused after its look-up, and its session is opened after the whole move."""
+    photo = Photo.objects.get(user_id=KEY)
+    check, calls = repetition.refuse_former_route, []
+
+    def paused() -> None:
+        if not calls:
+            calls.append(1)
+            uses = current_uses()
+            lease = runtime.placement_lease()
+            with recorded_uses(PlacementUses()):
+                move.whole()
+            assert uses is not None and lease.valid()
+        check()
+
+    monkeypatch.setattr(route_check, "_check", paused)
+    WRITES[name]()
+    del photo
+    assert calls
+    assert not Photo.objects.using(alias(SOURCE)).filter(user_id=KEY).exists()
+    rows = Photo.objects.using(alias(TARGET)).filter(user_id=KEY).values_list("title", "stars")
+    assert sorted(rows, key=str) == {
+        "save": [("p", 1)],
+        "create": [("new", None), ("p", 1)],
+        "update": [("p", 9)],
+    }.get(name, [])
+
+
+def test_a_write_that_was_made_in_part_is_not_repeated(
+    move: HandMove, fence: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy: Any = runtime.strategy("photos")
+    strategy.store.place("photos", {str(KEY + 5): 1})
+    Photo.objects.create(user_id=KEY + 5, title="first", stars=1)
+    with pytest.raises(KeyFenced) as caught:
+        Photo.objects.filter(user_id__in=[KEY, KEY + 5]).update(stars=F("stars") + 1)
+    assert caught.value.is_in_part
+    assert Photo.objects.get(user_id=KEY + 5).stars == 2
 
 
 @pytest.mark.parametrize("name", WRITES)
