@@ -34,7 +34,7 @@ class ShardedOrmConfig(AppConfig):
     def ready(self) -> None:
         from sharded_orm.backends import creation, text_keys
         from sharded_orm.backends.group.test_databases import provide_test_databases
-        from sharded_orm.backends.write_hooks import observer
+        from sharded_orm.backends.write_hooks import observer, route_check
         from sharded_orm.cache import request_cache
         from sharded_orm.ids.tickets.pool import provide_pool_class
         from sharded_orm.models.after_migrate import (
@@ -44,6 +44,7 @@ class ShardedOrmConfig(AppConfig):
         )
         from sharded_orm.models.cached import cached_model, invalidation
         from sharded_orm.models.cached.write_observer import CacheObserver
+        from sharded_orm.models.moves.repetition import refuse_former_route
         from sharded_orm.models.tables.placement import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
         from sharded_orm.operations.tickets import TestSequences
@@ -53,6 +54,7 @@ class ShardedOrmConfig(AppConfig):
             import_module(f"sharded_orm.checks.{module}")  # The import registers the checks.
         runtime.provide_directory(DatabaseDirectory)
         observer.provide_observer(CacheObserver())
+        route_check.provide_check(refuse_former_route)
         text_keys.provide_guard(guard)
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)

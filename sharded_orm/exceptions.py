@@ -19,6 +19,8 @@
     │   ├── InvalidBoundKey        (RuntimeError)          bound() names no shard key, or a wrong value
     │   ├── BoundKeyMismatch       (RuntimeError)          a query or row has another key than the bound one
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
+    │   ├── KeyMoved               (OperationalError)      a key moved while an operation used its old shard
+    │   │   └── KeyFenced                                  the old shard refused a write of a key that moves
     │   ├── DanglingShardKey       (IntegrityError)        a new key refers to no row of the global database
     │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ScatterNotSupported        (NotSupportedError)     results of shards cannot be merged exactly
@@ -58,7 +60,9 @@
     │   ├── SchemaDiffers          (OperationalError)      a shard has another schema than expected
     │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced by its replica
     │   ├── PromotionFailed        (OperationalError)      an error has stopped a promotion
-    │   └── GrowthRefused          (ValueError)            a group cannot get these shards
+    │   ├── GrowthRefused          (ValueError)            a group cannot get these shards
+    │   ├── MoveRefused            (OperationalError)      a key cannot be moved to the shard
+    │   └── MoveFailed             (OperationalError)      an error has stopped the move of a key
     ├── TopologyError
     │   ├── InvalidTopology        (ValueError)            a topology document cannot be used
     │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
@@ -179,6 +183,26 @@ class BoundKeyMismatch(RoutingError, RuntimeError):
 
 class UnplacedKey(RoutingError, LookupError):
     """The key has no shard yet, and the operation must not place the key on one."""
+
+
+class KeyMoved(RoutingError, OperationalError):
+    """The key moved to another shard, and the operation cannot be repeated there by the library.
+
+    That is so inside a transaction and for rows that are being streamed. Nothing that the operation
+    has read may be used. The transaction may simply be run again: it then uses the new shard.
+
+    :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
+    written to some of them before.
+    """
+
+    is_in_part = False
+
+
+class KeyFenced(KeyMoved):
+    """A shard has refused a write, because the key of the row is moving away or has moved away.
+
+    The database itself raises the error, so raw SQL gets it as well. The row was not written.
+    """
 
 
 class DanglingShardKey(RoutingError, IntegrityError):
@@ -405,6 +429,22 @@ class PromotionFailed(OperationError, OperationalError):
 
 class GrowthRefused(OperationError, ValueError):
     """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
+
+
+class MoveRefused(OperationError, OperationalError):
+    """A key cannot be moved to the requested shard. Nothing was changed.
+
+    :attr:`problems` lists every reason.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f"The move is refused:{lines}")
+
+
+class MoveFailed(OperationError, OperationalError):
+    """An error has stopped the move of a key. The message tells where the rows of the key are."""
 
 
 class OperationStopped(OperationError):

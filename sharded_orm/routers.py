@@ -22,6 +22,7 @@ from sharded_orm.exceptions import (
     TicketServerRequired,
     UnplacedKey,
 )
+from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -34,6 +35,8 @@ from sharded_orm.models.sharding.options import (
 from sharded_orm.models.sharding.same_key import relates_one_key
 
 APP_LABEL = "sharded_orm"
+#: Models whose tables are in the database of the directory.
+TABLES_OF_THE_DIRECTORY = frozenset({"placement", "keymove"})
 
 # The alias that the router returns if Django asks for a model's database without passing an
 # instance. With None, the router raises ShardKeyRequired instead. Querysets do not use this alias:
@@ -96,7 +99,7 @@ class ShardRouter:
 
     def _alias_of_row(self, options: ShardOptions, instance: Model, *, write: bool) -> str:
         if not instance._state.adding and instance._state.db not in (None, options.group):
-            return str(instance._state.db)
+            return str(current_alias(options, instance))
         if write:
             return options.place(instance).alias
         shard = options.locate(instance)
@@ -198,7 +201,7 @@ class ShardRouter:
 
     def _allow_library_table(self, db: str, model_name: str) -> bool | None:
         config = runtime.config()
-        if model_name == "placement":
+        if model_name in TABLES_OF_THE_DIRECTORY:
             return db == config.directory
         if model_name == "ticketsequence":
             return db in config.tickets
@@ -231,7 +234,7 @@ def _alias_of_library_table(model: type[Model]) -> str | None:
     :raises TicketServerRequired: several ticket servers have the table, each with rows of its own.
     """
     config = runtime.config()
-    if model._meta.model_name == "placement":
+    if model._meta.model_name in TABLES_OF_THE_DIRECTORY:
         return config.directory
     if model._meta.model_name == "ticketsequence":
         if len(config.tickets) > 1:
@@ -265,7 +268,9 @@ def _refuse_links_to_other_shards(options: ShardOptions, row: Any, alias: str) -
         other_options = None if other is None else options_of(other)
         if other_options is None or other_options.group != options.group:
             continue
-        if other._state.db not in (None, options.group, alias):
+        if other._state.db not in (None, options.group) and current_alias(
+            other_options, other
+        ) not in (None, alias):
             raise CrossShardRelation(
                 f"{describe(other)} is on shard {other._state.db!r}, and its"
                 f" {row._meta.verbose_name} would be written to {alias!r}. Use"

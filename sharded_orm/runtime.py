@@ -23,6 +23,7 @@ from sharded_orm.backends.group import relocation
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
 from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
+from sharded_orm.routing.placement_lease import PlacementLease
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
@@ -97,6 +98,9 @@ def _no_directory(alias: str) -> DirectoryStore:
 
 
 _directory_store: Callable[[str], DirectoryStore] = _no_directory
+# The lease under which this process remembers placements. All groups share it, because all have one
+# directory.
+_placement_lease: PlacementLease | None = None
 
 
 def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
@@ -261,11 +265,23 @@ def strategy(name: str) -> Strategy:
                 strategy.node_failure = _node_failure
                 if isinstance(strategy, DirectoryStrategy):
                     strategy.store = _directory_store(config().directory)
+                    strategy.lease = placement_lease()
                 former = _former.pop(name, None)
                 if former is not None:
                     strategy.succeed(former)
                 _strategies[name] = strategy
     return strategy
+
+
+def placement_lease() -> PlacementLease:
+    """Return the lease under which this process remembers the shards of keys. Thread-safe."""
+    global _placement_lease
+    with _active.lock:
+        if _placement_lease is None:
+            options = config()
+            store = _directory_store(options.directory)
+            _placement_lease = PlacementLease(store, options.placement_lease)
+        return _placement_lease
 
 
 def _node_failure(shard: Shard) -> Exception | None:
@@ -371,8 +387,9 @@ def reset() -> None:
     A topology that :func:`swap` has set stays in use: in a test run, that topology keeps the test
     shards apart from the real ones.
     """
-    global _tickets
+    global _tickets, _placement_lease
     with _active.lock:
+        _placement_lease = None
         used, stop_source = _active.reset()
         names = set(used.topology.groups) if used is not None else set()
         generator, _tickets = _tickets, None

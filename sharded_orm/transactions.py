@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import Model
 
 from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.options import ShardOptions, shard_key_required, shard_options
 from sharded_orm.topology.model import Shard
 
@@ -49,7 +50,7 @@ def atomic(
             raise shard_key_required(options, f"atomic() was given {sorted(key)!r}")
         alias = _place(options, *key.values()).alias
     elif not model._state.adding and model._state.db:
-        alias = str(model._state.db)
+        alias = str(current_alias(options, model))
     else:
         alias = options.place(model).alias
     return transaction.atomic(using=alias, savepoint=savepoint, durable=durable)

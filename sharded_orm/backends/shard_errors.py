@@ -7,6 +7,8 @@ from typing import Any
 from django.db import Error
 from django.db.utils import DatabaseErrorWrapper
 
+from sharded_orm.backends.fence import is_refusal
+from sharded_orm.exceptions import KeyFenced
 from sharded_orm.topology.model import Shard
 
 
@@ -27,11 +29,24 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         if exc_type is None:
             return
+        if isinstance(exc_value, BaseException) and is_refusal(exc_value):
+            if not isinstance(exc_value, KeyFenced):
+                # As Django's method does: code that catches errors knows that there was one.
+                self._wrapper.errors_occurred = True
+                raise self._fenced() from exc_value
+            return
         try:
             super().__exit__(exc_type, exc_value, traceback)
         except Error as exc:
             add_shard_note(exc, self._wrapper.shard)
             raise
+
+    def _fenced(self) -> KeyFenced:
+        shard = self._wrapper.shard
+        return KeyFenced(
+            f"Shard {shard.alias!r} has refused a write, because the shard key of the row is moving to"
+            " another shard or has moved there. Nothing was written. Run the transaction again."
+        )
 
 
 def add_shard_note(error: Error, shard: Shard) -> None:

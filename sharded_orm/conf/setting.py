@@ -12,7 +12,7 @@ from sharded_orm.conf.cache import CacheOptions, parse_cache
 from sharded_orm.conf.groups import parse_groups
 from sharded_orm.conf.nodes import parse_nodes
 from sharded_orm.conf.tickets import TicketOptions, parse_tickets
-from sharded_orm.conf.values import flag, unknown_keys
+from sharded_orm.conf.values import flag, seconds, unknown_keys
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
@@ -22,7 +22,8 @@ SETTING = "SHARDED_ORM"
 
 KEYS = {
     "NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES", "CACHE",
-    "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY", "ADMIN", "BOUND_KEY",
+    "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY", "ADMIN", "BOUND_KEY", "PLACEMENT_LEASE",
+    "MOVE_WAIT",
 }  # fmt: skip
 TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
 ADMIN_KEYS = {"GROUP_PERMISSIONS"}
@@ -65,6 +66,9 @@ class Config:
         then.
     :param bound_key: the dotted path of the function that returns the shard keys of a request, for
         the middleware that binds them; None if the setting has no ``BOUND_KEY``.
+    :param placement_lease: seconds for which a process remembers the shards of keys without asking
+        the directory which keys are moving.
+    :param move_wait: seconds for which a write waits while its key moves to another shard.
     """
 
     topology: Topology
@@ -75,6 +79,8 @@ class Config:
     cache: CacheOptions | None = None
     admin: AdminOptions = AdminOptions()
     bound_key: str | None = None
+    placement_lease: float = 5.0
+    move_wait: float = 2.0
 
 
 def read() -> Mapping[str, Any]:
@@ -153,10 +159,21 @@ def parse(raw: Any, document: Document | None = None) -> Config:
     bound_key = raw.get("BOUND_KEY")
     if bound_key is not None and (not isinstance(bound_key, str) or "." not in bound_key):
         problems.append(f"BOUND_KEY must be the dotted path of a function, not {bound_key!r}")
+    lease = seconds("", "PLACEMENT_LEASE", raw, 5.0, problems)
+    move_wait = seconds("", "MOVE_WAIT", raw, 2.0, problems)
     if problems:
         raise InvalidConfiguration(problems)
     return Config(
-        topology, tuple(tickets), ticket_options, directory, idle, cache, admin, bound_key
+        topology,
+        tuple(tickets),
+        ticket_options,
+        directory,
+        idle,
+        cache,
+        admin,
+        bound_key,
+        lease,
+        move_wait,
     )
 
 

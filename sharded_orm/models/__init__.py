@@ -14,6 +14,7 @@ from sharded_orm.models.querysets.route import Route
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.tables.fleet import ShardMap, TopologyVersion
 from sharded_orm.models.tables.journal import OperationRun, OperationScript, OperationStep
+from sharded_orm.models.tables.key_move import KeyMove
 from sharded_orm.models.tables.placement import Placement
 from sharded_orm.models.tables.sequence import TicketSequence
 
@@ -22,6 +23,7 @@ __all__ = [
     "GlobalManager",
     "GlobalModel",
     "GlobalQuerySet",
+    "KeyMove",
     "OperationRun",
     "OperationScript",
     "OperationStep",

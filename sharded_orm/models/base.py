@@ -14,6 +14,7 @@ from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKey
 from sharded_orm.models.cached.invalidation import CacheAttribute
 from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.fields.generated_id import forget_shard_choice, generated_id_fields
+from sharded_orm.models.moves.repetition import repeated
 from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
 from sharded_orm.models.querysets.validation import clean_reference, does_not_exist
@@ -22,6 +23,7 @@ from sharded_orm.models.relations.forms import install_relations_in_forms
 from sharded_orm.models.relations.through import install_through
 from sharded_orm.models.sharding.bound_key import key_in_force, unbound
 from sharded_orm.models.sharding.bound_rows import give_bound_key, has_other_key, refuse_other_key
+from sharded_orm.models.sharding.current_shard import current_alias, is_of_other_key
 from sharded_orm.models.sharding.kept_shard import keep_shard
 from sharded_orm.models.sharding.options import (
     ShardOptions,
@@ -91,8 +93,12 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         give_bound_key(self)
-        with keep_shard(self):
-            super().save(*args, **kwargs)
+
+        def write() -> None:
+            with keep_shard(self):
+                super(ShardedModel, self).save(*args, **kwargs)
+
+        repeated(self._shard_options().group, write)
 
     save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -119,10 +125,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         # alias.
         refuse_other_key(self)
         options = self._shard_options()
-        if using is None or using == options.group:
-            using = self._write_alias(options)
-        else:
-            self._refuse_other_shard(using)
+        using = self._write_alias(options, using)
         self._refuse_relations_to_other_shards(options, using, update_fields)
         self._refuse_near_on_other_shard(options, using)
         # Check the expressions among the row's values before the transaction begins: an error
@@ -142,18 +145,22 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     ) -> tuple[int, dict[str, int]]:
         refuse_other_key(self)
         options = self._shard_options()
-        if using is None or using == options.group:
-            using = self._write_alias(options)
-        else:
-            self._refuse_other_shard(using)
-        with writing(self):
-            return super().delete(using=using, keep_parents=keep_parents)
+
+        def write() -> tuple[int, dict[str, int]]:
+            alias = self._write_alias(options, using)
+            with writing(self):
+                return super(ShardedModel, self).delete(using=alias, keep_parents=keep_parents)
+
+        return repeated(options.group, write)
 
     delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
-    def _write_alias(self, options: ShardOptions) -> str:
+    def _write_alias(self, options: ShardOptions, using: str | None) -> str:
+        if using is not None and using != options.group:
+            self._refuse_other_shard(using)
+            return using
         if not self._state.adding and self._state.db not in (None, options.group):
-            alias = str(self._state.db)
+            alias = str(current_alias(options, self))
             self._refuse_other_shard(alias)
             return alias
         return options.place(self).alias
@@ -170,7 +177,11 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             if alias in (None, using, options.group) or other._state.adding:
                 continue
             other_options = options_of(other)
-            if other_options is not None and other_options.group == options.group:
+            if (
+                other_options is not None
+                and other_options.group == options.group
+                and current_alias(other_options, other) != using
+            ):
                 raise CrossShardRelation(
                     f"{describe(self)} cannot be saved on {using!r}: its {name!r} is"
                     f" {describe(other)}, which is on {alias!r}. Rows of one group can only be"
@@ -315,7 +326,11 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             updated = update(
                 same_key, using, pk_val, others, update_fields, forced_update, *returning_fields
             )
-        if not updated and not self._state.adding and base_qs.filter(pk=pk_val).exists():
+        if (
+            not updated
+            and not self._state.adding
+            and is_of_other_key(options, self, base_qs, pk_val)
+        ):
             raise ShardKeyChanged(
                 f"The row with pk={pk_val!r} on {using!r} has another {key.name} than"
                 f" {options.key_of(self)!r}. The key of a row never changes by save(): create the row"
@@ -332,7 +347,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if options.key is None or options.key.attname not in self.get_deferred_fields():
             refuse_other_key(self)
         # If the caller passes a queryset that names no shard, send its query to this row's shard.
-        alias = self._state.db
+        alias = current_alias(options, self)
         if from_queryset is not None and using is None and from_queryset._db is None:
             using = alias if runtime.topology().resolve(str(alias)) is not None else None
         # Read the database itself: the project's base manager may read through the cache, which may
@@ -473,7 +488,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             if has_other_key(self):
                 return None
             if not self._state.adding and self._state.db not in (None, options.group):
-                return str(self._state.db)
+                return str(current_alias(options, self))
             if options.key is None:
                 return None
             if getattr(self, options.key.attname) is None and not options.awaits_key(self):

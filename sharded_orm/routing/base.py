@@ -47,6 +47,9 @@ class Strategy(ABC):
     #: Whether a key must be placed (its shard chosen and recorded) before :meth:`locate` finds its
     #: shard.
     places: ClassVar[bool] = False
+    #: Whether a key with rows may move to another shard. Then the strategy records the keys that it
+    #: looks up, see :mod:`sharded_orm.routing.placement_uses`.
+    moves_keys: ClassVar[bool] = False
     #: The position of the shard number in the bits of a key, as ``(shift, number of bits)``; None
     #: if keys do not hold a shard number.
     embedded: tuple[int, int] | None = None
@@ -128,6 +131,17 @@ class Strategy(ABC):
         A strategy that uses a database need not look them up once more.
         """
         return self.place_many(keys)
+
+    def moved_to(self, key: Any) -> int | None:
+        """Return the number of the shard of ``key`` if the key has ever moved; else None.
+
+        None also inside Django's ``TestCase``, where no key moves.
+        """
+        return None
+
+    def version(self, key: Any) -> int:
+        """Return a number that changes each time ``key`` moves to another shard; 0 at first."""
+        return 0
 
     def draw(self) -> int:
         """Return the number of a shard that is open for new keys, drawn at random.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
+from sharded_orm.routing.placement_lease import MoveStore, PlacementLease, Poll
+from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.topology.model import ShardGroup
 
 #: A pattern for the keys that the directory stores unchanged. The directory stores a digest of
@@ -21,19 +24,26 @@ from sharded_orm.topology.model import ShardGroup
 _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
-class DirectoryStore(Protocol):
+class StoredPlacement(NamedTuple):
+    """A row of the directory: the shard of a key."""
+
+    shard: int
+    #: Whether the row is committed. Inside Django's ``TestCase`` it may be rolled back.
+    committed: bool
+    #: Counts the moves of the key: the number of its last move, 0 if it has never moved.
+    version: int = 0
+
+
+class DirectoryStore(MoveStore, Protocol):
     """A store of placements. A placement is a key, as text, with the number of its shard.
 
     The implementation is in ``models/tables/placement.py``.
     """
 
-    def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        """Return the placements of the given keys, by key; a key without a placement is left out.
+    def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
+        """Return the placements of the given keys, by key; a key without a placement is left out."""
 
-        A placement is a pair: the number of the shard, and whether the placement is committed.
-        """
-
-    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         """Store the given shard number for each key that has no placement yet.
 
         A key that was placed before keeps its shard. The caller's transaction can neither hide nor
@@ -54,16 +64,21 @@ class DirectoryStrategy(Strategy):
       transaction. So a rollback of the caller never moves a key that has rows. If two processes
       place the same key at once, the first insert wins, and both processes get its shard.
     - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (an option;
-      100,000 by default).
+      100,000 by default). It does so under a lease, see :mod:`sharded_orm.routing.placement_lease`.
+      A key that is moving to another shard is looked up each time.
 
     Cost: remembered keys cost no query. Up to 500 other keys cost one query. If some of these keys
-    are new, placing them costs two more round trips.
+    are new, placing them costs two more round trips. The lease costs one query per process and half
+    of ``PLACEMENT_LEASE``.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
     places = True
-    #: The store of placements (shards of keys). ``runtime`` sets it.
+    moves_keys = True
+    #: The store of placements (shards of keys), and the lease under which they are remembered.
+    #: ``runtime`` sets both.
     store: DirectoryStore
+    lease: PlacementLease
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         super().__init__(group, options)
@@ -73,22 +88,37 @@ class DirectoryStrategy(Strategy):
                 [f"group {group.name!r}: CACHE_SIZE must be 0 or more, not {size!r}"]
             )
         self._cache_size = size
-        self._lock = threading.Lock()
-        self._placements: OrderedDict[str, int] = OrderedDict()
+        # Used without a lock: single operations of the dict are atomic. A fork may copy a lock in
+        # locked state.
+        self._placements: OrderedDict[str, KnownPlacement] = OrderedDict()
 
     def locate(self, key: Any) -> int | None:
         text = self.entry(key)
-        # Read without a lock: a read of a dict is atomic, and a miss only costs a query.
-        known = self._placements.get(text)
-        return known if known is not None else self._find({text: key})[key]
+        poll = self.lease.current()
+        known = self._remembered(text, poll)
+        if known is None:
+            return self._number(self._look_up([text], poll), text)
+        if (uses := current_uses()) is not None:
+            uses.record(self, text, known)
+        return known.shard
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
         texts = {self.entry(key): key for key in keys}
-        return self._find(texts) if texts else {}
-
-    def place(self, key: Any) -> int:
-        known = self._placements.get(self.entry(key))
-        return known if known is not None else super().place(key)
+        if not texts:
+            return {}
+        poll = self.lease.current()
+        placements: dict[str, KnownPlacement] = {}
+        for text in texts:
+            known = self._remembered(text, poll)
+            if known is not None:
+                placements[text] = known
+        if (uses := current_uses()) is not None:
+            for text, known in placements.items():
+                uses.record(self, text, known)
+        missing = [text for text in texts if text not in placements]
+        if missing:
+            placements |= self._look_up(missing, poll)
+        return {key: self._number(placements, text) for text, key in texts.items()}
 
     def place_many(self, keys: Iterable[Any]) -> dict[Any, int]:
         numbers = self.locate_many(keys)
@@ -100,25 +130,55 @@ class DirectoryStrategy(Strategy):
         if not keys_by_text:
             return {}
         drawn = {text: self.draw() for text in keys_by_text}
-        placed = self._remember(self.store.place(self.group.name, drawn))
-        return {keys_by_text[text]: number for text, number in placed.items()}
+        poll = self.lease.current()
+        placed = self._remember(self.store.place(self.group.name, drawn), poll)
+        return {keys_by_text[text]: known.shard for text, known in placed.items()}
+
+    def moved_to(self, key: Any) -> int | None:
+        known = self._moved(key)
+        return None if known is None else known.shard
+
+    def version(self, key: Any) -> int:
+        known = self._moved(key)
+        return 0 if known is None else known.version
+
+    def _moved(self, key: Any) -> KnownPlacement | None:
+        text = self.entry(key)
+        if _in_event_loop():
+            # A queryset is being built, which must send nothing. The queryset finds the shard again
+            # when it is evaluated, in another thread.
+            known = self._remembered(text, self.lease.valid())
+            return known if known is not None and known.version else None
+        poll = self.lease.current()
+        if poll is None and self.lease.is_suspended:
+            return None
+        known = self._remembered(text, poll)
+        uses = current_uses()
+        if known is None and uses is not None:
+            known = uses.placement(self, text)
+        if known is None:
+            known = self._look_up([text], poll).get(text)
+        elif uses is not None:
+            uses.record(self, text, known)
+        return known if known is not None and known.version else None
 
     def forget(self, key: Any | None = None) -> None:
-        """Make this process forget the shard of ``key``, after the key was moved to another shard.
+        """Make this process forget the shard of ``key``.
+
+        Not needed after a move by ``manage.py keys move``, but after a change of the directory's
+        table by hand.
 
         :param key: a shard key. With None, the default, the process forgets the shards of all keys.
         """
-        with self._lock:
-            if key is None:
-                self._placements.clear()
-            else:
-                self._placements.pop(self.entry(key), None)
+        if key is None:
+            self._placements.clear()
+        else:
+            self._placements.pop(self.entry(key), None)
 
     def succeed(self, former: Strategy) -> None:
         # Keep the remembered placements: they do not depend on the topology. Share the dict with
         # the former strategy: if this strategy forgets a placement, threads that still use the
-        # former strategy forget it, too. Do not share the lock, because a fork may have copied the
-        # lock in locked state; single operations of the dict are atomic without a lock.
+        # former strategy forget it, too.
         if (
             isinstance(former, DirectoryStrategy)
             and type(former) is type(self)
@@ -132,27 +192,65 @@ class DirectoryStrategy(Strategy):
             return f"the directory has no placement of {key!r}: no rows exist"
         return f"the directory places {key!r} on shard {number}"
 
-    def _find(self, texts: Mapping[str, Any]) -> dict[Any, int | None]:
-        numbers: dict[str, int] = {}
-        for text in texts:
-            known = self._placements.get(text)
-            if known is not None:
-                numbers[text] = known
-        missing = [text for text in texts if text not in numbers]
-        if missing:
-            numbers |= self._remember(self.store.find(self.group.name, missing))
-        return {key: numbers.get(text) for text, key in texts.items()}
+    def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
+        """Whether all keys have been on the same shards since ``placements`` were looked up.
 
-    def _remember(self, placements: Mapping[str, tuple[int, bool]]) -> dict[str, int]:
+        Sends nothing if the lease covers all keys. Other keys, such as those in flight, are looked up
+        again. The version shows whether a key has moved away and come back meanwhile.
+        """
+        poll, name = self.lease.valid(), self.group.name
+        uncovered = [
+            text
+            for text, known in placements.items()
+            if poll is None or not poll.covers(name, text, known.poll)
+        ]
+        if not uncovered:
+            return True
+        stored = self.store.find(name, uncovered)
+        return all(
+            text in stored and (stored[text].shard, stored[text].version) == placements[text][:2]
+            for text in uncovered
+        )
+
+    def _remembered(self, text: str, poll: Poll | None) -> KnownPlacement | None:
+        known = self._placements.get(text)
+        if known is None or poll is None or not poll.covers(self.group.name, text, known.poll):
+            return None
+        return known
+
+    def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
+        """Ask the directory for the placements of ``texts``.
+
+        :param poll: the poll of the lease, which the caller has read before. So if the answer
+            arrives late, after a newer poll, the placement counts as one of the earlier poll.
+        """
+        return self._remember(self.store.find(self.group.name, texts), poll)
+
+    def _remember(
+        self, stored: Mapping[str, StoredPlacement], poll: Poll | None
+    ) -> dict[str, KnownPlacement]:
         # Invariant: _placements holds only committed placements. An uncommitted placement may be
         # rolled back with the caller's transaction, and its key would then have no shard.
-        with self._lock:
-            for text, (number, committed) in placements.items():
-                if committed and self._cache_size:
-                    self._placements[text] = number
-            while len(self._placements) > self._cache_size:
+        uses = current_uses()
+        placements = {}
+        for text, (shard, committed, version) in stored.items():
+            known = KnownPlacement(shard, version, 0 if poll is None else poll.number)
+            placements[text] = known
+            if not committed:
+                continue
+            if uses is not None:
+                uses.record(self, text, known)
+            if poll is not None and self._cache_size:
+                self._placements[text] = known
+        while len(self._placements) > self._cache_size:
+            with suppress(KeyError):  # Another thread may have removed the last one.
                 self._placements.popitem(last=False)
-        return {text: number for text, (number, _) in placements.items()}
+        return placements
+
+    @staticmethod
+    def _number(placements: Mapping[str, KnownPlacement], text: str) -> int | None:
+        known = placements.get(text)
+        return None if known is None else known.shard
 
     def entry(self, key: Any) -> str:
         """Return the text under which the directory stores ``key``. Equal keys give equal texts.
@@ -174,3 +272,12 @@ class DirectoryStrategy(Strategy):
         if _PLAIN.fullmatch(text):
             return text
         return f"#{hashlib.sha256(utf8_bytes(text, self)).hexdigest()}"
+
+
+def _in_event_loop() -> bool:
+    """Whether an event loop runs in this thread, in which Django refuses queries."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sharded_orm.exceptions import InvalidConfiguration, InvalidShardKey
 from sharded_orm.routing.base import BUILT_IN, Strategy, make_strategy
-from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.routing.directory import DirectoryStrategy, StoredPlacement
+from sharded_orm.routing.placement_lease import MoveList, PlacementLease
 from sharded_orm.topology.model import ShardGroup, ShardRange
 
 SHARDS = 64
@@ -33,10 +34,13 @@ class Store:
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
 
-    def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
-        return {key: (self.rows[key], True) for key in keys if key in self.rows}
+    def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
+        return {key: StoredPlacement(self.rows[key], True) for key in keys if key in self.rows}
 
-    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+    def moves(self) -> MoveList:
+        return MoveList((), 0)
+
+    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         self.rows = dict(placements) | self.rows
         return self.find(group, placements)
 
@@ -45,6 +49,7 @@ def make(name: str, store: Store | None = None) -> Strategy:
     made = make_strategy(ShardGroup("g", RANGES, name, OPTIONS.get(name, {})))
     if isinstance(made, DirectoryStrategy):
         made.store = store or Store()
+        made.lease = PlacementLease(made.store, 5.0)
     return made
 
 

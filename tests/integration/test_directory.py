@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import NoReachableShard
+from sharded_orm.models import KeyMove
 from tests.integration.directory_race import KEYS, race
 from tests.patience import PATIENCE
 from tests.photos.models import Photo
@@ -108,7 +110,7 @@ class TestRollback:
     def test_an_autocommit_placement_is_committed_on_the_shared_connection(self) -> None:
         store = runtime.strategy("photos").store  # type: ignore[attr-defined]
         assert not connections["directory"].in_atomic_block
-        assert store.place("photos", {"71": 5}) == {"71": (5, True)}
+        assert store.place("photos", {"71": 5}) == {"71": (5, True, 0)}
 
 
 @pytest.mark.django_db(databases=DATABASES)
@@ -118,6 +120,31 @@ def test_inside_a_test_case_placements_are_rolled_back_and_not_remembered() -> N
     strategy.place(72)
     assert "72" not in strategy._placements
     assert strategy.store.find("photos", ["72"])["72"][1] is False
+
+
+@pytest.mark.every_backend
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_the_directory_knows_the_keys_in_flight_and_counts_the_moves_of_each() -> None:
+    store = runtime.strategy("photos").store  # type: ignore[attr-defined]
+    store.place("photos", {"81": 5, "82": 5})
+    assert store.moves().in_flight == ()
+    values = {"group": "photos", "key": "81", "value": "81", "source": 5, "target": 9}
+    former = KeyMove.objects.create(**values, phase="settled")
+    KeyMove.objects.create(**values, phase="aborted")
+    move = KeyMove.objects.create(**values, in_flight=True)
+    for phase in ("announced", "switching"):
+        KeyMove.objects.update(phase=phase)
+        KeyMove.objects.filter(pk=former.pk).update(phase="settled")
+    with CaptureQueriesContext(connections["directory"]) as captured:
+        moves = store.moves()
+    assert moves == ((("photos", "81", "81"),), move.pk)
+    assert len(captured) == 0  # It is not logged: assertNumQueries must not depend on the time.
+    assert store.find("photos", ["81", "82"]) == {
+        "81": (5, True, former.pk),
+        "82": (5, True, 0),
+    }
+    KeyMove.objects.filter(pk=move.pk).update(phase="switched")
+    assert store.find("photos", ["81"]) == {"81": (5, True, move.pk)}
 
 
 # Shards 0 to 7 are on the first node of the group, 8 to 15 on the second.

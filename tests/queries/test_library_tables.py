@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from django.db import router
+from django.db import IntegrityError, router, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import TicketServerRequired
-from sharded_orm.models import OperationRun, Placement, TicketSequence
+from sharded_orm.models import KeyMove, OperationRun, Placement, TicketSequence
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, UNPLACED
 
@@ -40,6 +40,20 @@ def test_a_placement_of_another_database_stays_there() -> None:
     placement = Placement(group="photos", key="1", shard=9)
     placement._state.db = "default"
     assert router.db_for_write(Placement, instance=placement) == "default"
+
+
+def test_moves_of_keys_are_recorded_beside_the_placements(db: None) -> None:
+    move = KeyMove.objects.create(
+        group="photos", key="7", value="7", source=1, target=2, in_flight=True
+    )
+    assert move._state.db == "directory"
+    assert KeyMove.objects.using("directory").get(in_flight=True) == move
+    with pytest.raises(IntegrityError), transaction.atomic("directory"):
+        KeyMove.objects.create(
+            group="photos", key="7", value="7", source=1, target=3, in_flight=True
+        )
+    KeyMove.objects.create(group="photos", key="7", value="7", source=3, target=1)
+    KeyMove.objects.create(group="photos", key="7", value="7", source=3, target=1)
 
 
 def test_the_journal_is_in_the_global_database() -> None:

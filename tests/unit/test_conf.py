@@ -85,6 +85,8 @@ def test_the_options_of_the_cache() -> None:
         (broken(TICKET_OPTIONS={"BLOCK_SIZE": True}), "BLOCK_SIZE must be a number from 1"),
         (broken(TICKET_OPTIONS={"PARTNER_DOWN": "wait"}), "must be 'proceed' or 'refuse'"),
         (broken(MAX_IDLE_ALIASES=0), "positive number"),
+        (broken(PLACEMENT_LEASE=0), "PLACEMENT_LEASE must be a positive number of seconds"),
+        (broken(MOVE_WAIT="2"), "MOVE_WAIT must be a positive number of seconds"),
         (broken(BOUND_KEY=7), "dotted path of a function"),
         (broken(DIRECTORY=3), "DIRECTORY must be an alias"),
         (broken(NODES__a__OPTIONS="x"), "OPTIONS must be a dict"),

@@ -55,6 +55,7 @@ DOCUMENTED = [
     "sharded_orm.ids.layout.TimestampedID",
     "sharded_orm.ids.layout.TimestampedLayout",
     "sharded_orm.migrations.operations.CreateSequence",
+    "sharded_orm.models.KeyMove",
     "sharded_orm.models.Placement",
     "sharded_orm.routers.ShardRouter",
     "sharded_orm.routing.base.Strategy",

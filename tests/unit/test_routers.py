@@ -57,6 +57,7 @@ def test_another_alias_is_no_place(alias: str) -> None:
         router.db_for_write(Photo)
 
 
+@pytest.mark.django_db(databases="__all__")
 def test_a_row_beside_one_of_another_shard_is_refused() -> None:
     photo = Photo(photo_id=1, user_id=2)
     photo._state.db, photo._state.adding = "photos_00012", False

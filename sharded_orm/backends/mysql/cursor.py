@@ -27,6 +27,7 @@ from sharded_orm.backends.mysql.statement_kind import (
     classify,
     reason,
 )
+from sharded_orm.backends.write_hooks.route_check import check_route
 
 # Error codes for which Django raises IntegrityError rather than OperationalError, as in
 # django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror.
@@ -39,15 +40,10 @@ _OUT_OF_SYNC = 2014
 # If reason() returns one of these texts for a statement, the statement may have inserted rows
 # although its last result shows no id.
 _MAY_INSERT = (SEVERAL_STATEMENTS, "CALL", "EXECUTE")
-_READ, _WRITE, _IMPLICIT, _AFFINE = (
-    StatementKind.READ,
-    StatementKind.WRITE,
-    StatementKind.IMPLICIT,
-    StatementKind.AFFINE,
-)
+_WRITE, _IMPLICIT = StatementKind.WRITE, StatementKind.IMPLICIT
+_AFFINE, _STATE = StatementKind.AFFINE, StatementKind.STATE
 _SAVEPOINT, _RELEASE = StatementKind.SAVEPOINT, StatementKind.RELEASE
 _CHECKS_OFF, _CHECKS_ON = StatementKind.CHECKS_OFF, StatementKind.CHECKS_ON
-_STATE = StatementKind.STATE
 _FREE, _TRANSACTION, _PINNED, _LOST = (
     SessionMode.FREE,
     SessionMode.TRANSACTION,
@@ -127,6 +123,8 @@ class LeaseMixin(BaseCursor):
         retry_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
         while True:
             try:
+                if kind:
+                    check_route()
                 statement = session.bind(query, args)
             except BaseException:
                 pool.release(session)
@@ -220,6 +218,8 @@ class LeaseMixin(BaseCursor):
         sent = False
         try:
             session, prefix = connection.begin_statement(plain=kind is not _IMPLICIT)
+            if kind is _WRITE:
+                check_route()
             if kind is _AFFINE and traces.is_show(query):
                 # Send nothing before SHOW WARNINGS: any other statement empties the list of
                 # warnings.

@@ -22,6 +22,7 @@ from django.db.models.sql.subqueries import InsertQuery
 
 from sharded_orm.backends import text_keys
 from sharded_orm.backends.write_hooks import observer
+from sharded_orm.backends.write_hooks.route_check import check_route
 
 
 class ReadMixin(SQLCompiler):
@@ -90,6 +91,8 @@ class WriteMixin(ReadMixin):
             # Check that the database compares text shard keys as the router does. Do so now,
             # because the observer may send queries before it runs the statement.
             text_keys.check(connection, (shard,), (self.query.get_meta().db_table,))
+            if connection.features.shards_are_files:
+                check_route()  # A file has no sessions. Other backends check after taking one.
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
         cached_model = observer.cached_model_of(self.query.model)

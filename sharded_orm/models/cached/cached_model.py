@@ -27,6 +27,7 @@ from sharded_orm.backends.features import features_of
 from sharded_orm.cache.guards import digest
 from sharded_orm.cache.keys import CachedType, Scope, token
 from sharded_orm.cache.values import FORMAT
+from sharded_orm.exceptions import InvalidShardKey
 from sharded_orm.models.fields.text import ExactCharField
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 from sharded_orm.topology.model import ALIAS_DIGITS
@@ -148,8 +149,22 @@ class CachedModel:
 
         Return None if ``value`` has no token (see :meth:`TokenField.token`), and for a global
         model, which has no shard key.
+
+        The token of a key that has moved to another shard contains the version of its placement. So
+        what the cache has of the key's former places is never used again, not even after the key
+        has come back.
         """
-        return None if self.key_field is None else self.key_field.token(value)
+        if self.key_field is None or self.options is None:
+            return None
+        plain = self.key_field.token(value)
+        strategy = runtime.strategy(self.options.group)
+        if plain is None or not strategy.moves_keys:
+            return plain
+        try:
+            version = strategy.version(self.key.get_prep_value(value))
+        except InvalidShardKey:
+            return plain  # No row has such a key.
+        return f"{plain}+{version}" if version else plain
 
     def isolate_token(self, value: Any) -> str | None:
         """Return the token of ``value`` as an isolate key: its form in names of cache entries.

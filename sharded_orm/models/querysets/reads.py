@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db.models import CharField, Model, TextField
@@ -14,6 +14,8 @@ from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
 
 from sharded_orm import scatter
 from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.cached.lookup_plan import plan_of
+from sharded_orm.models.moves.confirmation import confirmed, confirmed_stream
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
 from sharded_orm.models.sharding.options import colocated_alias, target_field
@@ -63,6 +65,11 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         if self._result_cache is not None:
             super()._fetch_all()
             return
+        confirmed(self._options.group, self._fetch_rows)
+
+    def _fetch_rows(self) -> None:
+        # If this is a repetition, drop the rows of the former attempt.
+        self._result_cache, self._prefetch_done = None, False
         destination = self._destination()
         if isinstance(destination, str):
             self._run_on(destination, super()._fetch_all)
@@ -96,10 +103,17 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._prefetch_done = True
 
     def _iterator(self, use_chunked_fetch: bool, chunk_size: int | None) -> Iterator[Any]:
-        targets = self._targets()
-        if targets is None:
-            return super()._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]  # not in the stubs
-        return self._scattered_iterator(targets, chunk_size)
+        is_scattered = False
+
+        def open_rows() -> Iterator[Any]:
+            nonlocal is_scattered
+            targets = self._targets()
+            is_scattered = targets is not None
+            if targets is None:
+                return super(ReadingQuerySet, self)._iterator(use_chunked_fetch, chunk_size)  # type: ignore[misc,no-any-return]  # not in the stubs
+            return self._scattered_iterator(targets, chunk_size)
+
+        return confirmed_stream(self._options.group, open_rows, several=lambda: is_scattered)
 
     def _scattered_iterator(self, targets: list[Target], chunk_size: int | None) -> Iterator[Any]:
         # Stream the rows, because an iterator is for results that do not fit in memory.
@@ -117,28 +131,20 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             yield from chunk
 
     async def aiterator(self, chunk_size: int = 2000) -> AsyncIterator[M]:
-        # Find the shard in another thread, because the search may query the directory of keys,
-        # which would block the event loop.
-        settled = await sync_to_async(self._on_one_shard)()
-        if settled is not None:
-            async for row in super(ReadingQuerySet, settled).aiterator(chunk_size):
-                yield row
-            return
+        # Read in another thread. The search for the shard may query the directory of keys, too, which
+        # would block the event loop.
         rows = await sync_to_async(self.iterator)(chunk_size)
         take = sync_to_async(_next_rows)
         while chunk := await take(rows, chunk_size):
             for row in chunk:
                 yield row
 
-    def _on_one_shard(self) -> Self | None:
-        """Return a copy of this queryset that runs on its one shard; None if its query is for
-        several shards.
-        """
-        if self._targets() is not None:
+    def _get_by_key(self, named: dict[str, Any]) -> M | None:
+        if plan_of(self.model) is None:
             return None
-        clone = self._chain()
-        clone._db, clone._is_using_called = self.db, True
-        return clone
+        return confirmed(
+            self._options.group, lambda: super(ReadingQuerySet, self)._get_by_key(named)
+        )
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         if not args and (instance := self._get_by_key(kwargs)) is not None:
@@ -186,6 +192,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def count(self) -> int:
         if self._result_cache is not None:
             return super().count()
+        return confirmed(self._options.group, self._count_rows)
+
+    def _count_rows(self) -> int:
         destination = self._destination(ordered=self.query.is_sliced)
         if isinstance(destination, str):
             return int(self._run_on(destination, super().count))
@@ -194,6 +203,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def exists(self) -> bool:
         if self._result_cache is not None:
             return super().exists()
+        return confirmed(self._options.group, self._find_any)
+
+    def _find_any(self) -> bool:
         destination = self._destination(ordered=self.query.is_sliced)
         if isinstance(destination, str):
             return bool(self._run_on(destination, super().exists))
@@ -201,6 +213,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
 
     def aggregate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         aggregates = named_aggregates(args, kwargs)
+        return confirmed(self._options.group, lambda: self._aggregate(aggregates))
+
+    def _aggregate(self, aggregates: dict[str, Any]) -> dict[str, Any]:
         destination = self._destination(ordered=self.query.is_sliced)
         if not self._is_pinned_by_using():
             check_aggregates(self._colocation(destination), self.query, aggregates)

@@ -17,8 +17,10 @@ from sharded_orm.models.fields.generated_id import (
     forget_shard_choice,
     generated_id_fields,
 )
+from sharded_orm.models.moves.repetition import part_of_write, repeated
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.route import colocation_on, plain_key
+from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -248,7 +250,7 @@ class WritingQuerySet(RoutedQuerySet[M]):
             obj._prepare_related_fields_for_save("bulk_update", columns)
         by_shard: dict[str, list[Any]] = {}
         for obj in objs:
-            alias = obj._state.db
+            alias = current_alias(self._options, obj)
             if alias is None or obj._state.adding:
                 shard = self._options.locate(obj)
                 alias = shard.alias if shard is not None else None
@@ -272,6 +274,9 @@ class WritingQuerySet(RoutedQuerySet[M]):
         if self.query.is_sliced or self.query.combinator:
             return super().update(**kwargs)  # Django raises an error for such a query.
         self._refuse_instances_of_other_key(kwargs)
+        return repeated(self._options.group, lambda: self._update_rows(kwargs))
+
+    def _update_rows(self, kwargs: dict[str, Any]) -> int:
         destination = self._destination()
         aliases = (
             [destination]
@@ -285,10 +290,11 @@ class WritingQuerySet(RoutedQuerySet[M]):
         if isinstance(destination, str):
             return int(self._run_on(destination, super().update, **kwargs))
         self._result_cache = None
-        return sum(
-            super(WritingQuerySet, self._for_target(target)).update(**kwargs)
-            for target in destination
-        )
+        updated = 0
+        for number, target in enumerate(destination):
+            with part_of_write(number):
+                updated += super(WritingQuerySet, self._for_target(target)).update(**kwargs)
+        return updated
 
     def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
         # Refuse update(album=album) if one of the rows has another shard key than the album. If the
@@ -343,12 +349,16 @@ class WritingQuerySet(RoutedQuerySet[M]):
     def delete(self) -> tuple[int, dict[str, int]]:
         if self.query.is_sliced or self.query.combinator:
             return super().delete()  # Django raises an error for such a query.
+        return repeated(self._options.group, self._delete_rows)
+
+    def _delete_rows(self) -> tuple[int, dict[str, int]]:
         targets = self._targets(ordered=False)
         if targets is None:
             return super().delete()
         total, per_model = 0, dict[str, int]()
-        for target in targets:
-            deleted, counts = super(WritingQuerySet, self._for_target(target)).delete()
+        for part, target in enumerate(targets):
+            with part_of_write(part):
+                deleted, counts = super(WritingQuerySet, self._for_target(target)).delete()
             total += deleted
             for label, number in counts.items():
                 per_model[label] = per_model.get(label, 0) + number

@@ -18,6 +18,7 @@ from django.db.models import Model, Q
 from sharded_orm import compat, runtime
 from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
+from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -142,6 +143,10 @@ class ManyBeside(RelatedRows):
         # key only. Add a condition on the instance's shard too, so that later filters cannot lead
         # to another shard, where another row may have this primary key. add_q() changes the
         # queryset in place, which is safe: _RelatedManager passes a copy of the caller's queryset.
+        # If the rows have the shard key of the instance, the condition on the key names the shard, also
+        # after the key has moved.
+        if key_for_related(self.model, self._rel.field, self.instance):
+            return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
             queryset.query.add_q(Q(OnShard(alias)))
@@ -375,12 +380,12 @@ class FromOutside(RelatedRows):
         """
         by_alias: dict[str, list[Any]] = {}
         for obj in objs:
-            alias = obj._state.db
+            alias = current_alias(self._options, obj)
             if obj._state.adding or runtime.topology().resolve(str(alias)) is None:
                 raise ValueError(
                     f"{obj!r} instance isn't saved. Use bulk=False or save the object first."
                 )
-            by_alias.setdefault(alias, []).append(obj.pk)
+            by_alias.setdefault(str(alias), []).append(obj.pk)
         return by_alias
 
     def _atomic(self, *, several_statements: bool = True) -> AbstractContextManager[Any]:

@@ -19,6 +19,7 @@ from django.db.models import Field, Model
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, ShardKeyChanged, ShardKeyRequired, UnplacedKey
+from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.kept_shard import find_shard
 from sharded_orm.models.sharding.new_keys import refuse_dangling_keys
 from sharded_orm.routing.where_clause import ShardKey
@@ -446,7 +447,7 @@ def colocated_alias(options: ShardOptions, instance: Any) -> str | None:
         return None
     alias = instance._state.db
     if alias is not None and alias != options.group and not instance._state.adding:
-        return str(alias)
+        return current_alias(other, instance)
     # While Model.__init__() runs, a relation may be set before the shard key. If the attribute of
     # the missing key were read then, Django would send a query, as for a deferred field. So read
     # __dict__ instead.

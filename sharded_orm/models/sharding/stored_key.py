@@ -19,6 +19,7 @@ from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.sharding.bound_key import key_in_force
 from sharded_orm.models.sharding.bound_rows import has_other_key
+from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 KEY_STAYS = (
@@ -114,7 +115,7 @@ def _clean_stored_key(options: ShardOptions, row: Any) -> None:
         if before is not None and pk == row.pk:
             changed = options.key_of(row) != _prepared(key, before)
         else:
-            alias = str(row._state.db)
+            alias = str(current_alias(options, row))
             if runtime.topology().resolve(alias) is None:
                 return  # A template schema, or the database that had the rows before sharding.
             shard = options.locate(row)

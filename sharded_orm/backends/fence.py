@@ -1,0 +1,23 @@
+"""The fence of a key that moves: triggers with which a shard refuses writes of the key.
+
+The text and the codes are a contract with the operation that makes the triggers. On MySQL and MariaDB a
+trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on SQLite ``RAISE(ABORT, …)``, each
+with :data:`MARKER`.
+"""
+
+from __future__ import annotations
+
+#: The message of a trigger that refuses a write begins with this text.
+MARKER = "sharded_orm: the shard key of this row is moving to another shard"
+#: The SQLSTATE of the error. The server reports it with the error number below.
+SQLSTATE = "45000"
+#: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
+SIGNAL_ERROR = 1644
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether ``error``, an error of a database driver, is the refusal of a fence."""
+    arguments = error.args
+    if arguments[:1] == (SIGNAL_ERROR,):
+        arguments = arguments[1:]
+    return bool(arguments) and isinstance(arguments[0], str) and arguments[0].startswith(MARKER)

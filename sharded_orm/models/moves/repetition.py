@@ -1,0 +1,96 @@
+"""Writes whose shard key moves: they wait for the end of the switch, and run again on the new shard.
+
+See docs/decisions/0028-key-moves.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import KeyMoved
+from sharded_orm.models.moves.confirmation import in_transaction
+from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
+
+R = TypeVar("R")
+
+# Seconds between two questions whether the key has moved.
+_PAUSE = 0.02
+
+
+def repeated(group: str, write: Callable[[], R]) -> R:
+    """Return the result of ``write``, which may be run several times if a shard key moves.
+
+    If the old shard refuses the write, nothing was written. Outside of transactions, wait until the
+    key has moved or its move has ended, at most ``MOVE_WAIT`` seconds, and call ``write`` again.
+
+    :param group: the shard group of the rows.
+    :param write: finds the shard each time it is called, and changes rows on one shard, all or none.
+    :raises KeyMoved: a transaction is open, or the move took too long. The transaction may be run
+        again.
+    """
+    if not runtime.strategy(group).moves_keys:
+        return write()
+    deadline = None
+    while True:
+        uses = PlacementUses(writes=True)
+        try:
+            with recorded_uses(uses):
+                return write()
+        except KeyMoved as error:
+            if error.is_in_part or in_transaction(group):
+                raise
+            if deadline is None:
+                deadline = time.monotonic() + runtime.config().move_wait
+            if not _wait(uses, deadline):
+                raise
+
+
+@contextmanager
+def part_of_write(number: int) -> Iterator[None]:
+    """Within the ``with`` block, write to one of several shards.
+
+    If the key moves, the whole write must not be repeated after its first part: the first shards
+    would be written twice.
+
+    :param number: how many shards were written before.
+    """
+    try:
+        yield
+    except KeyMoved as error:
+        if number:
+            error.is_in_part = True
+            error.add_note(f"{number} other shards were written already.")
+        raise
+
+
+def _wait(uses: PlacementUses, deadline: float) -> bool:
+    """Wait until a key of ``uses`` has moved, or none is in flight. Return False after ``deadline``."""
+    while time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+        poll = runtime.placement_lease().renew()
+        in_flight = () if poll is None else {key.key for key in poll.moves.in_flight}
+        if not uses.hold() or not any(
+            key in in_flight for placements in uses.placements.values() for key in placements
+        ):
+            return True
+    return False
+
+
+def refuse_former_route() -> None:
+    """Raise an error if the running operation relies on a placement that no longer holds.
+
+    The backends call this between taking a session and sending a write. It looks at the clock, and
+    sends a query only for keys in flight.
+
+    :raises KeyMoved: a key has moved. Nothing was sent.
+    """
+    uses = current_uses()
+    if uses is not None and uses.writes and not uses.hold():
+        raise KeyMoved(
+            "A shard key has moved to another shard since the write looked for its shard. Nothing was"
+            " sent. Run the transaction again."
+        )

@@ -1,0 +1,58 @@
+"""The table of key moves: it says which keys are on their way from one shard to another."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.db import models
+
+from sharded_orm.models.fields.text import ExactCharField
+
+
+class KeyMove(models.Model):
+    """The move of one shard key from one shard to another.
+
+    ``in_flight`` is true or NULL, never false. The unique constraint on group, key and
+    ``in_flight`` ignores rows with NULL. So at most one move of a key is in flight. While a key is
+    in flight, no process remembers its placement.
+
+    The table is in the database of the directory. So one transaction switches the placement and
+    records the new phase.
+    """
+
+    group: models.CharField[str, str] = ExactCharField(max_length=64)
+    #: The text under which the directory stores the key.
+    key: models.CharField[str, str] = ExactCharField(max_length=100)
+    #: The key itself, as text. The directory stores a digest of some keys.
+    value: models.TextField[str, str] = models.TextField()
+    source: models.PositiveIntegerField[int, int] = models.PositiveIntegerField()
+    target: models.PositiveIntegerField[int, int] = models.PositiveIntegerField()
+    phase: models.CharField[str, str] = models.CharField(max_length=16, default="announced")
+    in_flight: models.BooleanField[bool | None, bool | None] = models.BooleanField(null=True)
+    #: What the move still has to remember for a resume, such as counts of rows and chunks.
+    position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
+    error: models.TextField[str, str] = models.TextField(default="")
+    announced_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now_add=True)
+    switched_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        null=True
+    )
+    finished_at: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
+        null=True
+    )
+
+    class Meta:
+        app_label = "sharded_orm"
+        db_table = "sharded_orm_key_move"
+        default_permissions: ClassVar = ("view",)
+        verbose_name = "move of a key"
+        verbose_name_plural = "moves of keys"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["group", "key", "in_flight"], name="sharded_orm_key_move_in_flight"
+            )
+        ]
+        indexes = [models.Index(fields=["in_flight"], name="sharded_orm_key_move_open")]
+
+    def __str__(self) -> str:
+        return f"{self.value} of {self.group} from shard {self.source} to {self.target}"

@@ -1,0 +1,188 @@
+"""The lease under which a process remembers the shards of keys (docs/decisions/0028-key-moves.md).
+
+A key may move to another shard. Before that, every process must stop remembering where the key is,
+also a process that nobody can reach. So a process remembers placements (the shards of keys) under a
+lease, which it renews with one small query: which keys are in flight? A key is in flight from the
+announcement of its move to the end of the move. A move waits for longer than a lease after its
+announcement is committed. By then each process knows of the move, or has no lease.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
+
+# The most keys of which a series of polls remembers that they were in flight. Above this number, the
+# process forgets all placements once.
+_MOST_SEEN = 10_000
+#: A clock that also counts the time for which the machine is suspended, where there is one.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def now() -> float:
+    """Return seconds by a clock that never goes back and, on Linux, runs while the machine is
+    suspended.
+    """
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+
+
+class KeyInFlight(NamedTuple):
+    """A key that is moving to another shard."""
+
+    group: str
+    #: The text under which the directory stores the key.
+    key: str
+    #: The key itself, as text. The directory stores a digest of some keys.
+    value: str
+
+
+class MoveList(NamedTuple):
+    """What the directory says of moves."""
+
+    in_flight: tuple[KeyInFlight, ...]
+    #: The number of the move that was announced last; 0 if there was none.
+    last: int
+
+
+class MoveStore(Protocol):
+    """A store that knows which keys are in flight."""
+
+    def moves(self) -> MoveList | None:
+        """Return which keys are in flight; one query, which is not logged.
+
+        Return None inside Django's ``TestCase``, whose transaction hides what other processes do.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """An answer of the directory to the question which keys are in flight. Immutable.
+
+    ``since`` is the number of the first poll of an unbroken series: each later poll arrived before
+    the lease of the poll before it was over. A move cannot begin and end between two polls of such
+    a series, so the series has seen each move.
+    """
+
+    number: int
+    since: int
+    #: The time from which the process asks again, and the time at which the lease is over.
+    renew_at: float
+    valid_until: float
+    moves: MoveList
+    #: The number of the last poll of the series that has seen a key in flight, by group and key.
+    seen: Mapping[tuple[str, str], int] = field(repr=False)
+
+    def covers(self, group: str, key: str, number: int) -> bool:
+        """Whether a placement of ``key`` that was looked up during poll ``number`` still holds.
+
+        False for a key in flight. The caller has to know that the lease of this poll is not over.
+        """
+        return number >= self.since and self.seen.get((group, key), 0) < number
+
+
+class PlacementLease:
+    """The right of this process to remember placements for some seconds. Thread-safe.
+
+    No thread works for the lease: an operation that finds half of the time gone renews it. That
+    is one query per process and half lease. If the directory does not answer, the process goes on
+    until the lease is over. After that, each look-up raises the error of the directory.
+
+    :param store: says which keys are in flight.
+    :param seconds: how long a lease is valid, counted from the sending of the query.
+    """
+
+    _instances: WeakSet[PlacementLease] = WeakSet()
+
+    def __init__(self, store: MoveStore, seconds: float) -> None:
+        self._store = store
+        self.seconds = seconds
+        self._poll: Poll | None = None
+        #: Whether the last question was asked inside Django's ``TestCase``, so no key moves.
+        self.is_suspended = False
+        # The lock is reentrant, because a receiver of connection_created may use sharded models
+        # while the connection of the directory is being opened.
+        self._lock = threading.RLock()
+        self._instances.add(self)
+
+    def current(self) -> Poll | None:
+        """Return the poll of a lease that is valid now. Renew the lease if half of it is over.
+
+        Return None if the process must not remember anything: inside Django's ``TestCase``, or if
+        the answer took longer than the lease.
+
+        :raises django.db.Error: the lease is over, and the directory does not answer.
+        """
+        poll = self._poll
+        return poll if poll is not None and now() < poll.renew_at else self._renew()
+
+    def valid(self) -> Poll | None:
+        """Return the poll of a lease that is valid now, or None. Sends nothing."""
+        poll = self._poll
+        return poll if poll is not None and now() < poll.valid_until else None
+
+    def renew(self) -> Poll | None:
+        """Ask which keys are in flight now, and return the answer as :meth:`current` does."""
+        with self._lock:
+            return self._ask()
+
+    def _renew(self) -> Poll | None:
+        poll = self.valid()
+        # While one thread asks, the others go on if the lease is valid, and else wait.
+        if not self._lock.acquire(blocking=poll is None):
+            return poll
+        try:
+            known = self.valid()
+            if known is not None and now() < known.renew_at:
+                return known  # Another thread has asked meanwhile.
+            try:
+                return self._ask()
+            except Exception:
+                if (known := self.valid()) is None:
+                    raise
+                # Ask again a little later, so that not every operation waits for the directory.
+                self._poll = replace(known, renew_at=now() + self.seconds / 10)
+                return known
+        finally:
+            self._lock.release()
+
+    def _ask(self) -> Poll | None:
+        sent = now()
+        moves = self._store.moves()
+        self.is_suspended = moves is None
+        if moves is None:
+            return None
+        before, number = self._poll, 1
+        seen: dict[tuple[str, str], int] = {}
+        since = None
+        if before is not None:
+            number = before.number + 1
+            # Compare with the time of arrival: the directory may have answered at any time until
+            # now, and a whole move may have passed since the former lease was over.
+            if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
+                since, seen = before.since, dict(before.seen)
+        for key in moves.in_flight:
+            seen[key.group, key.key] = number
+        self._poll = Poll(
+            number,
+            number if since is None else since,
+            sent + self.seconds / 2,
+            sent + self.seconds,
+            moves,
+            seen,
+        )
+        return self.valid()
+
+    @classmethod
+    def _after_fork(cls) -> None:
+        # At the fork, another thread of the parent may have held the lock. The lease itself is as
+        # valid in the child as in the parent.
+        for lease in list(cls._instances):
+            lease._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=PlacementLease._after_fork)

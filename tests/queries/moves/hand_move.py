@@ -1,0 +1,93 @@
+"""A move of a key by hand, step by step: what the mover does, as far as readers and writers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from sharded_orm import runtime
+from sharded_orm.models import KeyMove, Placement
+
+SOURCE, TARGET = 3, 12
+
+
+def alias(shard: int) -> str:
+    return f"photos_{shard:05d}"
+
+
+class HandMove:
+    """The move of ``key`` from ``source`` to ``target``.
+
+    :param tables: the tables of rows of the key, with the column of the key; referred tables first.
+    """
+
+    def __init__(
+        self, key: int, tables: dict[str, str], source: int = SOURCE, target: int = TARGET
+    ) -> None:
+        self.key, self.tables, self.source, self.target = key, tables, source, target
+        self.move: Any = None
+
+    def announce(self) -> None:
+        self.move = KeyMove.objects.create(
+            group="photos",
+            key=str(self.key),
+            value=str(self.key),
+            source=self.source,
+            target=self.target,
+            in_flight=True,
+        )
+        # This stands for the wait after the announcement: this process has asked since.
+        runtime.placement_lease().renew()
+
+    def switch(self) -> None:
+        """Copy the rows, and switch the directory. The rows of the source are then taken away."""
+        for table, column in self.tables.items():
+            for row in self._execute(self.source, f"SELECT * FROM {table} WHERE {column} = %s"):
+                marks = ", ".join(["%s"] * len(row))
+                with connections[alias(self.target)].cursor() as cursor:
+                    cursor.execute(f"INSERT INTO {table} VALUES ({marks})", row)
+        with transaction.atomic("directory"):
+            Placement.objects.filter(group="photos", key=str(self.key)).update(shard=self.target)
+            KeyMove.objects.filter(pk=self.move.pk).update(
+                phase="switched", switched_at=timezone.now()
+            )
+        for table, column in reversed(self.tables.items()):
+            self._execute(self.source, f"DELETE FROM {table} WHERE {column} = %s")
+
+    def settle(self) -> None:
+        KeyMove.objects.filter(pk=self.move.pk).update(phase="settled", in_flight=None)
+        runtime.placement_lease().renew()
+
+    def whole(self) -> None:
+        self.announce()
+        self.switch()
+        self.settle()
+
+    def _execute(self, shard: int, sql: str) -> list[Any]:
+        with connections[alias(shard)].cursor() as cursor:
+            cursor.execute(sql, [self.key])
+            return list(cursor.fetchall()) if cursor.description else []
+
+
+@contextmanager
+def before_statement(shard: int, run: Callable[[], object]) -> Iterator[None]:
+    """Within the block, call ``run`` before the first statement that is sent to ``shard``.
+
+    The statement arrives afterwards, as one of a process that was paused in between.
+    """
+    is_done = False
+
+    def wrapper(execute: Any, *args: Any) -> Any:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            run()
+        return execute(*args)
+
+    with connections[alias(shard)].execute_wrapper(wrapper):
+        yield
+    assert is_done
