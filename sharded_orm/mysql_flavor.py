@@ -28,6 +28,8 @@ class MySQLFlavor:
     statement_timeout: int
     #: Whether ``backends.mysql.replication`` knows the server's statements about replication.
     can_be_promoted: bool
+    #: Variable that limits every statement in seconds and fractions; "" if the server has none.
+    statement_limit: str
 
     @classmethod
     def of(cls, connection: Any) -> MySQLFlavor:
@@ -36,6 +38,16 @@ class MySQLFlavor:
         The first call for a connection may ask the server for its version.
         """
         return MARIADB if connection.mysql_is_mariadb else MYSQL
+
+    def lock_timeouts(self, seconds: float) -> dict[str, float]:
+        """Return the session variables with which a statement waits for locks for about ``seconds``.
+
+        A server that counts whole seconds waits for one second at least.
+        """
+        if self.statement_limit:
+            return {self.statement_limit: seconds}
+        whole = max(1, int(seconds))
+        return {"lock_wait_timeout": whole, "innodb_lock_wait_timeout": whole}
 
     @classmethod
     def of_version(cls, version: str) -> MySQLFlavor:
@@ -60,6 +72,7 @@ MARIADB = MySQLFlavor(
     session_ended=1927,  # ER_CONNECTION_KILLED
     statement_timeout=1969,  # ER_STATEMENT_TIMEOUT
     can_be_promoted=True,
+    statement_limit="max_statement_time",
 )
 MYSQL = MySQLFlavor(
     exact_collation="utf8mb4_0900_bin",  # from MySQL 8.0.17 on
@@ -68,5 +81,6 @@ MYSQL = MySQLFlavor(
     session_ended=4031,  # ER_CLIENT_INTERACTION_TIMEOUT
     statement_timeout=3024,  # ER_QUERY_TIMEOUT
     can_be_promoted=False,
+    statement_limit="",  # max_execution_time limits SELECT only.
 )
 FLAVORS = (MARIADB, MYSQL)

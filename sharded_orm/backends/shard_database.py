@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from sharded_orm.backends.change_capture import ChangeCapture
     from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.statements import Effect
@@ -165,6 +166,14 @@ class ShardDatabaseMixin:
         :param schema: name of the temporary schema; ignored if schemas have no names (SQLite). If a
             schema of that name exists, it is dropped first.
         :raises RehearsalFailed: the existing schema of that name has rows (MySQL).
+        """
+        raise NotImplementedError
+
+    def change_capture(self, account: Mapping[str, Any] | None = None) -> ChangeCapture:
+        """Open a session of its own on this schema, for the journal of changed rows and the fences.
+
+        :param account: ``USER`` and ``PASSWORD`` of the account that creates the triggers; by default
+            the account of this alias.
         """
         raise NotImplementedError
 

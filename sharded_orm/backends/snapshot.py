@@ -19,6 +19,11 @@ from functools import cached_property
 MARKER_APP = "sharded_orm"
 MARKER_PREFIX = "run "
 
+#: Beginning of the names of tables and triggers that the library keeps on shards for a while, such as
+#: those of a journal of changed rows. They are no part of what migrations promise, so snapshots leave
+#: them out.
+OWN_PREFIX = "sharded_orm_capture_"
+
 _KIND = re.compile(r"CREATE\s+(?:.*?\s)??(TABLE|VIEW|INDEX|TRIGGER|FUNCTION|PROCEDURE|SEQUENCE)\b",
                    re.IGNORECASE)  # fmt: skip
 _IS_TABLE = re.compile(r"CREATE\s+TABLE\b", re.IGNORECASE)

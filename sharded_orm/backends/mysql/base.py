@@ -5,7 +5,7 @@ on the node share them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -18,6 +18,7 @@ from django.utils.functional import cached_property
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.mysql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.mysql.change_capture import MySQLChangeCapture
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
 from sharded_orm.backends.mysql.cursor import LeasedCursor, leased
@@ -301,6 +302,13 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             copy.close()
             with self.wrap_database_errors:
                 snapshot.drop_schema(self.node_pool, schema)
+
+    def change_capture(self, account: Mapping[str, Any] | None = None) -> MySQLChangeCapture:
+        settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
+        # Use Django's own backend: the statements leave state in the session.
+        return MySQLChangeCapture(
+            stock.DatabaseWrapper({**deepcopy(settings), **(account or {})}, self.alias)
+        )
 
     # ##### Sessions #####
 

@@ -16,6 +16,7 @@ from sharded_orm.backends.mysql.session import NodeSession
 from sharded_orm.backends.snapshot import (
     MARKER_APP,
     MARKER_PREFIX,
+    OWN_PREFIX,
     SchemaSnapshot,
     format_digest,
     kind_of,
@@ -69,6 +70,7 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
     character_set, collation = (_text(value) for value in defaults[0])
     kinds = [(_text(kind), _text(name)) for kind, name in others]
     kinds += [(_table_kind(_text(kind)), _text(name)) for name, kind in tables]
+    kinds = [(kind, name) for kind, name in kinds if not name.startswith(OWN_PREFIX)]
     definitions: dict[str, str] = {}
     counters: dict[str, int] = {}
     if kinds:
@@ -106,6 +108,8 @@ def glance(
     }
     for raw_name, raw_kind in listed:
         name, kind = _text(raw_name), _table_kind(_text(raw_kind)).lower()
+        if name.startswith(OWN_PREFIX):
+            continue
         text = known.definitions.get(name, "")
         definitions[name] = text if kind_of(text) == kind else ""
     for name, rows in zip(tables, results, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -23,6 +23,7 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.sqlite3 import snapshot
+from sharded_orm.backends.sqlite3.change_capture import SQLiteChangeCapture
 from sharded_orm.backends.sqlite3.creation import DatabaseCreation
 from sharded_orm.backends.sqlite3.features import DatabaseFeatures
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
@@ -177,6 +178,10 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             # Do not call the close() of Django's SQLite backend: it does not close the connection
             # to a database in memory.
             BaseDatabaseWrapper.close(copy)
+
+    def change_capture(self, account: Mapping[str, Any] | None = None) -> SQLiteChangeCapture:
+        settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
+        return SQLiteChangeCapture(base.DatabaseWrapper(deepcopy(settings), self.alias))
 
     def is_idle(self) -> bool:
         # A cursor with unread rows adds a reference to the driver's connection object. So the

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sharded_orm.backends.sizes import TableSize
-from sharded_orm.backends.snapshot import SchemaSnapshot, applied_digest, kind_of
+from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot, applied_digest, kind_of
 from sharded_orm.backends.statements import Effect
 
 SUFFIX = ".sqlite3"
@@ -37,12 +37,13 @@ def read(connection: sqlite3.Connection) -> SchemaSnapshot:
     """Return the SQL definitions of all tables, indexes, views and triggers in an SQLite file.
 
     Indexes that SQLite creates for constraints are left out: the definition of the table implies them.
+    So are this library's own tables and triggers.
     """
     rows = connection.execute(
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%'"
         " ESCAPE '\\' ORDER BY name"
     )
-    return SchemaSnapshot(dict(rows.fetchall()))
+    return SchemaSnapshot({name: sql for name, sql in rows if not name.startswith(OWN_PREFIX)})
 
 
 def build(connection: sqlite3.Connection, snapshot: SchemaSnapshot) -> None:

@@ -1,0 +1,223 @@
+"""Triggers that record changed rows of a shard in a journal, and fences that refuse changes.
+
+A *watched key* is a value of the shard key with a row in the table of fences. While its fence is open,
+triggers write the primary key of each changed row to the journal. While the fence is closed, they
+refuse each change. Raw SQL and other programs are stopped as well, because the database does it.
+
+Each backend derives a class from :class:`ChangeCapture`; ``connection.change_capture()`` opens one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import md5
+from typing import Any, Final, Self
+
+from sharded_orm.backends.snapshot import OWN_PREFIX
+
+FENCES: Final = f"{OWN_PREFIX}fence"
+JOURNAL: Final = f"{OWN_PREFIX}journal"
+#: SQLSTATE and text of the error with which a closed fence refuses a change. SQLite has no SQLSTATE.
+FENCED_STATE: Final = "45000"
+FENCED_TEXT: Final = "sharded_orm: the shard key of this row is fenced"
+EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
+
+
+@dataclass(frozen=True)
+class KeyLink:
+    """A foreign key from a table without the shard key to the row that has the key.
+
+    :param column: the foreign key's column.
+    :param table: the table to which it refers.
+    :param target: the column of ``table`` to which it refers.
+    """
+
+    column: str
+    table: str
+    target: str
+
+
+@dataclass(frozen=True)
+class CapturedTable:
+    """A table whose changes are recorded.
+
+    :param pks: the columns of the primary key.
+    :param key: the column with the shard key, in this table or at the end of ``links``.
+    :param links: the way to the table with the shard key; empty if the table has it itself.
+    """
+
+    name: str
+    pks: tuple[str, ...]
+    key: str
+    links: tuple[KeyLink, ...] = ()
+
+
+@dataclass(frozen=True)
+class Change:
+    """An entry of the journal: the row with the primary key ``pk`` was inserted, changed or deleted."""
+
+    number: int
+    table: str
+    pk: tuple[Any, ...]
+
+
+class ChangeCapture(ABC):
+    """The fences, the journal and the triggers of one shard. For one thread only.
+
+    It has a session of its own, in autocommit: nothing is part of a transaction of the application.
+    As a context manager, it closes the session at the end of the block.
+
+    :param connection: a connection object of Django's own backend, which is used for nothing else.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._quote = connection.ops.quote_name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._connection.close()
+
+    def _rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, params or None)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    # ##### Fences #####
+
+    def prepare(self) -> None:
+        """Create the tables of fences and of the journal. Does nothing if they exist."""
+        for statement in self._table_statements():
+            self._rows(statement)
+
+    def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
+        """Add the fence of a key. Does nothing if the fence exists.
+
+        The triggers see the fence at once, but transactions that have written before do not. So
+        call :meth:`install` afterwards.
+
+        :param number: identifies the fence on this shard.
+        :param value: the key, as the database stores it.
+        :param closed: whether changes are refused from the beginning.
+        """
+        if not self.fences().get(number):
+            self._rows(
+                f"INSERT INTO {self._quote(FENCES)} (id, value, state) VALUES (%s, %s, %s)",
+                number,
+                self._stored_key(value),
+                "closed" if closed else "open",
+            )
+
+    def fences(self) -> dict[int, str]:
+        """Return the states of all fences, "open" or "closed", by number."""
+        rows = self._rows(f"SELECT id, state FROM {self._quote(FENCES)}")
+        return {int(number): str(state) for number, state in rows}
+
+    @abstractmethod
+    def close(self, number: int, patience: float) -> None:
+        """Close a fence. Afterwards, no transaction that has changed rows of the key is open.
+
+        :param patience: seconds to wait for such transactions. Meanwhile new changes of the key wait.
+        :raises django.db.OperationalError: they took longer. The fence is as it was.
+        """
+
+    def reopen(self, number: int) -> None:
+        """Let changes of the key pass again, and record them again."""
+        self._rows(f"UPDATE {self._quote(FENCES)} SET state = 'open' WHERE id = %s", number)
+
+    def unwatch(self, number: int) -> None:
+        """Remove a fence and what the journal has of its key. Does nothing if there is no fence."""
+        self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
+        self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
+
+    # ##### Journal #####
+
+    def changes(self, number: int, limit: int = 1000) -> list[Change]:
+        """Return committed changes of a key that were not forgotten yet, oldest first.
+
+        An entry may appear below others that were returned before, because a transaction writes its
+        entries before it commits. So forget exactly the entries that were handled.
+        """
+        rows = self._rows(
+            f"SELECT id, tbl, pk FROM {self._quote(JOURNAL)} WHERE fence = %s ORDER BY id LIMIT %s",
+            number,
+            limit,
+        )
+        return [Change(int(row[0]), str(row[1]), self._parse_pk(str(row[2]))) for row in rows]
+
+    def forget(self, changes: Iterable[Change]) -> None:
+        """Remove entries from the journal, after the rows that they name were handled."""
+        numbers = [change.number for change in changes]
+        for start in range(0, len(numbers), 500):
+            batch = numbers[start : start + 500]
+            marks = ", ".join(["%s"] * len(batch))
+            self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE id IN ({marks})", *batch)
+
+    # ##### Triggers #####
+
+    @abstractmethod
+    def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
+        """Create the triggers that are missing, and wait for the transactions that did not see them.
+
+        Afterwards, each transaction that changes a row of a watched key writes to the journal, or
+        was committed before. Can be repeated.
+
+        :param patience: seconds to try. Each attempt waits for milliseconds only, so that the
+            statements of others do not queue behind it.
+        :raises django.db.OperationalError: a transaction on one of the tables took longer.
+        """
+
+    @abstractmethod
+    def uninstall(self, patience: float) -> bool:
+        """Drop all triggers, and both tables, unless there is a fence. Return whether it did so.
+
+        :raises django.db.OperationalError: a transaction on one of the tables took longer.
+        """
+
+    @abstractmethod
+    def triggers(self) -> set[str]:
+        """Return the names of the triggers of this module on the shard."""
+
+    @abstractmethod
+    def _table_statements(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def _stored_key(self, value: Any) -> Any:
+        """Return the key as the table of fences stores it."""
+
+    @abstractmethod
+    def _parse_pk(self, text: str) -> tuple[Any, ...]: ...
+
+    def _key_of(self, table: CapturedTable, row: str) -> str:
+        """Return SQL for the shard key of a row.
+
+        :param row: NEW or OLD.
+        """
+        quote = self._quote
+        if not table.links:
+            return f"{row}.{quote(table.key)}"
+        first, *others = table.links
+        source, names = f"{quote(first.table)} l0", f"l0.{quote(first.target)}"
+        for index, link in enumerate(others, start=1):
+            source += (
+                f" JOIN {quote(link.table)} l{index}"
+                f" ON l{index}.{quote(link.target)} = l{index - 1}.{quote(link.column)}"
+            )
+        key = f"l{len(others)}.{quote(table.key)}"
+        return f"(SELECT {key} FROM {source} WHERE {names} = {row}.{quote(first.column)})"
+
+
+def trigger_name(table: str, event: str) -> str:
+    """Return the name of a trigger. It fits into 64 characters, whatever the table is called."""
+    return (
+        f"{OWN_PREFIX}{md5(table.encode(), usedforsecurity=False).hexdigest()[:16]}_{event.lower()}"
+    )
+
+
+def rows_of(event: str) -> tuple[str, ...]:
+    """Return which rows a trigger sees on ``event``: NEW, OLD or both."""
+    return {"INSERT": ("NEW",), "DELETE": ("OLD",)}.get(event, ("OLD", "NEW"))

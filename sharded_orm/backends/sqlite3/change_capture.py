@@ -1,0 +1,90 @@
+"""The triggers, fences and journal of a shard in an SQLite file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sharded_orm.backends.change_capture import (
+    EVENTS,
+    FENCED_TEXT,
+    FENCES,
+    JOURNAL,
+    CapturedTable,
+    ChangeCapture,
+    rows_of,
+    trigger_name,
+)
+from sharded_orm.backends.snapshot import OWN_PREFIX
+
+
+class SQLiteChangeCapture(ChangeCapture):
+    """One writer at a time has the whole file. So a write to the table of fences waits for all others.
+
+    A trigger does not see rows that ``REPLACE`` removes because of another unique value, unless
+    ``recursive_triggers`` is on.
+    """
+
+    def close(self, number: int, patience: float) -> None:
+        self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
+        self._rows(f"UPDATE {self._quote(FENCES)} SET state = 'closed' WHERE id = %s", number)
+
+    def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
+        self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
+        for table in tables:
+            for event in EVENTS:
+                self._rows(self._trigger(table, event))
+
+    def uninstall(self, patience: float) -> bool:
+        self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES):
+            return True
+        if self.fences():
+            return False
+        for name in self.triggers():
+            self._rows(f"DROP TRIGGER IF EXISTS {self._quote(name)}")
+        self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}")
+        self._rows(f"DROP TABLE IF EXISTS {self._quote(FENCES)}")
+        return True
+
+    def triggers(self) -> set[str]:
+        rows = self._rows("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        return {str(name) for (name,) in rows if str(name).startswith(OWN_PREFIX)}
+
+    def _table_statements(self) -> Iterator[str]:
+        # The column ``value`` has no type, so a comparison follows the type of the key's column.
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {self._quote(FENCES)}"
+            " (id INTEGER PRIMARY KEY, value NOT NULL, state TEXT NOT NULL)"
+        )
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {self._quote(JOURNAL)} (id INTEGER PRIMARY KEY"
+            " AUTOINCREMENT, fence INTEGER NOT NULL, tbl TEXT NOT NULL, pk TEXT NOT NULL)"
+        )
+
+    def _stored_key(self, value: Any) -> Any:
+        return value
+
+    def _parse_pk(self, text: str) -> tuple[Any, ...]:
+        return tuple(
+            bytes.fromhex(part).decode("utf-8", "surrogateescape") for part in text.split(",")
+        )
+
+    def _trigger(self, table: CapturedTable, event: str) -> str:
+        fences, journal = self._quote(FENCES), self._quote(JOURNAL)
+        name = "'" + table.name.replace("'", "''") + "'"
+        body = ""
+        for row in rows_of(event):
+            watched = f"FROM {fences} WHERE value = {self._key_of(table, row)}"
+            body += (
+                f" SELECT RAISE(ABORT, '{FENCED_TEXT}') {watched} AND state = 'closed';"
+                f" INSERT INTO {journal} (fence, tbl, pk)"
+                f" SELECT id, {name}, {self._pk(table, row)} {watched};"
+            )
+        return (
+            f"CREATE TRIGGER IF NOT EXISTS {self._quote(trigger_name(table.name, event))}"
+            f" AFTER {event} ON {self._quote(table.name)} FOR EACH ROW BEGIN{body} END"
+        )
+
+    def _pk(self, table: CapturedTable, row: str) -> str:
+        return " || ',' || ".join(f"hex(CAST({row}.{self._quote(pk)} AS BLOB))" for pk in table.pks)

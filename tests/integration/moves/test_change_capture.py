@@ -1,0 +1,331 @@
+"""The journal of changed rows and the fences, on SQLite and on MariaDB, under other sessions' writes."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import Error, OperationalError
+from django.db.utils import load_backend
+
+from sharded_orm.backends.change_capture import (
+    FENCED_TEXT,
+    FENCES,
+    CapturedTable,
+    ChangeCapture,
+    KeyLink,
+)
+from sharded_orm.topology.aliases import complete
+from tests.patience import PATIENCE
+
+# Seconds after which an attempt that must fail gives up. Nothing is asserted about the time.
+SHORT = 0.2
+# Isolation levels of sessions on MariaDB. SQLite has one writer at a time, and no session reads while
+# another writes.
+SERVERS = ["read committed", "repeatable read"]
+PHOTO = CapturedTable("photo", ("id",), "user_id")
+VOTE = CapturedTable("vote", ("user_id", "word"), "user_id")
+LABEL = CapturedTable("label", ("id",), "user_id", (KeyLink("photo_id", "photo", "id"),))
+TABLES = (PHOTO, VOTE, LABEL)
+SCHEMA = (
+    "CREATE TABLE photo (id {id}, user_id BIGINT NOT NULL, title VARCHAR(50))",
+    "CREATE TABLE vote (user_id BIGINT NOT NULL, word VARCHAR(20) NOT NULL,"
+    " PRIMARY KEY (user_id, word))",
+    "CREATE TABLE label (id {id}, photo_id BIGINT NOT NULL)",
+    "INSERT INTO photo (id, user_id, title) VALUES (1, 7, 'a'), (2, 8, 'b')",
+)
+
+
+class Database:
+    """One schema, and sessions that work there like an application's."""
+
+    def __init__(self, settings: dict[str, Any], isolation: str = "") -> None:
+        self._settings = settings
+        self._sessions: list[Any] = []
+        self.isolation = isolation
+
+    def session(self) -> Any:
+        settings = complete(self._settings)
+        wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, "captured")
+        wrapper.inc_thread_sharing()
+        self._sessions.append(wrapper)
+        return wrapper
+
+    def capture(self) -> ChangeCapture:
+        capture: ChangeCapture = self.session().change_capture()
+        self._sessions.append(capture._connection)
+        return capture
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()
+
+
+def run(session: Any, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+    with session.cursor() as cursor:
+        cursor.execute(sql, params or None)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def database(
+    request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
+) -> Iterator[Database]:
+    with django_db_blocker.unblock():
+        yield from _database(request, tmp_path)
+
+
+def _database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "sqlite":
+        path = tmp_path / "shard.sqlite3"
+        settings: dict[str, Any] = {
+            "ENGINE": "sharded_orm.backends.sqlite3",
+            "NAME": str(path),
+            "OPTIONS": {"timeout": 0.1},
+        }
+        database = Database(settings)
+        setup = database.session()
+        for statement in SCHEMA:
+            run(setup, statement.format(id="INTEGER PRIMARY KEY AUTOINCREMENT"))
+        yield database
+        database.close()
+        return
+    import MySQLdb
+
+    address = request.getfixturevalue("mariadb")
+    name = f"capture_{secrets.token_hex(4)}"
+    admin = MySQLdb.connect(**address.mysqldb(), autocommit=True)
+    cursor = admin.cursor()
+    cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    settings = {
+        "ENGINE": "sharded_orm.backends.mysql",
+        "NAME": name,
+        "OPTIONS": {"charset": "utf8mb4", "isolation_level": request.param},
+        **address.django(),
+    }
+    database = Database(settings, request.param)
+    setup = database.session()
+    for statement in SCHEMA:
+        run(setup, statement.format(id="BIGINT AUTO_INCREMENT PRIMARY KEY"))
+    try:
+        yield database
+    finally:
+        database.close()
+        cursor.execute(f"DROP DATABASE {name}")
+        admin.close()
+
+
+@pytest.fixture
+def capture(database: Database) -> ChangeCapture:
+    """An open fence of key 7, and all triggers."""
+    capture = database.capture()
+    capture.prepare()
+    capture.watch(1, 7)
+    capture.install(TABLES, PATIENCE)
+    return capture
+
+
+def changed(capture: ChangeCapture) -> list[tuple[str, tuple[Any, ...]]]:
+    return [(change.table, change.pk) for change in capture.changes(1)]
+
+
+def refuses(session: Any, sql: str) -> bool:
+    """Whether the fence, and nothing else, refuses the statement."""
+    with pytest.raises(Error) as caught:
+        run(session, sql)
+    return FENCED_TEXT in str(caught.value)
+
+
+def test_every_change_of_the_key_is_recorded(database: Database, capture: ChangeCapture) -> None:
+    session = database.session()
+    run(session, "INSERT INTO photo (id, user_id, title) VALUES (3, 7, 'c')")
+    run(session, "UPDATE photo SET title = 'x' WHERE id IN (1, 2)")
+    run(session, "INSERT INTO vote VALUES (7, 'a,''b'), (8, 'other')")
+    run(session, "INSERT INTO label (id, photo_id) VALUES (5, 3), (6, 2)")
+    run(session, "DELETE FROM label WHERE id = 5")
+    run(session, "UPDATE photo SET id = 9 WHERE id = 3")
+    assert changed(capture) == [
+        ("photo", ("3",)),
+        *[("photo", ("1",))] * 2,
+        ("vote", ("7", "a,'b")),
+        *[("label", ("5",))] * 2,
+        ("photo", ("3",)),
+        ("photo", ("9",)),
+    ]
+
+
+def test_a_row_with_a_generated_id(database: Database, capture: ChangeCapture) -> None:
+    session = database.session()
+    run(session, "INSERT INTO photo (user_id, title) VALUES (7, 'c')")
+    ((pk,),) = run(session, "SELECT id FROM photo WHERE title = 'c'")
+    assert changed(capture) == [("photo", (str(pk),))]
+
+
+def test_what_is_forgotten_is_exactly_what_was_returned(
+    database: Database, capture: ChangeCapture
+) -> None:
+    session, late = database.session(), database.session()
+    if not database.isolation:
+        late = session  # SQLite has one writer at a time.
+    run(late, "BEGIN")
+    run(late, "INSERT INTO vote VALUES (7, 'late')")
+    if late is session:
+        run(late, "COMMIT")
+    run(session, "INSERT INTO vote VALUES (7, 'soon')")
+    seen = capture.changes(1)
+    if late is not session:
+        # Its entry has a lower number, and appears after the other was handled.
+        assert [change.pk for change in seen] == [("7", "soon")]
+        run(late, "COMMIT")
+        capture.forget(seen)
+        assert changed(capture) == [("vote", ("7", "late"))]
+        seen = capture.changes(1)
+    capture.forget(seen)
+    assert changed(capture) == []
+
+
+def test_a_closed_fence_refuses_each_change_of_the_key_only(
+    database: Database, capture: ChangeCapture
+) -> None:
+    session = database.session()
+    run(session, "INSERT INTO label (id, photo_id) VALUES (5, 1)")
+    capture.close(1, PATIENCE)
+    for statement in (
+        "INSERT INTO photo (user_id, title) VALUES (7, 'c')",
+        "UPDATE photo SET title = 'x' WHERE id = 1",
+        "UPDATE photo SET user_id = 7 WHERE id = 2",
+        "UPDATE photo SET user_id = 8 WHERE id = 1",
+        "DELETE FROM label WHERE id = 5",
+        "DELETE FROM photo WHERE id = 1",
+        "INSERT INTO vote VALUES (7, 'a')",
+        "INSERT INTO label (photo_id) VALUES (1)",
+    ):
+        assert refuses(session, statement)
+    run(session, "INSERT INTO photo (id, user_id, title) VALUES (4, 8, 'd')")
+    run(session, "INSERT INTO label (photo_id) VALUES (4)")
+    assert run(session, "SELECT id, user_id, title FROM photo ORDER BY id") == [
+        (1, 7, "a"), (2, 8, "b"), (4, 8, "d"),
+    ]  # fmt: skip
+    capture.reopen(1)
+    run(session, "UPDATE photo SET title = 'x' WHERE id = 1")
+
+
+def test_a_fence_that_is_closed_from_the_beginning(database: Database) -> None:
+    capture, session = database.capture(), database.session()
+    capture.prepare()
+    capture.watch(1, 7, closed=True)
+    capture.install(TABLES, PATIENCE)
+    assert refuses(session, "INSERT INTO vote VALUES (7, 'a')")
+
+
+def test_closing_waits_for_an_open_transaction_of_the_key(
+    database: Database, capture: ChangeCapture
+) -> None:
+    writer = database.session()
+    run(writer, "BEGIN")
+    run(writer, "INSERT INTO vote VALUES (7, 'open')")
+    with pytest.raises(OperationalError):
+        capture.close(1, SHORT)
+    assert capture.fences() == {1: "open"}
+    closer = threading.Thread(target=capture.close, args=(1, PATIENCE))
+    capture._connection.inc_thread_sharing()
+    closer.start()
+    run(writer, "INSERT INTO vote VALUES (7, 'more')")
+    run(writer, "COMMIT")
+    closer.join(PATIENCE)
+    assert capture.fences() == {1: "closed"}
+    assert changed(capture) == [("vote", ("7", "open")), ("vote", ("7", "more"))]
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_closing_does_not_wait_for_other_keys(database: Database, capture: ChangeCapture) -> None:
+    writer = database.session()
+    run(writer, "BEGIN")
+    run(writer, "INSERT INTO vote VALUES (8, 'other')")
+    capture.close(1, PATIENCE)
+    run(writer, "INSERT INTO vote VALUES (8, 'more')")
+    run(writer, "COMMIT")
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+def test_a_snapshot_older_than_the_fence_sees_the_fence(
+    database: Database, capture: ChangeCapture
+) -> None:
+    writer = database.session()
+    run(writer, "BEGIN")
+    run(writer, f"SELECT * FROM {FENCES}")
+    capture.close(1, PATIENCE)
+    assert refuses(writer, "INSERT INTO vote VALUES (7, 'a')")
+    run(writer, "ROLLBACK")
+
+
+def test_installing_waits_for_transactions_that_have_not_seen_the_fence(
+    database: Database,
+) -> None:
+    capture, writer = database.capture(), database.session()
+    capture.prepare()
+    run(writer, "BEGIN")
+    run(writer, "INSERT INTO vote VALUES (7, 'unseen')")
+    if database.isolation:
+        capture.watch(1, 7)
+        with pytest.raises(OperationalError):
+            capture.install(TABLES, SHORT)
+    run(writer, "COMMIT")
+    capture.watch(1, 7)
+    capture.install(TABLES, PATIENCE)
+    run(writer, "INSERT INTO vote VALUES (7, 'seen')")
+    assert changed(capture) == [("vote", ("7", "seen"))]
+
+
+@pytest.mark.parametrize("database", ["read committed"], indirect=True)
+def test_a_second_fence_waits_for_transactions_as_well(
+    database: Database, capture: ChangeCapture
+) -> None:
+    """The triggers exist already, so creating them does not wait.
+
+    With other isolation levels, the new row of the fence waits already.
+    """
+    writer = database.session()
+    run(writer, "BEGIN")
+    run(writer, "INSERT INTO vote VALUES (8, 'unseen')")
+    capture.watch(2, 8)
+    with pytest.raises(OperationalError):
+        capture.install(TABLES, SHORT)
+    run(writer, "COMMIT")
+    capture.install(TABLES, PATIENCE)
+
+
+def test_triggers_go_with_the_last_fence(database: Database, capture: ChangeCapture) -> None:
+    capture.watch(2, 8)
+    capture.unwatch(1)
+    assert not capture.uninstall(PATIENCE)
+    assert len(capture.triggers()) == 9
+    capture.unwatch(2)
+    assert capture.uninstall(PATIENCE)
+    assert capture.triggers() == set()
+    assert capture.uninstall(PATIENCE)
+    run(database.session(), "INSERT INTO vote VALUES (7, 'a')")
+
+
+def test_each_step_can_be_repeated(database: Database, capture: ChangeCapture) -> None:
+    run(database.session(), "INSERT INTO vote VALUES (7, 'a')")
+    capture.close(1, PATIENCE)
+    capture.prepare()
+    capture.watch(1, 7)
+    capture.install(TABLES, PATIENCE)
+    assert capture.fences() == {1: "closed"}
+    assert changed(capture) == [("vote", ("7", "a"))]
+
+
+def test_what_is_on_the_shard_for_a_while_is_no_part_of_its_schema(database: Database) -> None:
+    session, capture = database.session(), database.capture()
+    before = session.schema_snapshot()
+    capture.prepare()
+    capture.watch(1, 7)
+    capture.install(TABLES, PATIENCE)
+    assert session.schema_snapshot().differences(before) == []
+    assert session.schema_glance(before, ["photo"]).differences(before) == []
