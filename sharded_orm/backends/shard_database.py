@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sharded_orm.backends.change_capture import ChangeCapture
+    from sharded_orm.backends.row_copy import RowCopy
     from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.statements import Effect
@@ -175,6 +176,10 @@ class ShardDatabaseMixin:
         :param account: ``USER`` and ``PASSWORD`` of the account that creates the triggers; by default
             the account of this alias.
         """
+        raise NotImplementedError
+
+    def row_copy(self) -> RowCopy:
+        """Open a session of its own on this schema, to read, copy and compare the rows of a key."""
         raise NotImplementedError
 
     @classmethod

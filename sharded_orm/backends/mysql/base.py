@@ -27,6 +27,7 @@ from sharded_orm.backends.mysql.introspection import DatabaseIntrospection
 from sharded_orm.backends.mysql.node import NodePool, node_pool
 from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
+from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.mysql.session_mode import SessionMode
 from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
@@ -304,11 +305,17 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
                 snapshot.drop_schema(self.node_pool, schema)
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> MySQLChangeCapture:
+        return MySQLChangeCapture(self._stock_wrapper(account or {}))
+
+    def row_copy(self) -> MySQLRowCopy:
+        # With this option, the driver marks bytes as such, and the server does not convert them.
+        options = {**self.settings_dict["OPTIONS"], "binary_prefix": True}
+        return MySQLRowCopy(self._stock_wrapper({"OPTIONS": options}))
+
+    def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
+        """Return a connection object of Django's own backend, for statements that leave session state."""
         settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
-        # Use Django's own backend: the statements leave state in the session.
-        return MySQLChangeCapture(
-            stock.DatabaseWrapper({**deepcopy(settings), **(account or {})}, self.alias)
-        )
+        return stock.DatabaseWrapper({**deepcopy(settings), **changes}, self.alias)
 
     # ##### Sessions #####
 

@@ -136,7 +136,7 @@ class MySQLChangeCapture(ChangeCapture):
         name = "'" + table.name.replace("\\", "\\\\").replace("'", "''") + "'"
         inserts = "".join(
             f" INSERT INTO {journal} (fence, tbl, pk) SELECT id, {name}, {self._pk(table, row)}"
-            f" FROM {fences} WHERE value = {key};"
+            f" FROM {fences} WHERE value = {key} AND state = 'open';"
             for row, key in zip(rows, keys, strict=True)
         )
         # An aggregate always returns a row. LOCK IN SHARE MODE reads what is committed now, also in

@@ -27,6 +27,7 @@ from sharded_orm.backends.sqlite3.change_capture import SQLiteChangeCapture
 from sharded_orm.backends.sqlite3.creation import DatabaseCreation
 from sharded_orm.backends.sqlite3.features import DatabaseFeatures
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
+from sharded_orm.backends.sqlite3.row_copy import SQLiteRowCopy
 from sharded_orm.backends.sqlite3.schema import DatabaseSchemaEditor
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
@@ -180,8 +181,15 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
             BaseDatabaseWrapper.close(copy)
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> SQLiteChangeCapture:
+        return SQLiteChangeCapture(self._stock_wrapper())
+
+    def row_copy(self) -> SQLiteRowCopy:
+        return SQLiteRowCopy(self._stock_wrapper())
+
+    def _stock_wrapper(self) -> base.DatabaseWrapper:
+        """Return a connection object of Django's own backend."""
         settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
-        return SQLiteChangeCapture(base.DatabaseWrapper(deepcopy(settings), self.alias))
+        return base.DatabaseWrapper(deepcopy(settings), self.alias)
 
     def is_idle(self) -> bool:
         # A cursor with unread rows adds a reference to the driver's connection object. So the

@@ -79,7 +79,7 @@ class SQLiteChangeCapture(ChangeCapture):
             body += (
                 f" SELECT RAISE(ABORT, '{FENCED_TEXT}') {watched} AND state = 'closed';"
                 f" INSERT INTO {journal} (fence, tbl, pk)"
-                f" SELECT id, {name}, {self._pk(table, row)} {watched};"
+                f" SELECT id, {name}, {self._pk(table, row)} {watched} AND state = 'open';"
             )
         return (
             f"CREATE TRIGGER IF NOT EXISTS {self._quote(trigger_name(table.name, event))}"

@@ -1,0 +1,80 @@
+"""Copies of the rows of a key in an SQLite file, and digests of each stored value with its type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm.backends.row_copy import COPY, CopiedColumn, RowCopy, RowDigests
+
+# Arguments per call of a function, of which SQLite allows a hundred or more.
+_ARGUMENTS = 50
+
+
+class SQLiteRowCopy(RowCopy):
+    _begin = "BEGIN IMMEDIATE"
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        connection.ensure_connection()
+        connection.connection.create_function("sharded_orm_digest", -1, _digest, deterministic=True)
+        self._run("PRAGMA foreign_keys = OFF")
+
+    def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
+        for _, name, kind, *_, hidden in self._run(f"PRAGMA table_xinfo({self._quote(table)})"):
+            if not hidden:
+                yield CopiedColumn(str(name), str(kind).lower())
+
+    def _side_statements(self, table: CapturedTable) -> Iterator[str]:
+        # The columns of the new table have the affinities of the table's columns.
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {self._side(table)} AS SELECT CAST(0 AS INTEGER)"
+            f" {self._quote(COPY)}, {self._names(table)} FROM {self._quote(table.name)} WHERE 0"
+        )
+        side = self._side(table).strip('"')
+        pks = ", ".join(map(self._quote, table.pks))
+        yield (
+            f"CREATE UNIQUE INDEX IF NOT EXISTS {self._quote(side + '_pk')} ON {self._side(table)}"
+            f" ({self._quote(COPY)}, {pks})"
+        )
+
+    def _exact(self, column: CopiedColumn) -> str:
+        return (
+            f"+{self._quote(column.name)}"  # An expression has no type for which Python converts.
+        )
+
+    def _mark(self, column: CopiedColumn) -> str:
+        return "%s"
+
+    def _key_condition(self, column: str) -> str:
+        return f"{column} = %s COLLATE BINARY"
+
+    def _key_params(self, key: Any) -> list[Any]:
+        return [key]
+
+    def _row_digest(self, table: CapturedTable) -> str:
+        names = [self._quote(column.name) for column in self.columns(table)]
+        values = [f"typeof({n}), CASE typeof({n}) WHEN 'text' THEN CAST({n} AS BLOB) ELSE {n} END"
+                  for n in names]  # fmt: skip
+        parts = [
+            f"sharded_orm_digest({', '.join(values[start : start + _ARGUMENTS // 2])})"
+            for start in range(0, len(values), _ARGUMENTS // 2)
+        ]
+        return parts[0] if len(parts) == 1 else f"sharded_orm_digest({', '.join(parts)})"
+
+    def _digests(
+        self, table: CapturedTable, source: str, condition: str, params: list[Any]
+    ) -> RowDigests:
+        rows = self._run(
+            f"SELECT {self._row_digest(table)} FROM {source} WHERE {condition}", *params
+        )
+        total = 0
+        for (digest,) in rows:
+            total ^= int(digest[:32], 16)
+        return RowDigests(len(rows), f"{total:032x}")
+
+
+def _digest(*values: Any) -> str:
+    return sha256(repr(values).encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,1 @@
+"""Moves of shard keys from one shard to another."""

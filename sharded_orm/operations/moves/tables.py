@@ -1,0 +1,55 @@
+"""The tables of a group with the rows of a shard key, in the order of their relations."""
+
+from __future__ import annotations
+
+from graphlib import TopologicalSorter
+from typing import Any
+
+from django.apps import apps
+from django.db.models import Model
+
+from sharded_orm.backends.change_capture import CapturedTable, KeyLink
+from sharded_orm.models.sharding.options import required_options, shard_options
+
+
+def tables_of_group(group: str) -> list[CapturedTable]:
+    """Return all tables of the models of ``group``.
+
+    They include automatic many-to-many tables, tables of child models, and those of unmanaged models.
+    A table without the shard key comes after the tables to which its links lead. No query.
+    """
+    models: dict[str, type[Model]] = {}
+    for model in apps.get_models(include_auto_created=True):
+        options = shard_options(model)
+        if options is not None and options.group == group and not model._meta.proxy:
+            models.setdefault(model._meta.db_table, model)
+    tables = {name: _table(model) for name, model in sorted(models.items())}
+    order = TopologicalSorter(
+        {name: {link.table for link in table.links} for name, table in tables.items()}
+    )
+    return [tables[name] for name in order.static_order()]
+
+
+def _table(model: type[Model]) -> CapturedTable:
+    key, links = _way_to_key(model)
+    pks = tuple(_column(field) for field in model._meta.pk_fields)
+    return CapturedTable(model._meta.db_table, pks, key, tuple(links))
+
+
+def _way_to_key(model: type[Model]) -> tuple[str, list[KeyLink]]:
+    """Return the column with the shard key of a row, and the foreign keys that lead to its table."""
+    options = required_options(model)
+    key: Any = options.key
+    if key is not None and key in model._meta.local_concrete_fields:
+        return _column(key), []
+    # An automatic many-to-many table has the key of the row that declares the relation. The table of
+    # a child model has the key of its parent's row.
+    link: Any = options.relations[0] if key is None else model._meta.get_ancestor_link(key.model)
+    target = link.target_field
+    column, others = _way_to_key(target.model)
+    return column, [KeyLink(_column(link), target.model._meta.db_table, _column(target)), *others]
+
+
+def _column(field: Any) -> str:
+    assert field.column is not None
+    return str(field.column)

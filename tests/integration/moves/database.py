@@ -1,0 +1,98 @@
+"""A schema on SQLite or MariaDB, with sessions like an application's."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db.utils import load_backend
+
+from sharded_orm.backends.change_capture import ChangeCapture
+from sharded_orm.backends.row_copy import RowCopy
+from sharded_orm.topology.aliases import complete
+
+
+class Database:
+    """One schema, and sessions that work there like an application's."""
+
+    def __init__(self, settings: dict[str, Any], isolation: str = "") -> None:
+        self._settings = settings
+        self._sessions: list[Any] = []
+        self.isolation = isolation
+
+    def session(self) -> Any:
+        settings = complete(self._settings)
+        wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, "captured")
+        wrapper.inc_thread_sharing()
+        self._sessions.append(wrapper)
+        return wrapper
+
+    def capture(self) -> ChangeCapture:
+        capture: ChangeCapture = self.session().change_capture()
+        self._sessions.append(capture._connection)
+        return capture
+
+    def copy(self) -> RowCopy:
+        copy: RowCopy = self.session().row_copy()
+        self._sessions.append(copy._connection)
+        return copy
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()
+
+
+def run(session: Any, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+    with session.cursor() as cursor:
+        cursor.execute(sql, params or None)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+@contextmanager
+def database_on(
+    backend: str, request: pytest.FixtureRequest, path: Path, schema: Sequence[str]
+) -> Iterator[Database]:
+    """A database with the tables of ``schema``.
+
+    :param backend: "sqlite", or the isolation level of sessions on MariaDB.
+    """
+    if backend == "sqlite":
+        settings: dict[str, Any] = {
+            "ENGINE": "sharded_orm.backends.sqlite3",
+            "NAME": str(path),
+            "OPTIONS": {"timeout": 0.1},
+        }
+        database = Database(settings)
+        setup = database.session()
+        for statement in schema:
+            run(setup, statement.format(id="INTEGER PRIMARY KEY AUTOINCREMENT"))
+        yield database
+        database.close()
+        return
+    import MySQLdb
+
+    address = request.getfixturevalue("mariadb")
+    name = f"capture_{secrets.token_hex(4)}"
+    admin = MySQLdb.connect(**address.mysqldb(), autocommit=True)
+    cursor = admin.cursor()
+    cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    settings = {
+        "ENGINE": "sharded_orm.backends.mysql",
+        "NAME": name,
+        "OPTIONS": {"charset": "utf8mb4", "isolation_level": backend},
+        **address.django(),
+    }
+    database = Database(settings, backend)
+    setup = database.session()
+    for statement in schema:
+        run(setup, statement.format(id="BIGINT AUTO_INCREMENT PRIMARY KEY"))
+    try:
+        yield database
+    finally:
+        database.close()
+        cursor.execute(f"DROP DATABASE {name}")
+        admin.close()

@@ -1,0 +1,198 @@
+"""Copies of the rows of a key from one schema to another, and faults in them that are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import Error, IntegrityError
+
+from sharded_orm.backends.change_capture import FENCED_TEXT, CapturedTable, KeyLink
+from sharded_orm.backends.row_copy import RowCopy
+from tests.integration.moves.database import Database, database_on, run
+from tests.patience import PATIENCE
+
+KEY = "Ada"
+LARGE = 2**62 + 1
+PHOTO = CapturedTable("photo", ("id",), "owner")
+VOTE = CapturedTable("vote", ("owner", "word"), "owner")
+LABEL = CapturedTable("label", ("id",), "owner", (KeyLink("photo_id", "photo", "id"),))
+TABLES = (PHOTO, VOTE, LABEL)
+COLUMNS = {
+    "sqlite": "body text, raw blob, price decimal, ratio real, done bool, taken datetime",
+    "read committed": "body VARCHAR(200) CHARACTER SET latin1, raw LONGBLOB, price DECIMAL(20, 5),"
+    " ratio FLOAT, done BIT(3), taken DATETIME(6), seen TIMESTAMP(6) NULL, twin UUID,"
+    " size INT AS (LENGTH(raw)) STORED",
+}
+KEY_TYPE = {
+    "sqlite": "VARCHAR(20)",
+    "read committed": "VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
+}
+
+
+def schema(backend: str) -> tuple[str, ...]:
+    owner = f"owner {KEY_TYPE[backend]} NOT NULL"
+    return (
+        f"CREATE TABLE photo (id BIGINT NOT NULL PRIMARY KEY, {owner}, slug VARCHAR(9) UNIQUE,"
+        f" {COLUMNS[backend]})",
+        f"CREATE TABLE vote ({owner}, word VARCHAR(20) NOT NULL, PRIMARY KEY (owner, word))",
+        "CREATE TABLE label (id BIGINT NOT NULL PRIMARY KEY,"
+        " photo_id BIGINT NOT NULL REFERENCES photo (id))",
+    )
+
+
+class Pair:
+    """The source, whose key ``Ada`` has rows of every kind, and an empty target."""
+
+    def __init__(self, source: Database, target: Database) -> None:
+        self.source, self.target = source, target
+        self.reader, self.writer = source.copy(), target.copy()
+        self.at_source, self.at_target = source.session(), target.session()
+
+    def copy(self, number: int = 1) -> None:
+        self.writer.prepare(TABLES)
+        for table in TABLES:
+            after: tuple[Any, ...] = ()
+            while rows := self.reader.read(table, KEY, 2, after):
+                self.writer.put(table, number, rows)
+                after = self.reader.pk_of(table, rows[-1])
+
+    def differing(self, number: int = 1) -> list[str]:
+        return [
+            table.name
+            for table in TABLES
+            if self.reader.key_digests(table, KEY) != self.writer.copy_digests(table, number)
+        ]
+
+
+@pytest.fixture(params=["sqlite", "read committed"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any) -> Iterator[Pair]:
+    tables = schema(request.param)
+    with (
+        django_db_blocker.unblock(),
+        database_on(request.param, request, tmp_path / "1.sqlite3", tables) as source,
+        database_on(request.param, request, tmp_path / "2.sqlite3", tables) as target,
+    ):
+        pair = Pair(source, target)
+        insert = "INSERT INTO photo (id, owner, slug, body, raw, price, ratio, done, taken) VALUES"
+        marks = "(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        reader: RowCopy = pair.reader  # Its session stores an id of 0 as it is.
+        for row in (
+            (0, KEY, "a", "", b"", "0", 0.1, 0, "2026-03-29 02:30:00.000001"),
+            (LARGE, KEY, "b", "caf\xe9, 'x' \\", bytes(range(256)), "1.50000", 1 / 3, 5, None),
+            (3, KEY, None, None, None, None, None, None, None),
+            (4, "ada", "c", "another key", b"x", "1", 1.0, 1, None),
+        ):
+            reader._run(f"{insert} {marks}", *row)
+        for statement in (
+            "INSERT INTO vote VALUES ('Ada', 'a'), ('Ada', 'b'), ('Bob', 'a')",
+            f"INSERT INTO label VALUES (1, 0), (2, {LARGE}), (3, 4)",
+        ):
+            run(pair.at_source, statement)
+        yield pair
+
+
+def contents(session: Any) -> list[Any]:
+    return [run(session, f"SELECT * FROM {table.name} ORDER BY 1, 2") for table in TABLES]
+
+
+def test_a_copy_is_equal_and_only_of_the_key(pair: Pair) -> None:
+    pair.copy()
+    assert pair.differing() == []
+    counts = [pair.writer.copy_digests(table, 1).count for table in TABLES]
+    assert counts == [3, 2, 2]
+    assert contents(pair.at_target) == [[], [], []]
+
+
+def test_published_and_set_aside_the_rows_have_moved(pair: Pair) -> None:
+    before = contents(pair.at_source)
+    pair.copy()
+    fences = pair.source.capture(), pair.target.capture()
+    for capture in fences:
+        capture.prepare()
+        capture.watch(1, KEY, closed=True)
+        capture.install(TABLES, PATIENCE)
+    pair.writer.publish(TABLES, 1)
+    assert [pair.writer.key_digests(table, KEY).count for table in TABLES] == [3, 2, 2]
+    pair.reader.prepare(TABLES)
+    pair.reader.set_aside(TABLES, 1, KEY)
+    pair.reader.set_aside(TABLES, 1, KEY)
+    for table in TABLES:
+        assert pair.reader.copy_digests(table, 1) == pair.writer.key_digests(table, KEY)
+    left, moved = contents(pair.at_source), contents(pair.at_target)
+    assert [sorted(map(repr, [*a, *b])) for a, b in zip(left, moved, strict=True)] == [
+        sorted(map(repr, rows)) for rows in before
+    ]
+    # Nobody else passes a closed fence meanwhile.
+    assert [capture.fences() for capture in fences] == [{1: "closed"}] * 2
+    for session in (pair.at_source, pair.at_target):
+        with pytest.raises(Error, match=FENCED_TEXT):
+            run(session, "INSERT INTO vote VALUES ('Ada', 'z')")
+
+
+def test_rows_that_have_changed_are_copied_again(pair: Pair) -> None:
+    pair.copy()
+    run(pair.at_source, "UPDATE photo SET body = 'new' WHERE id = 0")
+    run(pair.at_source, "DELETE FROM vote WHERE owner = 'Ada' AND word = 'b'")
+    run(pair.at_source, f"UPDATE label SET photo_id = 4 WHERE photo_id = {LARGE}")
+    assert pair.differing() == ["photo", "vote", "label"]
+    for table, pks in ((PHOTO, [("0",)]), (VOTE, [("Ada", "b")]), (LABEL, [("2",)])):
+        rows = pair.reader.read_again(table, KEY, pks)
+        pair.writer.remove(table, 1, pks)
+        pair.writer.put(table, 1, rows)
+    assert pair.differing() == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "UPDATE {0} SET body = 'Caf\xe9' WHERE body LIKE 'caf%%'",
+        "UPDATE {0} SET body = '' WHERE body IS NULL",
+        "UPDATE {0} SET price = 0 WHERE price IS NULL",
+        "UPDATE {0} SET taken = '2026-03-29 03:30:00.000001' WHERE id = 0",
+        "UPDATE {0} SET raw = X'00' WHERE id = 0",
+        f"UPDATE {{0}} SET id = {LARGE - 1} WHERE id = {LARGE}",
+        "UPDATE {0} SET id = 1 WHERE id = 0",
+        "UPDATE {0} SET ratio = 0.3333 WHERE ratio > 0.2",
+        "DELETE FROM {0} WHERE id = 3",
+    ],
+)
+def test_each_fault_is_found_and_its_row_is_named(pair: Pair, fault: str) -> None:
+    pair.copy()
+    side = pair.writer._side(PHOTO)
+    pair.writer._run(fault.format(side).replace("%%", "%"))
+    assert pair.differing() == ["photo"]
+    expected, copied = pair.reader.key_rows(PHOTO, KEY), pair.writer.copy_rows(PHOTO, 1)
+    assert {pk for pk in {*expected, *copied} if expected.get(pk) != copied.get(pk)}
+
+
+def test_a_row_that_is_there_twice_is_found(pair: Pair) -> None:
+    pair.copy()
+    pair.writer.put(VOTE, 1, [("Ada", "c")])
+    assert pair.differing() == ["vote"]
+
+
+@pytest.mark.parametrize("taken", ["(9, 'Bob', 'a')", "(3, 'Bob', 'z')"])
+def test_a_taken_id_or_unique_value_is_never_overwritten(pair: Pair, taken: str) -> None:
+    run(pair.at_target, f"INSERT INTO photo (id, owner, slug) VALUES {taken}")
+    before = contents(pair.at_target)
+    pair.copy()
+    with pair.target.capture() as capture:
+        capture.prepare()
+    with pytest.raises(IntegrityError):
+        pair.writer.publish(TABLES, 1)
+    assert contents(pair.at_target) == before
+    pair.writer.discard(TABLES, 1)
+    assert pair.writer.copy_digests(PHOTO, 1).count == 0
+
+
+def test_copies_of_two_times_lie_beside_each_other(pair: Pair) -> None:
+    pair.copy(1)
+    run(pair.at_source, "UPDATE photo SET body = 'new' WHERE id = 0")
+    pair.copy(2)
+    assert pair.differing(1) == ["photo"]
+    assert pair.differing(2) == []
+    pair.writer.discard(TABLES, 1)
+    assert pair.differing(2) == []
