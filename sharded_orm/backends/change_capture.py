@@ -2,7 +2,8 @@
 
 A *watched key* is a value of the shard key with a row in the table of fences. While its fence is open,
 triggers write the primary key of each changed row to the journal. While the fence is closed, they
-refuse each change. Raw SQL and other programs are stopped as well, because the database does it.
+refuse each change (:mod:`~sharded_orm.backends.fence`). Raw SQL and other programs are stopped as
+well, because the database does it.
 
 Each backend derives a class from :class:`ChangeCapture`; ``connection.change_capture()`` opens one.
 """
@@ -19,9 +20,6 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 
 FENCES: Final = f"{OWN_PREFIX}fence"
 JOURNAL: Final = f"{OWN_PREFIX}journal"
-#: SQLSTATE and text of the error with which a closed fence refuses a change. SQLite has no SQLSTATE.
-FENCED_STATE: Final = "45000"
-FENCED_TEXT: Final = "sharded_orm: the shard key of this row is fenced"
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 
 

@@ -12,8 +12,6 @@ from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import (
     EVENTS,
-    FENCED_STATE,
-    FENCED_TEXT,
     FENCES,
     JOURNAL,
     CapturedTable,
@@ -21,6 +19,7 @@ from sharded_orm.backends.change_capture import (
     rows_of,
     trigger_name,
 )
+from sharded_orm.backends.fence import MARKER, SQLSTATE
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.mysql_flavor import MySQLFlavor
 
@@ -147,7 +146,7 @@ class MySQLChangeCapture(ChangeCapture):
             " DECLARE watched INT; DECLARE refused INT;"
             f" SELECT COUNT(*), COALESCE(MAX(state = 'closed'), 0) INTO watched, refused"
             f" FROM {fences} WHERE value IN ({', '.join(keys)}) LOCK IN SHARE MODE;"
-            f" IF refused THEN SIGNAL SQLSTATE '{FENCED_STATE}' SET MESSAGE_TEXT = '{FENCED_TEXT}';"
+            f" IF refused THEN SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = '{MARKER}';"
             f" END IF; IF watched THEN{inserts} END IF; END"
         )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from sharded_orm.backends.change_capture import (
     EVENTS,
-    FENCED_TEXT,
     FENCES,
     JOURNAL,
     CapturedTable,
@@ -15,6 +14,7 @@ from sharded_orm.backends.change_capture import (
     rows_of,
     trigger_name,
 )
+from sharded_orm.backends.fence import MARKER
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
 
@@ -77,7 +77,7 @@ class SQLiteChangeCapture(ChangeCapture):
         for row in rows_of(event):
             watched = f"FROM {fences} WHERE value = {self._key_of(table, row)}"
             body += (
-                f" SELECT RAISE(ABORT, '{FENCED_TEXT}') {watched} AND state = 'closed';"
+                f" SELECT RAISE(ABORT, '{MARKER}') {watched} AND state = 'closed';"
                 f" INSERT INTO {journal} (fence, tbl, pk)"
                 f" SELECT id, {name}, {self._pk(table, row)} {watched} AND state = 'open';"
             )

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import Error
 from django.db.utils import load_backend
 
 from sharded_orm.backends.change_capture import ChangeCapture
+from sharded_orm.backends.fence import is_refusal
 from sharded_orm.backends.row_copy import RowCopy
 from sharded_orm.topology.aliases import complete
 
@@ -50,6 +52,14 @@ def run(session: Any, sql: str, *params: Any) -> list[tuple[Any, ...]]:
     with session.cursor() as cursor:
         cursor.execute(sql, params or None)
         return list(cursor.fetchall()) if cursor.description else []
+
+
+def refuses(session: Any, sql: str) -> bool:
+    """Whether the fence refuses the statement. The session's alias is no shard, so nobody translates."""
+    with pytest.raises(Error) as caught:
+        run(session, sql)
+    assert caught.value.__cause__ is not None
+    return is_refusal(caught.value.__cause__)
 
 
 @contextmanager

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import Error, OperationalError
+from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import (
-    FENCED_TEXT,
     FENCES,
     CapturedTable,
     ChangeCapture,
     KeyLink,
 )
-from tests.integration.moves.database import Database, database_on, run
+from tests.integration.moves.database import Database, database_on, refuses, run
 from tests.patience import PATIENCE
 
 # Seconds after which an attempt that must fail gives up. Nothing is asserted about the time.
@@ -60,13 +59,6 @@ def capture(database: Database) -> ChangeCapture:
 
 def changed(capture: ChangeCapture) -> list[tuple[str, tuple[Any, ...]]]:
     return [(change.table, change.pk) for change in capture.changes(1)]
-
-
-def refuses(session: Any, sql: str) -> bool:
-    """Whether the fence, and nothing else, refuses the statement."""
-    with pytest.raises(Error) as caught:
-        run(session, sql)
-    return FENCED_TEXT in str(caught.value)
 
 
 def test_every_change_of_the_key_is_recorded(database: Database, capture: ChangeCapture) -> None:
