@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
 from sharded_orm.backends.snapshot import OWN_PREFIX
+from sharded_orm.exceptions import MoveFailed
 
 #: The column of a side table with the number of the copy.
 COPY: Final = "sharded_orm_copy"
@@ -137,8 +138,9 @@ class RowCopy(ABC):
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
 
-        A closed fence with the same number lets these rows pass, and nobody else's.
+        The fence with the same number must be closed. It lets these rows pass, and nobody else's.
 
+        :raises MoveFailed: the fence is not closed. Nothing was inserted.
         :raises django.db.IntegrityError: a table has an id or unique value of the copy. Nothing was
             inserted.
         """
@@ -154,9 +156,10 @@ class RowCopy(ABC):
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
         """Move all rows of a key into the side tables, in one transaction. Can be repeated.
 
-        A closed fence with the same number lets it pass, and nobody else.
+        The fence with the same number must be closed. It lets this session pass, and nobody else.
 
         :param tables: a table with links after those to which the links lead.
+        :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):
             for table in tables:
@@ -279,12 +282,19 @@ class RowCopy(ABC):
 
         The state is never committed, so others see the fence closed, or wait for its row.
         """
-        update = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
+        update = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s AND state = %s"
         self._run(self._begin)
         try:
-            self._run(update, "passes", number)
+            with self._connection.cursor() as cursor:
+                cursor.execute(update, ("passes", number, "closed"))
+                if cursor.rowcount != 1:
+                    raise MoveFailed(
+                        f"Fence {number} on {self._connection.alias!r} is not closed, so nothing was"
+                        " changed there: another process has ended or undone this move. Look at the"
+                        " move before you run it again."
+                    )
             yield
-            self._run(update, "closed", number)
+            self._run(update, "closed", number, "passes")
             self._run("COMMIT")
         except BaseException:
             self._run("ROLLBACK")

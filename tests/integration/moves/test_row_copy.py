@@ -11,6 +11,7 @@ from django.db import IntegrityError
 
 from sharded_orm.backends.change_capture import CapturedTable, KeyLink
 from sharded_orm.backends.row_copy import RowCopy
+from sharded_orm.exceptions import MoveFailed
 from tests.integration.moves.database import Database, database_on, refuses, run
 from tests.patience import PATIENCE
 
@@ -180,11 +181,31 @@ def test_a_taken_id_or_unique_value_is_never_overwritten(pair: Pair, taken: str)
     pair.copy()
     with pair.target.capture() as capture:
         capture.prepare()
+        capture.watch(1, KEY, closed=True)
     with pytest.raises(IntegrityError):
         pair.writer.publish(TABLES, 1)
     assert contents(pair.at_target) == before
     pair.writer.discard(TABLES, 1)
     assert pair.writer.copy_digests(PHOTO, 1).count == 0
+
+
+@pytest.mark.parametrize("left", ["no fence", "an open fence"])
+def test_nothing_passes_without_a_closed_fence(pair: Pair, left: str) -> None:
+    """A process that was silent for too long must not go on when another has undone its move."""
+    pair.copy()
+    pair.reader.prepare(TABLES)
+    before = contents(pair.at_source)
+    for database in (pair.source, pair.target):
+        with database.capture() as capture:
+            capture.prepare()
+            if left == "an open fence":
+                capture.watch(1, KEY)
+    with pytest.raises(MoveFailed, match="is not closed"):
+        pair.writer.publish(TABLES, 1)
+    with pytest.raises(MoveFailed, match="is not closed"):
+        pair.reader.set_aside(TABLES, 1, KEY)
+    assert contents(pair.at_source) == before
+    assert contents(pair.at_target) == [[], [], []]
 
 
 def test_copies_of_two_times_lie_beside_each_other(pair: Pair) -> None:
