@@ -67,7 +67,7 @@ class Config:
     :param bound_key: the dotted path of the function that returns the shard keys of a request, for
         the middleware that binds them; None if the setting has no ``BOUND_KEY``.
     :param placement_lease: seconds for which a process remembers the shards of keys without asking
-        the directory which keys are moving.
+        the directory which keys are moving; None if no key ever moves.
     :param move_wait: seconds for which a write waits while its key moves to another shard.
     """
 
@@ -79,7 +79,7 @@ class Config:
     cache: CacheOptions | None = None
     admin: AdminOptions = AdminOptions()
     bound_key: str | None = None
-    placement_lease: float = 5.0
+    placement_lease: float | None = None
     move_wait: float = 2.0
 
 
@@ -159,7 +159,9 @@ def parse(raw: Any, document: Document | None = None) -> Config:
     bound_key = raw.get("BOUND_KEY")
     if bound_key is not None and (not isinstance(bound_key, str) or "." not in bound_key):
         problems.append(f"BOUND_KEY must be the dotted path of a function, not {bound_key!r}")
-    lease = seconds("", "PLACEMENT_LEASE", raw, 5.0, problems)
+    lease = None
+    if raw.get("PLACEMENT_LEASE") is not None:
+        lease = seconds("", "PLACEMENT_LEASE", raw, 5.0, problems)
     move_wait = seconds("", "MOVE_WAIT", raw, 2.0, problems)
     if problems:
         raise InvalidConfiguration(problems)

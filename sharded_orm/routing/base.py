@@ -47,9 +47,6 @@ class Strategy(ABC):
     #: Whether a key must be placed (its shard chosen and recorded) before :meth:`locate` finds its
     #: shard.
     places: ClassVar[bool] = False
-    #: Whether a key with rows may move to another shard. Then the strategy records the keys that it
-    #: looks up, see :mod:`sharded_orm.routing.placement_uses`.
-    moves_keys: ClassVar[bool] = False
     #: The position of the shard number in the bits of a key, as ``(shift, number of bits)``; None
     #: if keys do not hold a shard number.
     embedded: tuple[int, int] | None = None
@@ -83,6 +80,13 @@ class Strategy(ABC):
             raise InvalidConfiguration(problems)
 
     @abstractmethod
+    @property
+    def moves_keys(self) -> bool:
+        """Whether a key with rows may move to another shard. If so, the strategy records the keys that
+        it looks up, see :mod:`sharded_orm.routing.placement_uses`.
+        """
+        return False
+
     def locate(self, key: Any) -> int | None:
         """Return the number of the shard of ``key``; None if the key has no shard. Never writes.
 

@@ -74,7 +74,6 @@ class DirectoryStrategy(Strategy):
 
     option_names = frozenset({"CACHE_SIZE"})
     places = True
-    moves_keys = True
     #: The store of placements (shards of keys), and the lease under which they are remembered.
     #: ``runtime`` sets both.
     store: DirectoryStore
@@ -91,6 +90,10 @@ class DirectoryStrategy(Strategy):
         # Used without a lock: single operations of the dict are atomic. A fork may copy a lock in
         # locked state.
         self._placements: OrderedDict[str, KnownPlacement] = OrderedDict()
+
+    @property
+    def moves_keys(self) -> bool:
+        return self.lease.seconds is not None
 
     def locate(self, key: Any) -> int | None:
         text = self.entry(key)

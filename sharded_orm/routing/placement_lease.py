@@ -9,6 +9,7 @@ announcement is committed. By then each process knows of the move, or has no lea
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -93,15 +94,18 @@ class PlacementLease:
     until the lease is over. After that, each look-up raises the error of the directory.
 
     :param store: says which keys are in flight.
-    :param seconds: how long a lease is valid, counted from the sending of the query.
+    :param seconds: how long a lease is valid, counted from the sending of the query. With None no key
+        moves: the lease is valid for good, and asks nothing.
     """
 
     _instances: WeakSet[PlacementLease] = WeakSet()
 
-    def __init__(self, store: MoveStore, seconds: float) -> None:
+    def __init__(self, store: MoveStore, seconds: float | None) -> None:
         self._store = store
         self.seconds = seconds
-        self._poll: Poll | None = None
+        self._poll = (
+            Poll(1, 1, math.inf, math.inf, MoveList((), 0), {}) if seconds is None else None
+        )
         #: Whether the last question was asked inside Django's ``TestCase``, so no key moves.
         self.is_suspended = False
         # The lock is reentrant, because a receiver of connection_created may use sharded models
@@ -142,7 +146,7 @@ class PlacementLease:
             try:
                 return self._ask()
             except Exception:
-                if (known := self.valid()) is None:
+                if (known := self.valid()) is None or self.seconds is None:
                     raise
                 # Ask again a little later, so that not every operation waits for the directory.
                 self._poll = replace(known, renew_at=now() + self.seconds / 10)
@@ -151,6 +155,8 @@ class PlacementLease:
             self._lock.release()
 
     def _ask(self) -> Poll | None:
+        if self.seconds is None:
+            return self._poll
         sent = now()
         moves = self._store.moves()
         self.is_suspended = moves is None

@@ -88,5 +88,6 @@ def sharded_orm(nodes: dict[str, dict[str, Any]]) -> dict[str, Any]:
         },
         "TICKETS": ["tickets_1", "tickets_2"],
         "DIRECTORY": "directory",
+        "PLACEMENT_LEASE": 5.0,
         "CACHE": {"OBJECTS": "default"},
     }
