@@ -51,6 +51,7 @@
     │   ├── NothingUnclear         (LookupError)           a shard has no operation to settle
     │   ├── OperationHeld          (OperationalError)      another process runs the operation
     │   ├── LeaseLost              (OperationalError)      another process has taken the operation over
+    │   ├── OperationDiffers       (OperationalError)      other processes run it with other arguments
     │   ├── OperationStopped                               the work was asked to stop; it can go on later
     │   ├── OperationUnclear                               it is unknown whether a change took effect
     │   ├── InvalidMigrationTarget (LookupError)           there is no such app, migration or plan
@@ -58,7 +59,9 @@
     │   ├── SchemaDiffers          (OperationalError)      a shard has another schema than expected
     │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced by its replica
     │   ├── PromotionFailed        (OperationalError)      an error has stopped a promotion
-    │   └── GrowthRefused          (ValueError)            a group cannot get these shards
+    │   ├── GrowthRefused          (ValueError)            a group cannot get these shards
+    │   ├── ImportRefused          (ValueError)            tables cannot be imported into shards
+    │   └── ImportConflict         (IntegrityError)        a shard has another row with the same id
     ├── TopologyError
     │   ├── InvalidTopology        (ValueError)            a topology document cannot be used
     │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
@@ -383,6 +386,10 @@ class LeaseLost(OperationError, OperationalError):
     """Another process has taken the operation over. This process must stop at once."""
 
 
+class OperationDiffers(OperationError, OperationalError):
+    """Other processes are executing the operation together, with other arguments."""
+
+
 class PromotionRefused(OperationError, OperationalError):
     """A primary cannot be replaced by its replica. :attr:`problems` lists every reason."""
 
@@ -405,6 +412,25 @@ class PromotionFailed(OperationError, OperationalError):
 
 class GrowthRefused(OperationError, ValueError):
     """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
+
+
+class ImportRefused(OperationError, ValueError):
+    """The rows of tables cannot be imported into shards. Nothing was written.
+
+    :attr:`problems` lists every reason.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f"The import is refused, and nothing was written:{lines}")
+
+
+class ImportConflict(OperationError, IntegrityError):
+    """A shard has a row of another owner with the id of a row to be imported.
+
+    Neither row was changed. The message names both.
+    """
 
 
 class OperationStopped(OperationError):
