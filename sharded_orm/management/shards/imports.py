@@ -116,15 +116,16 @@ class Import(Action):
             raise error
 
     def _show(self, command: BaseCommand, report: imports.ImportReport) -> None:
-        names = list(next(iter(report.tables.values()), {}))
-        write_table(
-            command,
-            ("table", *(f">{name}" for name in names)),
-            [
-                (label, *(f"{counts[name]:,}" for name in names))
-                for label, counts in report.tables.items()
-            ],
-        )
+        if report.tables:
+            names = list(next(iter(report.tables.values())))
+            write_table(
+                command,
+                ("table", *(f">{name}" for name in names)),
+                [
+                    (label, *(f"{counts[name]:,}" for name in names))
+                    for label, counts in report.tables.items()
+                ],
+            )
         for note in report.notes:
             command.stdout.write(note)
         if report.ok:

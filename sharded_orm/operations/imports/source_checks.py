@@ -254,11 +254,6 @@ def _key_problems(table: SourceTable) -> Iterator[str]:
             f" {group.name!r} ({_examples(without_shard[:_EXAMPLES])}): give the rows keys that the"
             f" strategy {group.strategy!r} takes, or add shards"
         )
-    elif without_shard and not group.open_ranges:
-        yield (
-            f"{len(without_shard)} shard keys of {table.label} are new, and no shard of group"
-            f" {group.name!r} is open: run 'manage.py shards open'"
-        )
 
 
 def _embedded_id_problems(table: SourceTable) -> Iterator[str]:
