@@ -77,6 +77,7 @@ def range_units(number: int, tables: Sequence[SourceTable], rows: int) -> Iterat
     for index, table in enumerate(tables):
         for count, (first, last) in enumerate(table.ranges(rows)):
             content = {
+                "round": number,
                 "table": index,
                 "first": table.to_json(first),
                 "last": table.to_json(last),
@@ -125,29 +126,32 @@ class _CopyJob(Job):
         unit: WorkUnit,
         stopping: Stopping,
     ) -> None:
-        by_alias = _by_alias(table, rows)
         conflicts: list[str] = []
-        written = []
-        for alias, rows_there in sorted(by_alias.items()):
-            unit.check()
-            if stopping():
-                raise OperationStopped(f"{unit.description} was left, to be gone on with.")
-            before = stored.copied + stored.updated
-            target = ShardTable(table, alias, update=self._request.update)
-            try:
-                target.store(rows_there, stored)
-                target.note_waiting(rows_there, stored)
-            except ImportConflict as exc:
-                conflicts.append(str(exc))
-            finally:
-                _close(alias)
-            # A killed worker may have inserted rows and not invalidated the cache.
-            if stored.copied + stored.updated > before or unit.is_repeated:
-                written.append(alias)
-        cached = cached_model(table.model)
-        if cached is not None and written:
-            # The cache may remember that a row does not exist.
-            void_shards(cached, written)
+        written: list[str] = []
+        # A killed worker may have inserted rows and not invalidated the cache, in this run or in an
+        # earlier one that was given up.
+        is_certain = unit.content["round"] > 1 and not unit.is_repeated
+        try:
+            for alias, rows_there in sorted(_by_alias(table, rows).items()):
+                unit.check()
+                if stopping():
+                    raise OperationStopped(f"{unit.description} was left, to be gone on with.")
+                before = stored.copied + stored.updated
+                target = ShardTable(table, alias, update=self._request.update)
+                try:
+                    target.store(rows_there, stored)
+                    target.note_waiting(rows_there, stored)
+                except ImportConflict as exc:
+                    conflicts.append(str(exc))
+                finally:
+                    _close(alias)
+                    if stored.copied + stored.updated > before or not is_certain:
+                        written.append(alias)
+        finally:
+            cached = cached_model(table.model)
+            if cached is not None and written:
+                # The cache may remember that a row does not exist.
+                void_shards(cached, written)
         if conflicts:
             raise ImportConflict(" ".join(conflicts[:EXAMPLES]))
 

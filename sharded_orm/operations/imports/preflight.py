@@ -125,7 +125,7 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
             column.name: column
             for column in connection.introspection.get_table_description(cursor, name)
         }
-    own = {field.column for field in table.model._meta.local_concrete_fields}
+    own = {str(field.column) for field in table.model._meta.local_concrete_fields}
     if missing := sorted(own - set(there)):
         yield (
             f"the table {name!r} on {table.alias!r} lacks the columns {missing!r} of {table.label}:"
@@ -174,11 +174,12 @@ def _target_problems(request: ImportRequest) -> Iterator[str]:
 
 def _left_out(request: ImportRequest, names: set[str]) -> list[str]:
     models = {table.model for table in request.tables}
-    return sorted(
-        str(model._meta.label)
+    labels: list[str] = [
+        model._meta.label
         for model in apps.get_models(include_auto_created=True)
         if group_of(model) == request.group
         and not model._meta.proxy
         and model not in models
         and model._meta.db_table in names
-    )
+    ]
+    return sorted(labels)

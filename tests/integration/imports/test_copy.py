@@ -8,7 +8,8 @@ _RELATED = """
 insert(Book, [book(0, title="the zeroth"), book(41, sequel_of_id=49), book(49, sequel_of_id=41)])
 insert(Topic, [{"id": n, "name": f"topic {n}", "writer_id": n % 8 + 1} for n in range(9)])
 insert(Counted, [{"id": n, "name": f"counted {n}", "writer_id": n + 1} for n in range(3)])
-insert(Book.topics.through, [{"id": n, "book_id": n, "topic_id": n % 8} for n in range(1, 40)])
+insert(Book.topics.through, [{"id": n, "book_id": n, "topic_id": n % 8 or 8} for n in range(1, 40)])
+execute("default", "INSERT INTO library_book_topics (id, book_id, topic_id) VALUES (90, 0, 0)")
 insert(Review, [{"book_id": n, "number": n, "writer_id": n % 8 + 1} for n in range(1, 40)])
 insert(Novel, [{"book_ptr_id": n, "genre": "long"} for n in range(1, 40, 3)])
 """
