@@ -6,10 +6,10 @@ keys, which several processes share (:mod:`~sharded_orm.operations.runs.farm`).
 
 from __future__ import annotations
 
-from sharded_orm.operations.imports.comparison import compare_rows
-from sharded_orm.operations.imports.copying import copy_rows
 from sharded_orm.operations.imports.preflight import ImportPlan, plan_import
 from sharded_orm.operations.imports.request import ImportReport, ImportRequest
+from sharded_orm.operations.imports.row_comparison import compare_rows
+from sharded_orm.operations.imports.row_copy import copy_rows
 
 __all__ = [
     "ImportPlan",

@@ -45,7 +45,7 @@ def configure(content: dict[str, Any]) -> None:
 
 def die_at(where: str) -> None:
     """Have this process kill itself at that point."""
-    from sharded_orm.operations.imports.copying import _CopyJob
+    from sharded_orm.operations.imports.row_copy import _CopyJob
     from sharded_orm.operations.imports.shard_tables import ShardTable
     from sharded_orm.operations.runs.farm import Farm
     from sharded_orm.operations.runs.work_units import WorkUnit

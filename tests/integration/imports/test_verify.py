@@ -70,7 +70,7 @@ print(other)
 
 def test_the_comparison_shares_no_reading_or_writing_with_the_copier() -> None:
     """Of the copier's modules it takes only the cutting into ranges, whose result it checks."""
-    path = ROOT / "sharded_orm/operations/imports/comparison.py"
+    path = ROOT / "sharded_orm/operations/imports/row_comparison.py"
     imported = {
         (node.module, alias.name)
         for node in ast.walk(ast.parse(path.read_text()))

@@ -21,10 +21,11 @@ from sharded_orm.models.fields import TicketField
 from sharded_orm.operations import tickets
 from sharded_orm.operations.imports.embedded_ids import refuse_id_of_other_shard
 from sharded_orm.operations.imports.preflight import check_import
+from sharded_orm.operations.imports.ranges import range_units, report_of
 from sharded_orm.operations.imports.request import ImportReport, ImportRequest, add_counts
 from sharded_orm.operations.imports.shard_tables import EXAMPLES, ShardTable, Stored
-from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable, describe_range
-from sharded_orm.operations.runs.farm import Farm, FarmProgress, FarmReport, Job, PlannedUnit
+from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
+from sharded_orm.operations.runs.farm import Farm, FarmProgress, Job, PlannedUnit
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
@@ -50,40 +51,6 @@ def copy_rows(
     """
     report = Farm(_CopyJob(request), threads, progress, stopping).execute()
     return report_of(report)
-
-
-def report_of(report: FarmReport) -> ImportReport:
-    """Return the report on a run of a farm whose summary is that of an import's job."""
-    summary = report.summary
-    problems = [*report.failures, *summary.get("problems", ())]
-    if report.finished and not summary:
-        problems.append(
-            "the run was given up or refused; 'manage.py shards import' begins a new one"
-        )
-    return ImportReport(
-        report.run,
-        report.finished,
-        summary.get("tables", {}),
-        summary.get("rounds", 0),
-        problems,
-        list(summary.get("notes", ())),
-        report.stopped,
-        report.left,
-    )
-
-
-def range_units(number: int, tables: Sequence[SourceTable], rows: int) -> Iterator[PlannedUnit]:
-    """Yield a unit for each range of primary keys of each table, for a round of a farm."""
-    for index, table in enumerate(tables):
-        for count, (first, last) in enumerate(table.ranges(rows)):
-            content = {
-                "round": number,
-                "table": index,
-                "first": table.to_json(first),
-                "last": table.to_json(last),
-            }
-            name = f"{number:04d}.{index:03d}.{count:09d}"
-            yield name, describe_range(table, first, last), content
 
 
 class _CopyJob(Job):
