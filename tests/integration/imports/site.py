@@ -136,7 +136,13 @@ class Site:
                 },
                 "TICKETS": ["tickets_1", "tickets_2"],
                 "DIRECTORY": "directory",
-                "CACHE": {"OBJECTS": "default"},
+                "CACHE": {
+                    "OBJECTS": "default",
+                    "LISTS": "default",
+                    "TIMEOUT": 0.1,
+                    "COMMIT_WITHIN": 0.2,
+                    "QUARANTINE": 0.5,
+                },
             },
         }
         self.save()
