@@ -423,8 +423,12 @@ class RunStatus:
         self.kind: str = row.kind
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
-        self.held = leases.is_held(row)
-        #: "running" while a process holds the run; "broken off" if the run is unfinished and no
+        # A run that several processes share is held only now and then. Its workers are.
+        self.held = leases.is_held(row) or (
+            bool(row.unfinished)
+            and any(leases.is_held(worker) for worker in leases.workers(row.kind, row.subject))
+        )
+        #: "running" while a process holds the run or works for it; "broken off" if the run is unfinished and no
         #: process holds it; otherwise the state with which the run was finished.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error

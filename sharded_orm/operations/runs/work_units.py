@@ -53,18 +53,13 @@ def join(kind: str, subject: str) -> Iterator[Worker]:
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
     name = f"{subject[:100]} {secrets.token_hex(8)}"  # Unique, so nobody else can hold this run.
-    lease, _ = journal.take_lease(worker_kind(kind), name, {})
+    lease, _ = journal.take_lease(leases.worker_kind(kind), name, {})
     lease.start()
     try:
         yield Worker(lease)
     finally:
         lease.release()
         leases.runs().filter(pk=lease.run_id).delete()
-
-
-def worker_kind(kind: str) -> str:
-    """Return the kind of the runs that are workers for operations of ``kind``."""
-    return f"{kind} worker"
 
 
 class WorkUnit:
@@ -192,8 +187,7 @@ class WorkUnits:
 
 def delete_dead_workers(kind: str, subject: str) -> None:
     """Delete the runs of killed workers for operations of ``kind`` on ``subject``."""
-    rows = leases.runs().filter(kind=worker_kind(kind), subject__startswith=f"{subject[:100]} ")
-    dead = [row.pk for row in leases.with_silence(rows) if not leases.is_held(row)]
+    dead = [row.pk for row in leases.workers(kind, subject) if not leases.is_held(row)]
     leases.runs().filter(pk__in=dead).delete()
 
 

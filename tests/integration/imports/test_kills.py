@@ -118,3 +118,23 @@ def test_the_site_writes_meanwhile(site: Site) -> None:
     assert report["ok"]
     assert site.ids() == [*range(1, 41), *range(1000, 1300)]
     site.copy("--verify")
+
+
+def test_the_state_of_an_import_that_is_under_way_and_of_a_killed_one(site: Site) -> None:
+    site.fill(161)
+    state = (
+        "from sharded_orm.operations.runs.journal import last_run\n"
+        "run = last_run('import', 'books'); print(run.state, run.held)"
+    )
+    process = site.start(
+        "manage.py", "shards", "import", *MODELS, "--from", "default", "--rows", "1", "-v", "2"
+    )
+    assert process.stderr is not None
+    assert "library" in process.stderr.readline()
+    process.send_signal(signal.SIGSTOP)
+    assert site.run(state) == "running True"
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    assert site.run(state) == "broken off False"
+    site.copy()
+    assert site.run(state) == "done False"
