@@ -31,6 +31,7 @@ from django.db.models import (
     UUIDField,
 )
 
+from sharded_orm import compat
 from sharded_orm.models.sharding.options import target_field
 
 _SIMPLE: dict[str, Any] = {
@@ -100,7 +101,7 @@ class StoredColumn:
     def placeholder(self, value: Any, connection: Any) -> str:
         """Return the placeholder of ``value`` in a statement."""
         if isinstance(self._own, BinaryField):
-            return str(connection.ops.binary_placeholder_sql(value))
+            return compat.binary_placeholder(connection, value)
         return "%s"
 
     def from_database(self, value: Any) -> Any:
