@@ -45,7 +45,6 @@ def raw(alias, model):
 """
 _CREATE = """
 from django.db import connection
-names = ["Writer"]
 with connection.schema_editor() as editor:
     for model in (Book, Topic, Review, Novel, Counted, Account, Order, Board, Pin):
         editor.create_model(model)

@@ -172,3 +172,33 @@ def test_a_dry_run_writes_nothing(site: Site) -> None:
     assert site.ids() == []
     rows = "from sharded_orm.models import OperationRun; print(OperationRun.objects.filter(kind__startswith='import').count())"
     assert site.run(rows) == "0"
+
+
+def test_another_database_with_another_time_zone(site: Site) -> None:
+    """The source is not the global database, so rows of global models are looked up elsewhere."""
+    default = site.content["databases"]["default"]
+    name = default["NAME"].replace("default", "old")
+    site.content["databases"]["old"] = {**default, "NAME": name, "TIME_ZONE": "Asia/Tokyo"}
+    site.save()
+    if site.backend == "mysql":
+        site.run("connections['old'].create_shard_database()")
+    site.run(
+        """
+with connections["old"].schema_editor() as editor:
+    editor.create_model(Topic)
+    editor.create_model(Book)
+    # Its writers are in another database.
+    editor.deferred_sql[:] = []
+execute("old", "INSERT INTO library_book (id, writer_id, title, changed_at)"
+        " VALUES (1, 3, 'one', '2020-03-04 14:06:07')")
+"""
+    )
+    models = ["library.Book", "library.Topic"]
+    command = ["shards", "import", *models, "--from", "old"]
+    site.manage(*command)
+    site.manage(*command, "--verify")
+    stored = site.run("print(Book.objects.get(writer_id=3, pk=1).changed_at.isoformat())")
+    assert stored == "2020-03-04T05:06:07+00:00"
+    site.run("models.QuerySet(Writer, using='default').filter(pk=3).delete()")
+    error = site.manage(*command, code=1).err
+    assert "1 rows of library.Book refer by 'writer' to rows of library.Writer that do not" in error
