@@ -23,6 +23,19 @@ _HAS_DATABASE_ON_DELETE = django.VERSION >= (6, 1)
 _HAS_UUID_FUNCTIONS = django.VERSION >= (6, 1)
 _SQUASHES_SQUASHED = django.VERSION >= (6, 0)
 _WRAPS_FILTERS = django.VERSION >= (6, 0)
+_PLACEHOLDERS_HAVE_PARAMETERS = django.VERSION >= (6, 1)
+
+# -- Placeholders --------------------------------------------------------------------
+
+
+def binary_placeholder(connection: Any, value: bytes | None) -> str:
+    """Return the placeholder of a value of a ``BinaryField`` in a statement."""
+    ops = connection.ops
+    if _PLACEHOLDERS_HAVE_PARAMETERS:
+        # The compiler is for expressions, which a stored value is not.
+        return str(ops.binary_placeholder_sql(value, None)[0])
+    return str(ops.binary_placeholder_sql(value))
+
 
 # -- Fetch modes ---------------------------------------------------------------------
 # The fetch mode of an instance says how what was not loaded is fetched: for this instance, for all

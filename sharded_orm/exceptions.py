@@ -53,6 +53,7 @@
     │   ├── NothingUnclear         (LookupError)           a shard has no operation to settle
     │   ├── OperationHeld          (OperationalError)      another process runs the operation
     │   ├── LeaseLost              (OperationalError)      another process has taken the operation over
+    │   ├── OperationDiffers       (OperationalError)      other processes run it with other arguments
     │   ├── OperationStopped                               the work was asked to stop; it can go on later
     │   ├── OperationUnclear                               it is unknown whether a change took effect
     │   ├── InvalidMigrationTarget (LookupError)           there is no such app, migration or plan
@@ -61,7 +62,8 @@
     │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced by its replica
     │   ├── PromotionFailed        (OperationalError)      an error has stopped a promotion
     │   ├── GrowthRefused          (ValueError)            a group cannot get these shards
-    │   ├── MoveRefused            (OperationalError)      a key cannot be moved to the shard
+    │   ├── ImportRefused          (ValueError)            tables cannot be imported into shards
+    │   ├── ImportConflict         (IntegrityError)        a shard has another row with the same id
     │   └── MoveFailed             (OperationalError)      an error has stopped the move of a key
     ├── TopologyError
     │   ├── InvalidTopology        (ValueError)            a topology document cannot be used
@@ -407,13 +409,24 @@ class LeaseLost(OperationError, OperationalError):
     """Another process has taken the operation over. This process must stop at once."""
 
 
-class PromotionRefused(OperationError, OperationalError):
-    """A primary cannot be replaced by its replica. :attr:`problems` lists every reason."""
+class OperationDiffers(OperationError, OperationalError):
+    """Other processes are executing the operation together, with other arguments."""
+
+
+class _Refused(OperationError):
+    problems: tuple[str, ...]
+    _what: str
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"The promotion is refused:{lines}")
+        super().__init__(f"{self._what}:{lines}")
+
+
+class PromotionRefused(_Refused, OperationalError):
+    """A primary cannot be replaced by its replica. :attr:`problems` lists every reason."""
+
+    _what = "The promotion is refused"
 
 
 class PromotionFailed(OperationError, OperationalError):
@@ -431,16 +444,20 @@ class GrowthRefused(OperationError, ValueError):
     """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
 
 
-class MoveRefused(OperationError, OperationalError):
-    """A key cannot be moved to the requested shard. Nothing was changed.
+class ImportRefused(_Refused, ValueError):
+    """The rows of tables cannot be imported into shards. Nothing was written.
 
     :attr:`problems` lists every reason.
     """
 
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"The move is refused:{lines}")
+    _what = "The import is refused, and nothing was written"
+
+
+class ImportConflict(OperationError, IntegrityError):
+    """A shard has a row of another owner with the id of a row to be imported.
+
+    Neither row was changed. The message names both.
+    """
 
 
 class MoveFailed(OperationError, OperationalError):

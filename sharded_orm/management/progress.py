@@ -23,11 +23,15 @@ class ShardProgress:
     :param verbosity: 0 shows only failures; 1 adds a bar, or a line every 10 seconds; 2 adds a line
         per shard instead.
     :param bar: whether a bar may be shown. If not, lines are printed.
+    :param unit: the name of what is counted, in the plural.
     """
 
-    def __init__(self, command: BaseCommand, verbosity: int, *, bar: bool = True) -> None:
+    def __init__(
+        self, command: BaseCommand, verbosity: int, *, bar: bool = True, unit: str = "shards"
+    ) -> None:
         self._command = command
         self._verbosity = verbosity
+        self._unit = unit
         self._uses_bar = bar and verbosity == 1 and command.stderr.isatty()
         self._bar: Any = None
         self._total = self._done = self._failed = 0
@@ -43,7 +47,7 @@ class ShardProgress:
             except ImportError:
                 self._uses_bar = False
             else:
-                self._bar = tqdm(total=total, desc=group, unit=" shards", file=sys.stderr)
+                self._bar = tqdm(total=total, desc=group, unit=f" {self._unit}", file=sys.stderr)
 
     def done(self, alias: str, what: str = "migrated") -> None:
         self._done += 1
@@ -52,8 +56,15 @@ class ShardProgress:
         self._advance()
 
     def failed(self, failure: Failure) -> None:
+        self._fail(failure_line(failure))
+
+    def unit_failed(self, description: str, error: str) -> None:
+        """Report that a unit of work failed which is not a shard."""
+        self._fail(f"{description}: failed: {error}")
+
+    def _fail(self, line: str) -> None:
         self._failed += 1
-        self._write(self._command.style.ERROR(failure_line(failure)))
+        self._write(self._command.style.ERROR(line))
         self._advance()
 
     def end(self) -> None:
@@ -72,7 +83,7 @@ class ShardProgress:
         ):
             self._reported_at = time.monotonic()
             self._write(
-                f"{self._group}: {self._done + self._failed} of {self._total} shards,"
+                f"{self._group}: {self._done + self._failed} of {self._total} {self._unit},"
                 f" {self._failed} failed"
             )
 

@@ -79,7 +79,6 @@ class Strategy(ABC):
         if problems:
             raise InvalidConfiguration(problems)
 
-    @abstractmethod
     @property
     def moves_keys(self) -> bool:
         """Whether a key with rows may move to another shard. If so, the strategy records the keys that
@@ -87,6 +86,7 @@ class Strategy(ABC):
         """
         return False
 
+    @abstractmethod
     def locate(self, key: Any) -> int | None:
         """Return the number of the shard of ``key``; None if the key has no shard. Never writes.
 

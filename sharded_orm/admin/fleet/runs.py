@@ -19,6 +19,7 @@ from sharded_orm.admin.fleet.pages import FleetAdmin, View, groups_of, sees_all
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep, ShardMap
 from sharded_orm.operations import growth
+from sharded_orm.operations.imports import row_comparison, row_copy
 from sharded_orm.operations.migrate import migration_run
 from sharded_orm.operations.promotion.runner import KIND as PROMOTION
 from sharded_orm.operations.runs import journal, lease
@@ -213,6 +214,14 @@ def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str,
         count, primary = run.arguments.get("count"), run.arguments.get("primary")
         command = f"manage.py shards grow {run.subject} --count {count} --primary {primary}"
         commands.append(("Finish it, with the same arguments as before", command))
+    elif run.state == "broken off" and run.kind in (row_copy.KIND, row_comparison.KIND):
+        work = run.arguments.get("work") or {}
+        command = f"manage.py shards import … --from {work.get('source')}"
+        if work.get("update"):
+            command += " --update"
+        if run.kind == row_comparison.KIND:
+            command += " --verify"
+        commands.append(("Go on where it stopped, with the same models as before", command))
     elif run.state == "broken off" and run.kind == PROMOTION:
         commands.append(("Go on", f"manage.py shards promote {run.arguments.get('node')}"))
     return commands

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from types import FrameType
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -21,9 +16,10 @@ from django.db import Error
 from sharded_orm.exceptions import OperationHeld, ShardedOrmError
 from sharded_orm.management.progress import ShardProgress, failure_line
 from sharded_orm.management.selection import add_selection, selection_of
+from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations.migrate import MigrateOptions, migration_run
-from sharded_orm.operations.runs.rollout import Stopping, Waves
+from sharded_orm.operations.runs.rollout import Waves
 from sharded_orm.operations.selection import Selected, numbers_text
 
 # Options of Django's migrate command that this command refuses, each with the reason.
@@ -165,7 +161,7 @@ class Command(BaseCommand):
         # Error messages for groups that another process is migrating, keyed by the group's name.
         held: dict[str, str] = {}
         not_begun: list[str] = []
-        with _signals() as stopping:
+        with stop_signals() as stopping:
             for selection in selection_of(options):
                 if stopping():
                     not_begun.append(selection.group.name)
@@ -383,44 +379,3 @@ def _run_line(status: migration_run.MigrationStatus) -> str:
     when = f"{run.started_at:%Y-%m-%d %H:%M:%S}"
     why = f" ({run.error})" if run.error else ""
     return f"{status.group}: run {run.id} of {when} by {run.holder}: {run.state}{why}; {steps}"
-
-
-class _SignalStopping(Stopping):
-    """A stop flag that is set by a signal.
-
-    If the command fails, ``status`` is its exit status. It is 128 + the number of the signal if a
-    signal has stopped the command, otherwise 1.
-    """
-
-    status = 1
-
-    def on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.status = 128 + signum
-        self.stop(f"stopped by {signal.Signals(signum).name}")
-        signal.signal(signum, signal.SIG_DFL)
-        # Use os.write(), not sys.stderr: the signal may have interrupted a write to sys.stderr, and
-        # a second write inside the first one raises an error.
-        os.write(
-            2, b"\nStopping after the statement under way. Once more kills; both can be resumed.\n"
-        )
-
-
-@contextmanager
-def _signals() -> Iterator[_SignalStopping]:
-    """Context manager: within the block, SIGINT and SIGTERM stop the work cleanly.
-
-    Yields the stop flag, which these signals set. If the same signal arrives again, it kills the
-    process. Python can install signal handlers only in the main thread, so in any other thread no
-    signal sets the flag.
-    """
-    stopping = _SignalStopping()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-    signums = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(signum, stopping.on_signal) for signum in signums]
-    try:
-        yield stopping
-    finally:
-        for signum, handler in zip(signums, before, strict=True):
-            signal.signal(signum, handler)

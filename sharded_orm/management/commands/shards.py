@@ -7,7 +7,7 @@ in ``ACTIONS``.
 from __future__ import annotations
 
 from sharded_orm.management.actions import CommandOfActions
-from sharded_orm.management.shards import grow, promote, run, status, where
+from sharded_orm.management.shards import grow, imports, promote, run, status, where
 
 
 class Command(CommandOfActions):
@@ -21,4 +21,5 @@ class Command(CommandOfActions):
         *where.ACTIONS,
         *grow.ACTIONS,
         *promote.ACTIONS,
+        *imports.ACTIONS,
     )

@@ -122,6 +122,16 @@ def void_tables(models: Iterable[CachedModel], alias: str) -> None:
     _void(_whole(cached, alias) for cached in models)
 
 
+def void_shards(cached: CachedModel, aliases: Iterable[str]) -> None:
+    """Make void all cache entries of the rows that a model has on ``aliases``.
+
+    Effective immediately, even inside of a transaction. One round trip per cache server.
+
+    :raises CacheUnavailable: a cache server is down.
+    """
+    _void(_whole(cached, alias) for alias in aliases)
+
+
 def _void(rows: Iterable[VoidRows]) -> None:
     cache, rows = runtime.cache(), list(rows)
     if cache is None or not rows:

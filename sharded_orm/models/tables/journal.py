@@ -77,6 +77,9 @@ class OperationStep(models.Model):
     operation: models.TextField[str, str] = models.TextField(default="")
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
+    #: The id of the run that is the lease of the process which works on this step. Used only if
+    #: several processes share the steps; see ``operations/runs/work_units.py``.
+    worker: models.BigIntegerField[int | None, int | None] = models.BigIntegerField(null=True)
     updated_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now=True)
 
     class Meta:

@@ -274,7 +274,7 @@ class JournalRun:
         return JournalStep(self, self._steps().get(alias=alias))
 
     def by_state(self) -> dict[str, int]:
-        return _by_state(self._steps())
+        return count_by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
         """Yield the steps in the state failed or unclear, ordered by alias.
@@ -311,11 +311,11 @@ def hold_run(
         has been silent for less than 30 seconds.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
-    lease, resumed = _take_lease(kind, subject, arguments)
+    lease, resumed = take_lease(kind, subject, arguments)
     row = leases.runs().get(pk=lease.run_id)
     if resumed and not resume:
         JournalRun(row, lease, True).finish("abandoned")
-        lease, resumed = _take_lease(kind, subject, arguments)
+        lease, resumed = take_lease(kind, subject, arguments)
         row = leases.runs().get(pk=lease.run_id)
     lease.start()
     try:
@@ -324,7 +324,12 @@ def hold_run(
         lease.release()
 
 
-def _take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
+def take_lease(kind: str, subject: str, arguments: dict[str, Any]) -> tuple[leases.Lease, bool]:
+    """Take the lease of a run, as :func:`~sharded_orm.operations.runs.lease.take` does.
+
+    :raises OperationHeld: another process holds the run.
+    :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
+    """
     default = connections[DEFAULT_DB_ALIAS]
     if default.in_atomic_block or not default.get_autocommit():
         raise JournalMissing(
@@ -418,8 +423,12 @@ class RunStatus:
         self.kind: str = row.kind
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
-        self.held = leases.is_held(row)
-        #: "running" while a process holds the run; "broken off" if the run is unfinished and no
+        # A run that several processes share is held only now and then. Its workers are.
+        self.held = leases.is_held(row) or (
+            bool(row.unfinished)
+            and any(leases.is_held(worker) for worker in leases.workers(row.kind, row.subject))
+        )
+        #: "running" while a process holds the run or works for it; "broken off" if the run is unfinished and no
         #: process holds it; otherwise the state with which the run was finished.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error
@@ -429,7 +438,7 @@ class RunStatus:
         self.finished_at: datetime | None = row.finished_at
 
     def by_state(self) -> dict[str, int]:
-        return _by_state(OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id))
+        return count_by_state(OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.id))
 
 
 def in_batches(rows: QuerySet[OperationStep]) -> Iterator[OperationStep]:
@@ -473,6 +482,7 @@ def one_line(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
-def _by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
+def count_by_state(rows: QuerySet[OperationStep]) -> dict[str, int]:
+    """Return the number of steps in each state that occurs."""
     counts = rows.values_list("state").annotate(number=Count("pk")).order_by("state")
     return dict(counts)

@@ -160,6 +160,21 @@ def is_held(row: Any) -> bool:
     return bool(row.token) and not _is_free(row)
 
 
+def worker_kind(kind: str) -> str:
+    """Return the kind of the runs that are the leases of workers for operations of ``kind``.
+
+    Their subject begins with that of the operation; see
+    :mod:`~sharded_orm.operations.runs.work_units`.
+    """
+    return f"{kind} worker"
+
+
+def workers(kind: str, subject: str) -> QuerySet[OperationRun]:
+    """Return the runs of the workers for ``kind`` on ``subject``, dead ones included."""
+    rows = runs().filter(kind=worker_kind(kind), subject__startswith=f"{subject[:100]} ")
+    return with_silence(rows)
+
+
 def _is_free(row: Any) -> bool:
     if not row.token or row.silent is None or row.silent > timedelta(seconds=EXPIRES):
         return True

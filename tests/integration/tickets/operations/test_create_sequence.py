@@ -178,7 +178,8 @@ def test_the_loader_takes_the_package_for_no_migration() -> None:
         "0002_journal",
         "0003_fleet",
         "0004_exact_text",
-        "0005_key_move",
+        "0005_step_worker",
+        "0006_key_move",
     }
     state = loader.project_state()
     changes = MigrationAutodetector(state, ProjectState.from_apps(apps)).changes(graph=loader.graph)

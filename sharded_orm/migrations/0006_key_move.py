@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("sharded_orm", "0004_exact_text"),
+        ("sharded_orm", "0005_step_worker"),
     ]
 
     operations = [

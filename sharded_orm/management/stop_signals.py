@@ -1,0 +1,53 @@
+"""Stopping a long command cleanly by a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from sharded_orm.operations.runs.rollout import Stopping
+
+
+class SignalStopping(Stopping):
+    """A stop flag that is set by a signal.
+
+    If the command fails, ``status`` is its exit status. It is 128 + the number of the signal if a
+    signal has stopped the command, otherwise 1.
+    """
+
+    status = 1
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.status = 128 + signum
+        self.stop(f"stopped by {signal.Signals(signum).name}")
+        signal.signal(signum, signal.SIG_DFL)
+        # Use os.write(), not sys.stderr: the signal may have interrupted a write to sys.stderr, and
+        # a second write inside the first one raises an error.
+        os.write(
+            2, b"\nStopping after the statement under way. Once more kills; both can be resumed.\n"
+        )
+
+
+@contextmanager
+def stop_signals() -> Iterator[SignalStopping]:
+    """Context manager: within the block, SIGINT and SIGTERM stop the work cleanly.
+
+    Yields the stop flag, which these signals set. If the same signal arrives again, it kills the
+    process. Python can install signal handlers only in the main thread, so in any other thread no
+    signal sets the flag.
+    """
+    stopping = SignalStopping()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+    signums = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(signum, stopping.on_signal) for signum in signums]
+    try:
+        yield stopping
+    finally:
+        for signum, handler in zip(signums, before, strict=True):
+            signal.signal(signum, handler)

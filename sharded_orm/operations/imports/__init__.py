@@ -1,0 +1,21 @@
+"""Importing the rows of unsharded tables into the shards of a group (P12).
+
+The tables keep their rows: an import only reads the source. Its work is cut into ranges of primary
+keys, which several processes share (:mod:`~sharded_orm.operations.runs.farm`).
+"""
+
+from __future__ import annotations
+
+from sharded_orm.operations.imports.preflight import ImportPlan, plan_import
+from sharded_orm.operations.imports.request import ImportReport, ImportRequest
+from sharded_orm.operations.imports.row_comparison import compare_rows
+from sharded_orm.operations.imports.row_copy import copy_rows
+
+__all__ = [
+    "ImportPlan",
+    "ImportReport",
+    "ImportRequest",
+    "compare_rows",
+    "copy_rows",
+    "plan_import",
+]

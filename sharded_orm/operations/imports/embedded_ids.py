@@ -1,0 +1,28 @@
+"""Ids of imported rows that contain the number of a shard."""
+
+from __future__ import annotations
+
+from sharded_orm.exceptions import ImportRefused
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
+from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
+
+
+def refuse_id_of_other_shard(table: SourceTable, row: SourceRow, number: int) -> None:
+    """Raise an error if an id of ``row`` contains another shard number than ``number``.
+
+    :param number: the number of the shard of the row's key.
+    :raises ImportRefused: the row would not be found by that id.
+    """
+    for column, value in zip(table.columns, row.values, strict=True):
+        if not isinstance(column.field, EmbeddedShardMixin) or value is None:
+            continue
+        shift, bits = column.field.embedded_shard
+        embedded = (value >> shift) & ((1 << bits) - 1)
+        if embedded != number:
+            raise ImportRefused(
+                [
+                    f"{table.label}(pk={row.pk!r}) has {column.name}={value!r}, an id of shard"
+                    f" {embedded!r}, but its key belongs on shard {number!r}: give the row an id of"
+                    " that shard"
+                ]
+            )

@@ -1,0 +1,43 @@
+"""The ranges of primary keys that are the units of work, and the report on their run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sharded_orm.operations.imports.request import ImportReport
+from sharded_orm.operations.imports.source_tables import SourceTable, describe_range
+from sharded_orm.operations.runs.farm import FarmReport, PlannedUnit
+
+
+def report_of(report: FarmReport) -> ImportReport:
+    """Return the report on a run of a farm whose summary is that of an import's job."""
+    summary = report.summary
+    problems = [*report.failures, *summary.get("problems", ())]
+    if report.finished and not summary:
+        problems.append(
+            "the run was given up or refused; 'manage.py shards import' begins a new one"
+        )
+    return ImportReport(
+        report.run,
+        report.finished,
+        summary.get("tables", {}),
+        summary.get("rounds", 0),
+        problems,
+        list(summary.get("notes", ())),
+        report.stopped,
+        report.left,
+    )
+
+
+def range_units(number: int, tables: Sequence[SourceTable], rows: int) -> Iterator[PlannedUnit]:
+    """Yield a unit for each range of primary keys of each table, for a round of a farm."""
+    for index, table in enumerate(tables):
+        for count, (first, last) in enumerate(table.ranges(rows)):
+            content = {
+                "round": number,
+                "table": index,
+                "first": table.to_json(first),
+                "last": table.to_json(last),
+            }
+            name = f"{number:04d}.{index:03d}.{count:09d}"
+            yield name, describe_range(table, first, last), content

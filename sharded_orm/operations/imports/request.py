@@ -1,0 +1,135 @@
+"""What is to be imported, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import ForeignKey, Model
+
+from sharded_orm.exceptions import ImportRefused
+from sharded_orm.models.sharding.options import group_of
+from sharded_orm.operations.imports.source_tables import SourceTable
+from sharded_orm.operations.shards.where import sharded_model
+
+#: Default number of rows in a range of primary keys, the unit of work.
+ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class ImportRequest:
+    """The tables to import, all of one group.
+
+    :param tables: in the order of their relations: a table comes after those to which it refers.
+    :param group: the name of the group.
+    :param source: the alias of the database with the rows.
+    :param update: whether a row that differs on its shard gets the values of the source.
+    :param rows: number of rows in a range of primary keys, the unit of work.
+    :param rounds: the largest number of rounds. Each round goes through all tables once.
+    """
+
+    tables: Sequence[SourceTable]
+    group: str
+    source: str
+    update: bool = False
+    rows: int = ROWS
+    rounds: int = 10
+
+    @classmethod
+    def of_labels(cls, labels: Sequence[str], source: str, **options: Any) -> ImportRequest:
+        """Return a request to import models, with the tables of their many-to-many relations.
+
+        :param labels: models such as ``photos.Photo``.
+        :raises UnknownModel: there is no such model, or it is not sharded.
+        :raises ImportRefused: the models are of several groups.
+        """
+        models: dict[type[Model], None] = {}
+        for label in labels:
+            model: Any = sharded_model(label).model._meta.concrete_model
+            models[model] = None
+            for relation in model._meta.local_many_to_many:
+                if relation.remote_field.through._meta.auto_created:
+                    models[relation.remote_field.through] = None
+        groups = sorted({str(group_of(model)) for model in models})
+        if len(groups) > 1:
+            raise ImportRefused(
+                [
+                    f"the models are of the groups {groups!r}: import those of each group by themselves"
+                ]
+            )
+        tables = [SourceTable(model, source) for model in in_order(list(models))]
+        return cls(tables, groups[0], source, **options)
+
+    @property
+    def labels(self) -> list[str]:
+        return [table.label for table in self.tables]
+
+
+def in_order(models: Sequence[type[Model]]) -> list[type[Model]]:
+    """Return models such that each comes after those to which it has foreign keys.
+
+    In a circle, the order of ``models`` decides.
+    """
+    ordered: dict[type[Model], None] = {}
+    under_way: set[type[Model]] = set()
+
+    def add(model: type[Model]) -> None:
+        if model in ordered or model in under_way:
+            return
+        under_way.add(model)
+        for reference in model._meta.local_concrete_fields:
+            if isinstance(reference, ForeignKey) and reference.related_model in models:
+                add(reference.related_model)
+        ordered[model] = None
+
+    for model in models:
+        add(model)
+    return list(ordered)
+
+
+@dataclass
+class ImportReport:
+    """The outcome of an import or a comparison.
+
+    :param run: the id of the run in the journal.
+    :param finished: whether the run was finished, by this or another process.
+    :param tables: for each table its numbers of rows, by the name of the number.
+    :param rounds: number of rounds.
+    :param problems: sentences about what is left to do. Empty if all is well.
+    :param notes: sentences about what was done besides.
+    :param stopped: why this process stopped early; "" if it did not.
+    :param left: number of ranges that are not done.
+    """
+
+    run: int | None
+    finished: bool
+    tables: dict[str, dict[str, int]] = field(default_factory=dict)
+    rounds: int = 0
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    stopped: str = ""
+    left: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.finished and not self.problems and not self.stopped
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "run": self.run,
+            "finished": self.finished,
+            "rounds": self.rounds,
+            "tables": self.tables,
+            "problems": self.problems,
+            "notes": self.notes,
+            "stopped": self.stopped,
+            "left": self.left,
+        }
+
+
+def add_counts(total: dict[str, int], counts: Iterable[tuple[str, int]]) -> None:
+    """Add numbers to those of the same names in ``total``."""
+    for name, number in counts:
+        total[name] = total.get(name, 0) + number

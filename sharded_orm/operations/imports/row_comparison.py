@@ -1,0 +1,277 @@
+"""Comparing all rows of a source with those of the shards, in both directions.
+
+Nothing here is shared with the copying of rows: rows are read by Django's own query sets and field
+classes, and the shards of keys are looked up anew. First, each row of the source must be on the
+shard of its key with equal values. Then, each row of a shard must be on the source, with a key of
+this shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from django.db import connections
+from django.db.models import F, JSONField, QuerySet, TextField
+from django.db.models.functions import Cast
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import OperationStopped
+from sharded_orm.models.sharding.options import target_field
+from sharded_orm.operations.imports.preflight import check_source
+from sharded_orm.operations.imports.ranges import range_units, report_of
+from sharded_orm.operations.imports.request import ImportReport, ImportRequest, add_counts
+from sharded_orm.operations.imports.source_tables import SourceTable
+from sharded_orm.operations.relations import batched
+from sharded_orm.operations.runs.farm import Farm, FarmProgress, Job, PlannedUnit
+from sharded_orm.operations.runs.rollout import Stopping
+from sharded_orm.operations.runs.work_units import WorkUnit
+
+KIND = "import check"
+#: Largest number of differences that a range of rows reports, and that the whole report has.
+_EXAMPLES, _REPORTED = 20, 100
+_LOOK_UPS = 500
+_COUNTS = ("rows", "missing", "differing", "surplus", "misplaced")
+
+
+def compare_rows(
+    request: ImportRequest, threads: int, progress: FarmProgress, stopping: Stopping
+) -> ImportReport:
+    """Compare all rows of the request's tables with those on the shards, and return the report.
+
+    Changes nothing. The report's problems name the differences: rows that are missing on their
+    shard, rows with other values, rows of a shard that the source does not have, and rows on the
+    shard of another key. While the source or the shards are written, rows that have just changed may
+    be reported, too.
+
+    Several processes may make the same call at once; they share the work.
+
+    :param threads: number of threads in this process.
+    :param stopping: a flag that ends the work of this process early once it is set.
+    :raises ImportRefused: a table cannot be read on the source or on a shard.
+    """
+    return report_of(Farm(_CompareJob(request), threads, progress, stopping).execute())
+
+
+class _Differences:
+    """Differences of one unit: their numbers, and some of them as sentences."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self.examples: list[str] = []
+
+    def add(self, kind: str, text: str) -> None:
+        self.counts[kind] += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(text)
+
+
+class _CompareJob(Job):
+    kind = KIND
+
+    def __init__(self, request: ImportRequest) -> None:
+        self._request = request
+        self.subject = request.group
+        self.arguments = {"models": request.labels, "source": request.source}
+
+    def prepare(self) -> None:
+        check_source(self._request)
+
+    def plan(self, number: int) -> Iterator[PlannedUnit]:
+        tables = self._request.tables
+        yield from range_units(number, tables, self._request.rows)
+        for index, table in enumerate(tables, len(tables)):
+            for shard in runtime.group(self._request.group).shards():
+                name = f"{number:04d}.{index:03d}.{shard.number:09d}"
+                content = {"table": index - len(tables), "shard": shard.alias}
+                yield name, f"{table.label} on {shard.alias}", content
+
+    def work(self, unit: WorkUnit, stopping: Stopping) -> Mapping[str, Any]:
+        table = self._request.tables[unit.content["table"]]
+        differences = _Differences()
+
+        def check() -> None:
+            unit.check()
+            if stopping():
+                raise OperationStopped(f"{unit.description} was left, to be gone on with.")
+
+        alias = unit.content.get("shard")
+        if alias is not None:
+            _compare_shard(table, alias, differences, check)
+        else:
+            first = table.from_json(unit.content["first"])
+            last = table.from_json(unit.content["last"])
+            _compare_range(table, first, last, self._request.rows, differences, check)
+        return {"counts": differences.counts, "examples": differences.examples}
+
+    def end_round(self, rounds: list[dict[str, Any]], units: Iterable[Mapping[str, Any]]) -> bool:
+        tables: dict[str, dict[str, int]] = {}
+        examples: list[str] = []
+        for unit in units:
+            label = self._request.tables[unit["table"]].label
+            add_counts(tables.setdefault(label, {}), unit["counts"].items())
+            examples += unit["examples"]
+        for table in self._request.tables:
+            # Count the rows on the server, because the ranges might have left some out.
+            count = QuerySet(table.model, using=table.alias).count()
+            if count > tables[table.label]["rows"]:
+                examples.append(
+                    f"{table.label} has {count} rows on {table.alias!r}, but only"
+                    f" {tables[table.label]['rows']} were compared: stop the writes, and compare again"
+                )
+        rounds.append({"tables": tables, "examples": examples[:_REPORTED]})
+        return False
+
+    def summarize(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        (only,) = rounds
+        problems = list(only["examples"])
+        total = sum(counts[kind] for counts in only["tables"].values() for kind in _COUNTS[1:])
+        if total > len(problems):
+            problems.append(f"{total - len(problems)} more differences are not listed")
+        return {"tables": only["tables"], "rounds": 1, "problems": problems}
+
+
+# ##### From the source to the shards #####
+
+
+def _compare_range(
+    table: SourceTable, first: Any, last: Any, size: int, differences: _Differences, check: Any
+) -> None:
+    comparison = _RowComparison(table)
+    while True:
+        check()
+        source: QuerySet[Any] = QuerySet(table.model, using=table.alias)
+        rows = source.order_by(*table.pk_names)
+        rows = rows if first is None else rows.filter(pk__gt=first)
+        rows = rows if last is None else rows.filter(pk__lte=last)
+        batch = comparison.read(rows[:size], table.key_path)
+        differences.counts["rows"] += len(batch)
+        by_alias: dict[str | None, dict[Any, Any]] = {}
+        for pk, (values, key) in batch.items():
+            by_alias.setdefault(_alias_of(table, key), {})[pk] = values
+        for alias, rows_there in by_alias.items():
+            check()
+            comparison.compare(alias, rows_there, differences)
+        if len(batch) < size:
+            return
+        first = next(reversed(batch))
+
+
+def _alias_of(table: SourceTable, key: Any) -> str | None:
+    shard = None if key is None else runtime.locate(table.options.group, key)
+    return None if shard is None else shard.alias
+
+
+class _RowComparison:
+    """Compares rows of a table by the values that the model's own fields give them."""
+
+    def __init__(self, table: SourceTable) -> None:
+        self._table = table
+        self._fields: list[Any] = list(table.model._meta.local_concrete_fields)
+        names = [field.attname for field in self._fields]
+        self._pk_places = [names.index(name) for name in table.pk_names]
+
+    def read(self, rows: QuerySet[Any], key_path: str | None) -> dict[Any, tuple[Any, Any]]:
+        """Return values and shard keys by primary key, in the order of ``rows``."""
+        columns: list[Any] = [self._expression(field) for field in self._fields]
+        # The key is read once more: it may be a column of another table.
+        paths = [] if key_path is None else [F(key_path)]
+        by_pk = {}
+        for row in rows.values_list(*columns, *paths):
+            values = row[: len(columns)]
+            pk = tuple(values[place] for place in self._pk_places)
+            key = self._table.key_field.get_prep_value(row[-1]) if paths else None
+            by_pk[pk[0] if len(pk) == 1 else pk] = (values, key)
+        return by_pk
+
+    def _expression(self, field: Any) -> Any:
+        # A field class that changes what it reads may hide a difference. The database's own text
+        # does not.
+        if hasattr(target_field(field), "from_db_value"):
+            return Cast(F(field.attname), TextField())
+        return F(field.attname)
+
+    def compare(
+        self, alias: str | None, rows: Mapping[Any, Any], differences: _Differences
+    ) -> None:
+        """Compare rows of the source with those on the shard ``alias``; None if there is no shard."""
+        label = self._table.label
+        there: dict[Any, tuple[Any, Any]] = {}
+        if alias is not None:
+            shard_rows: QuerySet[Any] = QuerySet(self._table.model, using=alias)
+            for batch in batched(rows, _LOOK_UPS):
+                there |= self.read(shard_rows.filter(pk__in=batch), None)
+            _close(alias)
+        for pk, values in rows.items():
+            if pk not in there:
+                where = "any shard: its key has none" if alias is None else repr(alias)
+                differences.add("missing", f"{label}(pk={pk!r}) is missing on {where}")
+                continue
+            stored = there[pk][0]
+            texts = [
+                f"{field.attname}={after!r} instead of {before!r}"
+                for field, before, after in zip(self._fields, values, stored, strict=True)
+                if not _equals(field, before, after)
+            ]
+            if texts:
+                differences.add(
+                    "differing", f"{label}(pk={pk!r}) on {alias!r} has {', '.join(texts)}"
+                )
+
+
+def _equals(field: Any, before: Any, after: Any) -> bool:
+    if type(before) is type(after) and before == after:
+        return True
+    if before is None or after is None:
+        return before is after
+    if isinstance(target_field(field), JSONField):
+        try:
+            return bool(json.loads(before) == json.loads(after))
+        except ValueError:
+            return False
+    return bool(before != before and after != after)  # "Not a number" differs from itself.
+
+
+# ##### From the shards to the source #####
+
+
+def _compare_shard(table: SourceTable, alias: str, differences: _Differences, check: Any) -> None:
+    """Look for rows of a shard that the source does not have, or whose key belongs elsewhere."""
+    last: Any = None
+    rows: QuerySet[Any] = QuerySet(table.model, using=alias).order_by(*table.pk_names)
+    source: QuerySet[Any] = QuerySet(table.model, using=table.alias)
+    single = len(table.pk_names) == 1
+    try:
+        while True:
+            check()
+            later = rows if last is None else rows.filter(pk__gt=last)
+            found = list(later.values_list(*table.pk_names)[:_LOOK_UPS])
+            pks = [pk[0] if single else tuple(pk) for pk in found]
+            if not pks:
+                return
+            keys = {}
+            names = (*table.pk_names, table.key_path)
+            for *pk, key in source.filter(pk__in=pks).values_list(*names):
+                keys[pk[0] if single else tuple(pk)] = table.key_field.get_prep_value(key)
+            for pk in pks:
+                name = f"{table.label}(pk={pk!r})"
+                if pk not in keys:
+                    differences.add(
+                        "surplus", f"{name} is on {alias!r}, but not on {table.alias!r}"
+                    )
+                elif (home := _alias_of(table, keys[pk])) != alias:
+                    differences.add(
+                        "misplaced",
+                        f"{name} is on {alias!r}, but its key {keys[pk]!r} belongs on {home!r}",
+                    )
+            last = pks[-1]
+    finally:
+        _close(alias)
+
+
+def _close(alias: str) -> None:
+    # A thread may read thousands of shards. It must not keep a connection object of each.
+    connection: Any = connections[alias]
+    connection.close()
+    connection.group_wrapper.shards.forget(connection)

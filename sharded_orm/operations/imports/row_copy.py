@@ -1,0 +1,231 @@
+"""Copying the rows of a source into the shards, round after round until nothing new turns up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import (
+    ImportConflict,
+    ImportRefused,
+    OperationStopped,
+    ShardedOrmError,
+)
+from sharded_orm.models.cached.cached_model import cached_model
+from sharded_orm.models.cached.invalidation import void_shards
+from sharded_orm.models.fields import TicketField
+from sharded_orm.operations import tickets
+from sharded_orm.operations.imports.embedded_ids import refuse_id_of_other_shard
+from sharded_orm.operations.imports.preflight import check_import
+from sharded_orm.operations.imports.ranges import range_units, report_of
+from sharded_orm.operations.imports.request import ImportReport, ImportRequest, add_counts
+from sharded_orm.operations.imports.shard_tables import EXAMPLES, ShardTable, Stored
+from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
+from sharded_orm.operations.runs.farm import Farm, FarmProgress, Job, PlannedUnit
+from sharded_orm.operations.runs.rollout import Stopping
+from sharded_orm.operations.runs.work_units import WorkUnit
+
+KIND = "import"
+# Names of the numbers of rows that show that a round has found something to do.
+_NEWS = ("copied", "updated", "waiting")
+
+
+def copy_rows(
+    request: ImportRequest, threads: int, progress: FarmProgress, stopping: Stopping
+) -> ImportReport:
+    """Copy the rows of the request's tables to the shards of their keys, and return the report.
+
+    Several processes may make the same call at once, on several machines; they share the work. After
+    any interruption, another call continues where the work stopped. Rows are inserted with all
+    their values; no signals are sent, and no method of a model is called. If ids of ticket servers
+    were imported, the servers are advanced past them.
+
+    :param threads: number of threads that copy in this process.
+    :param stopping: a flag that ends the work of this process early once it is set.
+    :raises ImportRefused: the rows cannot be imported. Nothing was written.
+    :raises OperationDiffers: other processes import other tables of the group.
+    """
+    report = Farm(_CopyJob(request), threads, progress, stopping).execute()
+    return report_of(report)
+
+
+class _CopyJob(Job):
+    kind = KIND
+
+    def __init__(self, request: ImportRequest) -> None:
+        self._request = request
+        self.subject = request.group
+        self.arguments = {
+            "models": request.labels,
+            "source": request.source,
+            "update": request.update,
+        }
+
+    def prepare(self) -> None:
+        check_import(self._request)
+
+    def plan(self, number: int) -> Iterator[PlannedUnit]:
+        return range_units(number, self._request.tables, self._request.rows)
+
+    def work(self, unit: WorkUnit, stopping: Stopping) -> Mapping[str, Any]:
+        table = self._request.tables[unit.content["table"]]
+        after = table.from_json(unit.content["first"])
+        last = table.from_json(unit.content["last"])
+        stored, read = Stored(), 0
+        while True:
+            # The last range has no upper limit, so it may have grown.
+            rows = table.read(table.between(after, last)[: self._request.rows])
+            read += len(rows)
+            self._store(table, rows, stored, unit, stopping)
+            if len(rows) < self._request.rows:
+                return {"result": {"read": read, **asdict(stored)}}
+            after = rows[-1].pk
+
+    def _store(
+        self,
+        table: SourceTable,
+        rows: Sequence[SourceRow],
+        stored: Stored,
+        unit: WorkUnit,
+        stopping: Stopping,
+    ) -> None:
+        conflicts: list[str] = []
+        written: list[str] = []
+        # A killed worker may have inserted rows and not invalidated the cache, in this run or in an
+        # earlier one that was given up.
+        is_certain = unit.content["round"] > 1 and not unit.is_repeated
+        try:
+            for alias, rows_there in sorted(_by_alias(table, rows).items()):
+                unit.check()
+                if stopping():
+                    raise OperationStopped(f"{unit.description} was left, to be gone on with.")
+                before = stored.copied + stored.updated
+                target = ShardTable(table, alias, update=self._request.update)
+                try:
+                    target.store(rows_there, stored)
+                    target.note_waiting(rows_there, stored)
+                except ImportConflict as exc:
+                    conflicts.append(str(exc))
+                finally:
+                    _close(alias)
+                    if stored.copied + stored.updated > before or not is_certain:
+                        written.append(alias)
+        finally:
+            cached = cached_model(table.model)
+            if cached is not None and written:
+                # The cache may remember that a row does not exist.
+                void_shards(cached, written)
+        if conflicts:
+            raise ImportConflict(" ".join(conflicts[:EXAMPLES]))
+
+    # ##### Rounds #####
+
+    def end_round(self, rounds: list[dict[str, Any]], units: Iterable[Mapping[str, Any]]) -> bool:
+        tables: dict[str, dict[str, int]] = {}
+        examples: list[str] = []
+        for unit in units:
+            result = dict(unit["result"])
+            examples += result.pop("examples")[: max(EXAMPLES - len(examples), 0)]
+            label = self._request.tables[unit["table"]].label
+            add_counts(tables.setdefault(label, {}), result.items())
+        rounds.append({"tables": tables, "examples": examples})
+        # Rows that wait for rows of another table may find them in the next round. But if no row was
+        # copied in this round, they wait in vain.
+        has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS[:2])
+        return has_news and len(rounds) < self._request.rounds
+
+    def summarize(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        last = rounds[-1]
+        tables: dict[str, dict[str, int]] = {}
+        for label, counts in last["tables"].items():
+            tables[label] = {
+                "rows": counts["read"],
+                "copied": _total(rounds, label, "copied"),
+                "updated": _total(rounds, label, "updated"),
+                "differing": counts["differing"],
+            }
+        problems = self._problems(last, len(rounds))
+        notes, ticket_problems = self._advance_tickets()
+        return {
+            "tables": tables,
+            "rounds": len(rounds),
+            "problems": [*problems, *ticket_problems],
+            "notes": notes,
+        }
+
+    def _problems(self, last: Mapping[str, Any], rounds: int) -> list[str]:
+        def total(name: str) -> int:
+            return sum(counts[name] for counts in last["tables"].values())
+
+        problems = []
+        if total("copied") or total("updated"):
+            problems.append(
+                f"the last round, number {rounds}, still found {total('copied') + total('updated')}"
+                " new or changed rows. If the source is being written, stop its writes. Then run the"
+                " command again"
+            )
+        examples = "; ".join(last["examples"])
+        if total("differing"):
+            problems.append(
+                f"{total('differing')} rows have other values on their shard ({examples}). If the"
+                " source has the newer ones, run the command with --update"
+            )
+        elif total("waiting"):
+            problems.append(
+                f"{total('waiting')} rows refer to rows that their shard does not have ({examples})."
+                " Run the command again when the rows they refer to are on the source, with the same"
+                " shard key"
+            )
+        return problems
+
+    def _advance_tickets(self) -> tuple[list[str], list[str]]:
+        """Move the ticket servers past the imported ids. Return notes and problems."""
+        fields = (column.field for table in self._request.tables for column in table.columns)
+        names = sorted({f.sequence_name for f in fields if isinstance(f, TicketField)})
+        if not names:
+            return [], []
+        remedy = (
+            f"Then run 'manage.py tickets advance {' '.join(names)}', before new rows are stored"
+        )
+        try:
+            behind = [result.name for result in tickets.verify(names) if result.problem]
+            moved = tickets.advance(sorted(set(behind))) if behind else []
+        except (ShardedOrmError, ValueError) as exc:
+            return [], [f"the ticket servers were not moved past the imported ids: {exc} {remedy}"]
+        problems = [f"{result.problem} {remedy}" for result in moved if result.problem]
+        notes = [
+            f"sequence {result.name!r} on {result.alias!r} was moved to {result.after}"
+            for result in moved
+            if not result.problem and result.after != result.before
+        ]
+        return notes, problems
+
+
+def _total(rounds: Sequence[Mapping[str, Any]], label: str, name: str) -> int:
+    return sum(part["tables"].get(label, {}).get(name, 0) for part in rounds)
+
+
+def _by_alias(table: SourceTable, rows: Sequence[SourceRow]) -> dict[str, list[SourceRow]]:
+    """Return rows by the alias of the shard of their key. New keys are placed."""
+    for row in rows:
+        if row.key is None:
+            raise ImportRefused([f"{table.label}(pk={row.pk!r}) has no shard key"])
+    group = runtime.group(table.options.group)
+    numbers = table.options.place_keys({row.key for row in rows})
+    by_alias: dict[str, list[SourceRow]] = {}
+    for row in rows:
+        shard = runtime.shard_in(group, numbers[row.key])
+        refuse_id_of_other_shard(table, row, shard.number)
+        by_alias.setdefault(shard.alias, []).append(row)
+    return by_alias
+
+
+def _close(alias: str) -> None:
+    # A thread may write to thousands of shards. It must not keep a connection object of each.
+    connection: Any = connections[alias]
+    connection.close()
+    connection.group_wrapper.shards.forget(connection)

@@ -1,0 +1,283 @@
+"""Storing rows of a source on one shard, such that it may be done twice, or by two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import IntegrityError, connections, transaction
+from django.db.models import ForeignKey
+
+from sharded_orm.exceptions import ImportConflict
+from sharded_orm.models.sharding.options import group_of
+from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
+from sharded_orm.operations.imports.stored_columns import differing_names
+from sharded_orm.operations.relations import batched
+
+#: Largest number of rows, and of characters and bytes, in one INSERT.
+_INSERT_ROWS, _INSERT_SIZE = 500, 1 << 20
+#: Largest number of rows of a shard that a message names.
+EXAMPLES = 3
+
+
+@dataclass
+class Stored:
+    """What became of the rows of a range.
+
+    :param copied: number of rows that were inserted.
+    :param equal: number of rows that the shard had already.
+    :param updated: number of rows that got the values of the source.
+    :param differing: number of rows that have other values on the shard, and were left as they are.
+    :param waiting: number of rows that refer to a row which their shard does not have yet.
+    :param examples: sentences about differing and waiting rows.
+    """
+
+    copied: int = 0
+    equal: int = 0
+    updated: int = 0
+    differing: int = 0
+    waiting: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add_example(self, text: str) -> None:
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(text)
+
+
+class ShardTable:
+    """The table on one shard into which rows of ``table`` are imported.
+
+    Foreign keys are not enforced while rows are stored, because rows may refer to one another in
+    any order; :meth:`note_waiting` checks them.
+
+    :param alias: the alias of the shard.
+    :param update: whether a row with other values on the shard gets those of the source.
+    """
+
+    def __init__(self, table: SourceTable, alias: str, *, update: bool) -> None:
+        self._table = table
+        self._alias = alias
+        self._update = update
+        self._connection: Any = connections[alias]
+
+    def store(self, rows: Sequence[SourceRow], stored: Stored) -> None:
+        """Insert those of ``rows`` that the shard does not have, and compare the others.
+
+        :raises ImportConflict: the shard has another row with the same primary key.
+        :raises IntegrityError: a constraint of the table refuses a row.
+        """
+        missing = self._compare(rows, stored)
+        if missing:
+            try:
+                self._insert(missing)
+            except IntegrityError:
+                # Another worker may have inserted some of these rows meanwhile.
+                there = self._table.stored(self._alias, [row.pk for row in missing])
+                if not there:
+                    raise
+                self.store(missing, stored)
+                return
+            stored.copied += len(missing)
+
+    def _compare(self, rows: Sequence[SourceRow], stored: Stored) -> list[SourceRow]:
+        """Compare ``rows`` with those of the shard. Return the missing ones."""
+        there = self._table.stored(self._alias, [row.pk for row in rows])
+        missing, differing = [], []
+        for row in rows:
+            values = there.get(row.pk)
+            if values is None:
+                missing.append(row)
+            elif names := differing_names(self._table.columns, row.values, values):
+                self._refuse_other_row(row, values, names)
+                differing.append((row, names))
+            else:
+                stored.equal += 1
+        if differing and self._update:
+            stored.updated += self._overwrite([row for row, _ in differing])
+            return missing
+        stored.differing += len(differing)
+        for row, names in differing:
+            stored.add_example(
+                f"{self._table.label}(pk={row.pk!r}) differs from its row on {self._alias!r} in"
+                f" {', '.join(names)}"
+            )
+        return missing
+
+    def _refuse_other_row(
+        self, row: SourceRow, values: Sequence[Any], names: Sequence[str]
+    ) -> None:
+        """Raise an error if the row on the shard is not a version of ``row``, but another row."""
+        table = self._table
+        # A row of an automatic many-to-many table is another one if it relates other rows.
+        own = [table.key_field.attname] if table.owner is None else names
+        for name, before, there in zip(
+            [column.name for column in table.columns], row.values, values, strict=True
+        ):
+            if name in own and name in names:
+                raise ImportConflict(
+                    f"{table.label}(pk={row.pk!r}) has {name}={before!r} on {table.alias!r}, but"
+                    f" {self._alias!r} has a row with this primary key and {name}={there!r}."
+                    " Neither was changed. Delete one of them, or give it another primary key."
+                )
+
+    # ##### Writing #####
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """A context manager with a cursor: a transaction that does not check foreign keys."""
+        # SQLite cannot switch off the check inside a transaction.
+        with self._connection.constraint_checks_disabled():
+            with transaction.atomic(using=self._alias), self._connection.cursor() as cursor:
+                yield cursor
+
+    def _insert(self, rows: Sequence[SourceRow]) -> None:
+        table = self._table
+        zero = [row for row in rows if self._is_counted_zero(row)]
+        with self._transaction() as cursor:
+            for batch in self._batches([row for row in rows if row not in zero]):
+                self._insert_batch(cursor, batch)
+            for row in zero:
+                # MySQL would give the row a new number. But an UPDATE stores 0.
+                column = table.columns[self._pk_place]
+                free = self._lowest_pk(cursor) - 1
+                values = list(row.values)
+                values[self._pk_place] = free
+                self._insert_batch(cursor, [SourceRow(free, tuple(values), row.key)])
+                name = self._quote(column.column)
+                cursor.execute(f"UPDATE {self._name} SET {name} = 0 WHERE {name} = %s", [free])
+
+    def _insert_batch(self, cursor: Any, rows: Sequence[SourceRow]) -> None:
+        columns, connection = self._table.columns, self._connection
+        names = ", ".join(self._quote(column.column) for column in columns)
+        tuples, params = [], []
+        for row in rows:
+            parts = []
+            for column, value in zip(columns, row.values, strict=True):
+                parameter = column.parameter(value, connection)
+                parts.append(column.placeholder(parameter, connection))
+                params.append(parameter)
+            tuples.append(f"({', '.join(parts)})")
+        cursor.execute(f"INSERT INTO {self._name} ({names}) VALUES {', '.join(tuples)}", params)
+
+    def _batches(self, rows: Sequence[SourceRow]) -> Iterator[list[SourceRow]]:
+        fields = [column.field for column in self._table.columns]
+        limit = max(min(self._connection.ops.bulk_batch_size(fields, rows), _INSERT_ROWS), 1)
+        batch: list[SourceRow] = []
+        size = 0
+        for row in rows:
+            row_size = sum(len(value) for value in row.values if isinstance(value, str | bytes))
+            if batch and (len(batch) == limit or size + row_size > _INSERT_SIZE):
+                yield batch
+                batch, size = [], 0
+            batch.append(row)
+            size += row_size
+        if batch:
+            yield batch
+
+    def _overwrite(self, rows: Sequence[SourceRow]) -> int:
+        """Give rows of the shard the values that the source has now. Return their number."""
+        table, updated = self._table, 0
+        with self._transaction() as cursor:
+            for batch in batched(rows, LOOK_UPS):
+                # Lock the rows before the source is read again: of two workers, the second then
+                # writes what is at least as new as what the first has written.
+                self._lock(cursor, [row.pk for row in batch])
+                pks = [row.pk for row in batch]
+                there = table.stored(self._alias, pks)
+                for row in table.read(table.query().filter(pk__in=pks)):
+                    values = there.get(row.pk)
+                    if values is None:
+                        continue
+                    names = differing_names(table.columns, row.values, values)
+                    self._refuse_other_row(row, values, names)
+                    if names:
+                        self._write(cursor, row)
+                        updated += 1
+        return updated
+
+    def _lock(self, cursor: Any, pks: Sequence[Any]) -> None:
+        name = self._quote(self._table.columns[self._pk_place].column)
+        for pk in pks:
+            condition, params = self._pk_condition(pk)
+            cursor.execute(f"UPDATE {self._name} SET {name} = {name} WHERE {condition}", params)
+
+    def _write(self, cursor: Any, row: SourceRow) -> None:
+        sets, params = [], []
+        for column, value in zip(self._table.columns, row.values, strict=True):
+            if column.name in self._table.pk_names:
+                continue
+            parameter = column.parameter(value, self._connection)
+            placeholder = column.placeholder(parameter, self._connection)
+            sets.append(f"{self._quote(column.column)} = {placeholder}")
+            params.append(parameter)
+        condition, pk_params = self._pk_condition(row.pk)
+        cursor.execute(
+            f"UPDATE {self._name} SET {', '.join(sets)} WHERE {condition}", [*params, *pk_params]
+        )
+
+    def _pk_condition(self, pk: Any) -> tuple[str, list[Any]]:
+        values = pk if len(self._table.pk_names) > 1 else (pk,)
+        parts, params = [], []
+        for name, value in zip(self._table.pk_names, values, strict=True):
+            (column,) = (column for column in self._table.columns if column.name == name)
+            parts.append(f"{self._quote(column.column)} = %s")
+            params.append(column.parameter(value, self._connection))
+        return " AND ".join(parts), params
+
+    # ##### The primary key 0 #####
+
+    @property
+    def _pk_place(self) -> int:
+        names = [column.name for column in self._table.columns]
+        return names.index(self._table.pk_names[0])
+
+    def _is_counted_zero(self, row: SourceRow) -> bool:
+        """Whether the database might count a new number for a row with the primary key 0."""
+        return (
+            type(row.pk) is int and row.pk == 0 and not self._connection.features.allows_auto_pk_0
+        )
+
+    def _lowest_pk(self, cursor: Any) -> int:
+        column = self._quote(self._table.columns[self._pk_place].column)
+        cursor.execute(f"SELECT MIN({column}) FROM {self._name}")
+        (lowest,) = cursor.fetchone()
+        return min(lowest or 0, 0)
+
+    @property
+    def _name(self) -> str:
+        return self._quote(self._table.model._meta.db_table)
+
+    def _quote(self, name: str) -> str:
+        quoted: str = self._connection.ops.quote_name(name)
+        return quoted.replace("%", "%%")
+
+    # ##### Foreign keys #####
+
+    def note_waiting(self, rows: Iterable[SourceRow], stored: Stored) -> None:
+        """Count the rows that refer to a row which this shard does not have. One query for each
+        foreign key inside the group and 500 values.
+        """
+        rows = list(rows)
+        for place, column in enumerate(self._table.columns):
+            reference: Any = column.field
+            if not isinstance(reference, ForeignKey) or not column.field.db_constraint:
+                continue
+            if group_of(reference.related_model) != self._table.options.group:
+                continue
+            related = SourceTable(reference.related_model, self._alias)
+            target = reference.target_field.attname
+            values = {row.values[place] for row in rows} - {None}
+            there: set[Any] = set()
+            for batch in batched(values, LOOK_UPS):
+                found = related.query().filter(**{f"{target}__in": batch})
+                there.update(found.values_list(target, flat=True))
+            for row in rows:
+                if row.values[place] in values - there:
+                    stored.waiting += 1
+                    stored.add_example(
+                        f"{self._table.label}(pk={row.pk!r}) refers by {reference.name!r} to"
+                        f" {related.label}({target}={row.values[place]!r}), which is not on"
+                        f" {self._alias!r}"
+                    )

@@ -1,0 +1,174 @@
+"""The tables of the source, from which rows are imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from django.db.models import Field, Model, QuerySet
+
+from sharded_orm.models.sharding.options import ShardOptions, required_options, target_field
+from sharded_orm.operations.imports.stored_columns import StoredColumn, stored_columns
+from sharded_orm.operations.relations import batched
+
+#: The number of primary keys in one condition.
+LOOK_UPS = 500
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """A row of the source.
+
+    :param values: the values of the table's columns, in their order.
+    :param key: the shard key, as the directory and the routing strategies take it.
+    """
+
+    pk: Any
+    values: tuple[Any, ...]
+    key: Any
+
+
+class SourceTable:
+    """The own table of a model, in the database from which rows are imported.
+
+    :param alias: the alias of that database.
+    """
+
+    def __init__(self, model: type[Model], alias: str) -> None:
+        self.model = model
+        self.alias = alias
+        self.label = model._meta.label
+        self.pk_fields: Sequence[Any] = model._meta.pk_fields
+        #: The names of the primary key's columns.
+        self.pk_names = [field.attname for field in self.pk_fields]
+
+    @cached_property
+    def columns(self) -> list[StoredColumn]:
+        return stored_columns(self.model)
+
+    @cached_property
+    def _pk_places(self) -> list[int]:
+        names = [column.name for column in self.columns]
+        return [names.index(name) for name in self.pk_names]
+
+    @cached_property
+    def owner(self) -> Any:
+        """For an automatic many-to-many table, its foreign key to the model that declares the
+        relation; otherwise None.
+        """
+        source: Any = self.model._meta.auto_created
+        if not source:
+            return None
+        (many,) = (
+            field
+            for field in source._meta.local_many_to_many
+            if field.remote_field.through is self.model
+        )
+        return self.model._meta.get_field(many.m2m_field_name())
+
+    @cached_property
+    def options(self) -> ShardOptions:
+        """The shard options of the model that has the shard key."""
+        return required_options(self.model if self.owner is None else self.owner.related_model)
+
+    @property
+    def key_field(self) -> Field[Any, Any]:
+        assert self.options.key is not None
+        return self.options.key
+
+    @property
+    def key_path(self) -> str:
+        """The name of the shard key in queries of this table, perhaps of another table's column."""
+        name: str = self.key_field.attname
+        return name if self.owner is None else f"{self.owner.name}__{name}"
+
+    # ##### Reading #####
+
+    def query(self, alias: str | None = None) -> QuerySet[Any]:
+        """Return all rows, by Django's own query set, which does not route.
+
+        :param alias: the database; by default the source.
+        """
+        return QuerySet(self.model, using=alias or self.alias)
+
+    def between(self, first: Any, last: Any) -> QuerySet[Any]:
+        """Return the rows after ``first`` up to ``last``, in the order of the primary key.
+
+        :param first: a primary key; None for no limit. The same for ``last``.
+        """
+        rows = self.query().order_by(*self.pk_names)
+        if first is not None:
+            rows = rows.filter(pk__gt=first)
+        return rows if last is None else rows.filter(pk__lte=last)
+
+    def read(self, rows: QuerySet[Any]) -> list[SourceRow]:
+        """Return the rows of a query set of this table."""
+        expressions = [column.expression() for column in self.columns]
+        convert_key = self.key_field.get_prep_value
+        read = []
+        for *values, key in rows.values_list(*expressions, self.key_path):
+            row = self._converted(values)
+            read.append(SourceRow(self._pk(row), row, convert_key(key)))
+        return read
+
+    def stored(self, alias: str, pks: Iterable[Any]) -> dict[Any, tuple[Any, ...]]:
+        """Return the values of rows on a shard, by primary key. Missing rows are left out."""
+        expressions = [column.expression() for column in self.columns]
+        rows = {}
+        for batch in batched(pks, LOOK_UPS):
+            for values in self.query(alias).filter(pk__in=batch).values_list(*expressions):
+                row = self._converted(values)
+                rows[self._pk(row)] = row
+        return rows
+
+    def _converted(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(
+            column.from_database(value) for column, value in zip(self.columns, values, strict=True)
+        )
+
+    def _pk(self, values: Sequence[Any]) -> Any:
+        places = self._pk_places
+        return values[places[0]] if len(places) == 1 else tuple(values[place] for place in places)
+
+    # ##### Ranges #####
+
+    def ranges(self, size: int) -> Iterator[tuple[Any, Any]]:
+        """Cut the table into ranges of ``size`` rows: pairs for :meth:`between`.
+
+        The first range has no lower limit and the last has no upper limit, so rows that appear
+        later are in a range, too. One query for each range.
+        """
+        last = None
+        while True:
+            bounds = list(self.between(last, None).values_list(*self.pk_names)[size - 1 : size])
+            if not bounds:
+                yield last, None
+                return
+            bound = bounds[0][0] if len(self.pk_names) == 1 else tuple(bounds[0])
+            yield last, bound
+            last = bound
+
+    def to_json(self, pk: Any) -> list[Any] | None:
+        """Return a primary key as JSON values."""
+        if pk is None:
+            return None
+        values = pk if len(self.pk_names) > 1 else (pk,)
+        return [value if isinstance(value, int) else str(value) for value in values]
+
+    def from_json(self, values: Sequence[Any] | None) -> Any:
+        if values is None:
+            return None
+        parts = [
+            target_field(field).to_python(value)
+            for field, value in zip(self.pk_fields, values, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def describe_range(table: SourceTable, first: Any, last: Any) -> str:
+    """Return a text such as ``photos.Photo, primary keys after 1000 up to 2000``."""
+    lower = "" if first is None else f" after {first!r}"
+    upper = "" if last is None else f" up to {last!r}"
+    return f"{table.label}, {f'primary keys{lower}{upper}' if lower or upper else 'all rows'}"

@@ -1,0 +1,197 @@
+"""Work that several processes share, also on several machines: each unit has one worker at a time.
+
+A *work unit* is a step of a run in the journal. A *worker* is a process that takes units. Each
+worker holds a run of its own in the journal, whose lease is the worker's sign of life
+(:mod:`~sharded_orm.operations.runs.lease`). If a worker is killed or cut off, the others take its
+units. Invariant: each statement that changes a unit also checks that the unit still belongs to the
+worker, and that the worker still has its lease.
+
+A worker that was cut off may still send statements to a shard while another works on the same unit.
+So the work itself must be such that two may do it at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models import Exists, QuerySet
+from django.utils import timezone
+
+from sharded_orm.models.tables.journal import OperationStep
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs import lease as leases
+from sharded_orm.operations.runs.journal import BATCH, DONE, FAILED, PENDING, RUNNING
+
+# The number of units that a worker reads to find one that no other has taken meanwhile.
+_CANDIDATES = 16
+
+
+class Worker:
+    """A process that works on units, with its lease. Thread-safe. Made by :func:`join`."""
+
+    def __init__(self, lease: leases.Lease) -> None:
+        self.id = lease.run_id
+        self.lease = lease
+
+    def check(self) -> None:
+        """Make sure that no other process has taken the units of this worker. Needs no query.
+
+        :raises LeaseLost: another process may have taken them.
+        """
+        self.lease.check()
+
+
+@contextmanager
+def join(kind: str, subject: str) -> Iterator[Worker]:
+    """Within the block, this process is a worker for operations of ``kind`` on ``subject``.
+
+    :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
+    """
+    name = f"{subject[:100]} {secrets.token_hex(8)}"  # Unique, so nobody else can hold this run.
+    lease, _ = journal.take_lease(leases.worker_kind(kind), name, {})
+    lease.start()
+    try:
+        yield Worker(lease)
+    finally:
+        lease.release()
+        leases.runs().filter(pk=lease.run_id).delete()
+
+
+class WorkUnit:
+    """A unit that a worker has taken. To be used by one thread at a time.
+
+    :param row: the step in the journal.
+    :param is_repeated: whether another worker, or an earlier attempt, has begun the unit before.
+    """
+
+    def __init__(self, worker: Worker, row: OperationStep, is_repeated: bool) -> None:
+        self.name = row.alias
+        self.description = row.operation
+        self.content: dict[str, Any] = row.position
+        self.is_repeated = is_repeated
+        self._pk = row.pk
+        self._worker = worker
+
+    def check(self) -> None:
+        """Make sure that the unit still belongs to this process. Needs no query.
+
+        :raises LeaseLost: another process may have taken it.
+        """
+        self._worker.check()
+
+    def mark_done(self, result: Mapping[str, Any]) -> None:
+        """Record that the unit is done.
+
+        :param result: JSON values that are added to the unit's content.
+        :raises LeaseLost: another process has taken the unit.
+        """
+        self._write(state=DONE, position={**self.content, **result}, error="")
+
+    def mark_failed(self, exc: BaseException) -> None:
+        self._write(state=FAILED, error=journal.one_line(exc))
+
+    def give_back(self) -> None:
+        """Record that nobody works on the unit, so any worker may take it at once."""
+        # A unit that was begun must stay known as such, so it does not become "pending".
+        self._write(state=journal.STOPPED)
+
+    def _write(self, **changes: Any) -> None:
+        own = _own_units(self._worker).filter(pk=self._pk, worker=self._worker.id)
+        if not own.update(worker=None, updated_at=timezone.now(), **changes):
+            raise self._worker.lease.lost_error()
+
+
+class WorkUnits:
+    """The units of one run, for any number of processes.
+
+    :param run_id: the run in the journal.
+    """
+
+    def __init__(self, run_id: int) -> None:
+        self.run_id = run_id
+
+    def create(self, units: Iterable[tuple[str, str, Mapping[str, Any]]]) -> int:
+        """Create units, and return how many were created. To be called by the run's holder only.
+
+        :param units: for each unit a name, by which units are ordered; a description for people; and
+            the content, as JSON values. A unit whose name exists is left as it is, so a call that was
+            interrupted may be repeated.
+        """
+        remaining, count = iter(units), 0
+        while batch := list(islice(remaining, BATCH)):
+            names = {name for name, _, _ in batch}
+            existing = set(self.rows().filter(alias__in=names).values_list("alias", flat=True))
+            new = [
+                OperationStep(
+                    run_id=self.run_id, alias=name, operation=description, position=dict(content)
+                )
+                for name, description, content in batch
+                if name not in existing
+            ]
+            OperationStep.objects.using(DEFAULT_DB_ALIAS).bulk_create(new)
+            count += len(batch)
+        return count
+
+    def take(self, worker: Worker) -> WorkUnit | None:
+        """Return a unit that nobody works on, and give it to ``worker``; None if there is none.
+
+        Units are taken in the order of their names. Two statements, or more if other workers take
+        units at the same time.
+        """
+        while candidates := self._free():
+            for row in candidates:
+                unchanged = _own_units(worker).filter(pk=row.pk, state=row.state, worker=row.worker)
+                if unchanged.update(state=RUNNING, worker=worker.id, updated_at=timezone.now()):
+                    return WorkUnit(worker, row, is_repeated=row.state != PENDING)
+            worker.check()
+        return None
+
+    def _free(self) -> list[OperationStep]:
+        waiting = self.rows().filter(state__in=(PENDING, journal.STOPPED)).order_by("alias")
+        free = list(waiting[:_CANDIDATES])
+        return free or self._abandoned()
+
+    def _abandoned(self) -> list[OperationStep]:
+        """Return units whose workers are dead or silent."""
+        running = list(self.rows().filter(state=RUNNING).order_by("alias"))
+        workers = {row.worker for row in running}
+        rows = leases.with_silence(leases.runs().filter(pk__in=workers))
+        alive = {row.pk for row in rows if leases.is_held(row)}
+        return [row for row in running if row.worker not in alive][:_CANDIDATES]
+
+    def retry_failed(self) -> None:
+        """Let workers take the units again that have failed."""
+        self.rows().filter(state=FAILED).update(state=journal.STOPPED)
+
+    def by_state(self) -> dict[str, int]:
+        return journal.count_by_state(self.rows())
+
+    def has_living_workers(self) -> bool:
+        """Whether a unit belongs to a worker that is alive or may be alive."""
+        running = self.rows().filter(state=RUNNING).values("worker")
+        rows = leases.with_silence(leases.runs().filter(pk__in=running))
+        return any(leases.is_held(row) for row in rows)
+
+    def rows(self) -> QuerySet[OperationStep]:
+        return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.run_id)
+
+    def delete(self) -> None:
+        """Delete all units of the run. To be called by the run's holder only."""
+        self.rows().delete()
+
+
+def delete_dead_workers(kind: str, subject: str) -> None:
+    """Delete the runs of killed workers for operations of ``kind`` on ``subject``."""
+    dead = [row.pk for row in leases.workers(kind, subject) if not leases.is_held(row)]
+    leases.runs().filter(pk__in=dead).delete()
+
+
+def _own_units(worker: Worker) -> QuerySet[OperationStep]:
+    """Return all units; none if the worker has lost its lease."""
+    table: QuerySet[OperationStep] = OperationStep.objects.using(DEFAULT_DB_ALIAS)
+    return table.filter(Exists(worker.lease.own_row()))

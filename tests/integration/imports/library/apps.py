@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class LibraryConfig(AppConfig):
+    name = "tests.integration.imports.library"
+    label = "library"

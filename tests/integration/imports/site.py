@@ -1,0 +1,233 @@
+"""A site with rows in one database, and the commands of its operator."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE
+from tests.python_process import PythonProcess
+
+ROOT = Path(__file__).parents[3]
+SHARDS, WRITERS = 4, 8
+BACKENDS = ["sqlite", "mariadb"]
+MODELS = ["library.Review", "library.Book", "library.Novel", "library.Topic", "library.Counted"]
+#: Runs before the code that a test gives to a process of the site.
+PREAMBLE = """
+import datetime, json, uuid
+from decimal import Decimal
+from django.apps import apps
+from django.db import connections, models, transaction
+from tests.integration.imports.library.models import *
+from sharded_orm.models.sharding.options import shard_options
+
+def source(model):
+    return models.QuerySet(model, using="default")
+
+def execute(alias, sql, *params):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, params)
+        return cursor.fetchall() if cursor.description else None
+
+def raw(alias, model):
+    columns = ", ".join(f.column for f in model._meta.local_concrete_fields)
+    rows = execute(alias, f"SELECT {columns} FROM {model._meta.db_table}")
+    return sorted(map(repr, rows))
+"""
+_CREATE = """
+from django.db import connection
+with connection.schema_editor() as editor:
+    for model in (Book, Topic, Review, Novel, Counted, Account, Order, Board, Pin):
+        editor.create_model(model)
+Writer.objects.bulk_create(Writer(id=n, name=f"w{n}") for n in range(1, %d))
+"""
+DEFINITIONS = f"""
+moment = datetime.datetime(2020, 3, 4, 5, 6, 7, 890123, tzinfo=datetime.UTC)
+def book(pk, **values):
+    return {{"id": pk, "writer_id": pk % {WRITERS} + 1, "title": f"book {{pk}}", "changed_at": moment, **values}}
+def insert(model, rows):
+    query = models.sql.InsertQuery(model)
+    fields = [f for f in model._meta.local_concrete_fields]
+    from types import SimpleNamespace
+    objs = [SimpleNamespace(**{{f.attname: row.get(f.attname) for f in fields}}) for row in rows]
+    for obj in objs:
+        if getattr(obj, "id", None) == 0:
+            obj.id = -5  # MariaDB would count a new number.
+    query.insert_values(fields, objs, raw=True)
+    with connections["default"].constraint_checks_disabled():
+        query.get_compiler("default").execute_sql()
+        if any(row.get("id") == 0 for row in rows):
+            execute("default", f"UPDATE {{model._meta.db_table}} SET id = 0 WHERE id = -5")
+"""
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Site:
+    """Groups ``books`` (directory), ``accounts`` (modulo) and ``pins`` (embedded) have four shards on two nodes."""
+
+    def __init__(
+        self, folder: Path, nodes: Sequence[dict[str, Any]] = (), prefix: str = ""
+    ) -> None:
+        self.folder = folder
+        self.backend = "mysql" if nodes else "sqlite3"
+        engine = f"sharded_orm.backends.{self.backend}"
+        options = {"charset": "utf8mb4"}
+        self.nodes = dict(
+            zip(
+                ("db1", "db2"),
+                [{"ENGINE": engine, "OPTIONS": options, **node} for node in nodes]
+                or [{"ENGINE": engine, "NAME": str(folder / name)} for name in ("db1", "db2")],
+                strict=True,
+            )
+        )
+        self.global_aliases = ("default", "directory", "tickets_1", "tickets_2")
+        databases = {
+            alias: {**self.nodes["db1"], "NAME": f"{prefix}{alias}"}
+            if nodes
+            else {
+                "ENGINE": engine,
+                "NAME": str(folder / f"{alias}.sqlite3"),
+                "OPTIONS": {"timeout": 60},
+            }
+            for alias in self.global_aliases
+        }
+        if not nodes:
+            for name, node in self.nodes.items():
+                (folder / name).mkdir()
+                node["OPTIONS"] = {"timeout": 60}
+        self.content: dict[str, Any] = {
+            "databases": databases,
+            "sharded_orm": {
+                "NODES": self.nodes,
+                "GROUPS": {
+                    name: {
+                        "STRATEGY": strategy,
+                        "DATABASE_NAME": f"{prefix}{name}_{{shard:05d}}",
+                        "RANGES": [
+                            {"range": [0, 1], "primary": "db1"},
+                            {"range": [2, 3], "primary": "db2"},
+                        ],
+                    }
+                    for name, strategy in (
+                        ("books", "directory"),
+                        ("accounts", "modulo"),
+                        ("pins", "embedded"),
+                    )
+                },
+                "TICKETS": ["tickets_1", "tickets_2"],
+                "DIRECTORY": "directory",
+                "CACHE": {
+                    "OBJECTS": "default",
+                    "LISTS": "default",
+                    "TIMEOUT": 0.1,
+                    "COMMIT_WITHIN": 0.2,
+                    "QUARANTINE": 0.5,
+                },
+            },
+        }
+        self.save()
+
+    def save(self) -> None:
+        (self.folder / "settings.json").write_text(json.dumps(self.content))
+
+    def prepare(self) -> None:
+        aliases = list(self.global_aliases)
+        if self.backend == "mysql":
+            self.run(f"for alias in {aliases!r}: connections[alias].create_shard_database()")
+        for alias in ("default", "directory"):
+            self.manage("migrate", "--database", alias, "--verbosity", "0")
+        self.manage("tickets", "create")
+        self.manage("migrate_shards", "--create", "--verbosity", "0")
+        self.run(_CREATE % (WRITERS + 1))
+
+    def start(self, *arguments: str, **environment: str) -> PythonProcess:
+        return PythonProcess(
+            [
+                "-m",
+                "tests.integration.imports.project",
+                str(self.folder / "settings.json"),
+                *arguments,
+            ],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stderr=PIPE,
+        )
+
+    def python(self, *arguments: str, **environment: str) -> Done:
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode is not None
+        return Done(process.returncode, out, err)
+
+    def manage(self, *arguments: str, code: int = 0, **environment: str) -> Done:
+        """Run a command; it must exit with the status ``code``."""
+        done = self.python("manage.py", *arguments, **environment)
+        assert done.code == code, f"{done.code}\n{done.out}\n{done.err}"
+        assert "Traceback" not in done.err, done.err
+        return done
+
+    def run(self, code: str) -> str:
+        """Run code in a process of the site, and return what it prints."""
+        done = self.python("run", PREAMBLE + code)
+        assert done.code == 0, done.err
+        return done.out.strip()
+
+    def fill(self, count: int = 41) -> None:
+        self.run(f"{DEFINITIONS}insert(Book, [book(pk) for pk in range(1, {count})])")
+
+    def copy(
+        self, *options: str, models: Sequence[str] = MODELS, code: int = 0, **environment: str
+    ) -> Done:
+        return self.manage(
+            "shards", "import", *models, "--from", "default", *options, code=code, **environment
+        )
+
+    def ids(self, model: str = "Book") -> list[Any]:
+        """The primary keys on all shards, a key twice if two shards have it."""
+        found: list[Any] = json.loads(
+            self.run(
+                f"rows = {model}.objects.scatter().values_list('pk', flat=False)\n"
+                "print(json.dumps(sorted(row[0] for row in rows)))"
+            )
+        )
+        return found
+
+
+@contextmanager
+def site_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
+    if backend == "sqlite":
+        yield Site(folder)
+        return
+    import MySQLdb
+
+    prefix = f"i{secrets.token_hex(4)}_"
+    addresses = request.getfixturevalue("mariadb_nodes")
+    try:
+        yield Site(folder, [address.django() for address in addresses[:2]], prefix)
+    finally:
+        for address in addresses[:2]:
+            connection = MySQLdb.connect(**address.mysqldb(), autocommit=True)
+            cursor = connection.cursor()
+            cursor.execute(f"SHOW DATABASES LIKE '{prefix}%'")
+            for (name,) in cursor.fetchall():
+                cursor.execute(f"DROP DATABASE {name}")
+            connection.close()
