@@ -89,6 +89,10 @@ from django.db.models import Model, ProtectedError
 from django.utils.connection import ConnectionDoesNotExist
 
 
+def _lines(problems: tuple[str, ...]) -> str:
+    return "".join(f"\n  - {problem}" for problem in problems)
+
+
 class ShardedOrmError(Exception):
     """Base class of all errors that the library itself raises."""
 
@@ -99,8 +103,9 @@ class InvalidConfiguration(ShardedOrmError, ImproperlyConfigured):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"SHARDED_ORM has {count} problem{'s' if count != 1 else ''}:{lines}")
+        super().__init__(
+            f"SHARDED_ORM has {count} problem{'s' if count != 1 else ''}:{_lines(self.problems)}"
+        )
 
 
 class RoutingError(ShardedOrmError):
@@ -413,20 +418,12 @@ class OperationDiffers(OperationError, OperationalError):
     """Other processes are executing the operation together, with other arguments."""
 
 
-class _Refused(OperationError):
-    problems: tuple[str, ...]
-    _what: str
+class PromotionRefused(OperationError, OperationalError):
+    """A primary cannot be replaced by its replica. :attr:`problems` lists every reason."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"{self._what}:{lines}")
-
-
-class PromotionRefused(_Refused, OperationalError):
-    """A primary cannot be replaced by its replica. :attr:`problems` lists every reason."""
-
-    _what = "The promotion is refused"
+        super().__init__(f"The promotion is refused:{_lines(self.problems)}")
 
 
 class PromotionFailed(OperationError, OperationalError):
@@ -444,13 +441,15 @@ class GrowthRefused(OperationError, ValueError):
     """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
 
 
-class ImportRefused(_Refused, ValueError):
+class ImportRefused(OperationError, ValueError):
     """The rows of tables cannot be imported into shards. Nothing was written.
 
     :attr:`problems` lists every reason.
     """
 
-    _what = "The import is refused, and nothing was written"
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"The import is refused, and nothing was written:{_lines(self.problems)}")
 
 
 class ImportConflict(OperationError, IntegrityError):
@@ -497,8 +496,9 @@ class InvalidTopology(TopologyError, ValueError):
     def __init__(self, problems: Iterable[str], what: str = "The topology document") -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"{what} has {count} problem{'s' if count != 1 else ''}:{lines}")
+        super().__init__(
+            f"{what} has {count} problem{'s' if count != 1 else ''}:{_lines(self.problems)}"
+        )
 
 
 class TopologyConflict(TopologyError, OperationalError):
