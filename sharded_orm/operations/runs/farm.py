@@ -228,8 +228,10 @@ class Farm:
 
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
-            # The run of this process was finished a moment ago, so this one was begun by mistake.
-            leases.runs().filter(pk=run.id).delete()
+            # The run of this process was finished a moment ago. If this one is new, it was begun by
+            # mistake. Otherwise, another process has begun it.
+            if not run.resumed:
+                run.lease.own_row().delete()
             return None
         units = WorkUnits(run.id)
         if run.arguments.get("work") != dict(self._job.arguments):
@@ -258,14 +260,14 @@ class Farm:
                 f" {run.arguments.get('work')!r}. Use the same ones to take part, or wait until it"
                 " ends."
             )
-        units.delete()
+        units.delete(run)
         run.finish("abandoned")
 
     def _plan_first(self, run: journal.JournalRun) -> None:
         try:
             self._job.prepare()
         except Exception as exc:
-            WorkUnits(run.id).delete()
+            WorkUnits(run.id).delete(run)
             run.finish("refused", journal.one_line(exc))
             raise
         self._has_retried = True
@@ -275,8 +277,8 @@ class Farm:
         # A process may have been killed here before. Tables may have grown since, so its units may
         # differ from those of this process. Begin anew.
         units = WorkUnits(run.id)
-        units.delete()
-        total = units.create(self._checked(run, self._job.plan(number)))
+        units.delete(run)
+        total = units.create(run, self._checked(run, self._job.plan(number)))
         run.note(planned=number)
         self._begin_progress(total)
 
@@ -303,7 +305,7 @@ class Farm:
         summary = self._job.summarize(rounds)
         run.note(summary=summary)
         problems = summary["problems"]
-        units.delete()
+        units.delete(run)
         work_units.delete_dead_workers(run.kind, run.subject)
         run.finish("failed" if problems else "done", "; ".join(problems)[:2000])
 

@@ -217,6 +217,18 @@ class JournalRun:
                 ).delete()
         self.finished = True
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A context manager: a transaction during which no other process can take the run over.
+
+        :raises LeaseLost: another process has the run.
+        """
+        with transaction.atomic(using=DEFAULT_DB_ALIAS):
+            # Begin with this write, which also checks the lease. If the transaction began with a
+            # read, SQLite might refuse the first write.
+            self._write(signs=F("signs") + 1)
+            yield
+
     # ##### Steps #####
 
     def create_steps(self, aliases: Iterable[str]) -> None:
@@ -229,10 +241,7 @@ class JournalRun:
         """
         names = iter(aliases)
         while batch := list(islice(names, BATCH)):
-            with transaction.atomic(using=DEFAULT_DB_ALIAS):
-                # Begin the transaction with this write, which also checks the lease. If it began
-                # with a read, SQLite might refuse the first write.
-                self._write(signs=F("signs") + 1)
+            with self.transaction():
                 new = self._create_batch(batch)
             self._new_steps.update(new)
 

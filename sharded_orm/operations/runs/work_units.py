@@ -13,7 +13,7 @@ So the work itself must be such that two may do it at once.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -25,7 +25,14 @@ from django.utils import timezone
 from sharded_orm.models.tables.journal import OperationStep
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs import lease as leases
-from sharded_orm.operations.runs.journal import BATCH, DONE, FAILED, PENDING, RUNNING
+from sharded_orm.operations.runs.journal import (
+    BATCH,
+    DONE,
+    FAILED,
+    PENDING,
+    RUNNING,
+    JournalRun,
+)
 
 # The number of units that a worker reads to find one that no other has taken meanwhile.
 _CANDIDATES = 16
@@ -115,27 +122,33 @@ class WorkUnits:
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
 
-    def create(self, units: Iterable[tuple[str, str, Mapping[str, Any]]]) -> int:
-        """Create units, and return how many were created. To be called by the run's holder only.
+    def create(self, run: JournalRun, units: Iterable[tuple[str, str, Mapping[str, Any]]]) -> int:
+        """Create units, and return how many were created.
 
+        :param run: the run of the units, as its holder has it.
         :param units: for each unit a name, by which units are ordered; a description for people; and
             the content, as JSON values. A unit whose name exists is left as it is, so a call that was
             interrupted may be repeated.
+        :raises LeaseLost: another process has the run.
         """
         remaining, count = iter(units), 0
         while batch := list(islice(remaining, BATCH)):
-            names = {name for name, _, _ in batch}
-            existing = set(self.rows().filter(alias__in=names).values_list("alias", flat=True))
-            new = [
-                OperationStep(
-                    run_id=self.run_id, alias=name, operation=description, position=dict(content)
-                )
-                for name, description, content in batch
-                if name not in existing
-            ]
-            OperationStep.objects.using(DEFAULT_DB_ALIAS).bulk_create(new)
+            with run.transaction():
+                self._create_batch(batch)
             count += len(batch)
         return count
+
+    def _create_batch(self, batch: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
+        names = {name for name, _, _ in batch}
+        existing = set(self.rows().filter(alias__in=names).values_list("alias", flat=True))
+        new = [
+            OperationStep(
+                run_id=self.run_id, alias=name, operation=description, position=dict(content)
+            )
+            for name, description, content in batch
+            if name not in existing
+        ]
+        OperationStep.objects.using(DEFAULT_DB_ALIAS).bulk_create(new)
 
     def take(self, worker: Worker) -> WorkUnit | None:
         """Return a unit that nobody works on, and give it to ``worker``; None if there is none.
@@ -180,9 +193,14 @@ class WorkUnits:
     def rows(self) -> QuerySet[OperationStep]:
         return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.run_id)
 
-    def delete(self) -> None:
-        """Delete all units of the run. To be called by the run's holder only."""
-        self.rows().delete()
+    def delete(self, run: JournalRun) -> None:
+        """Delete all units of the run.
+
+        :param run: the run of the units, as its holder has it.
+        :raises LeaseLost: another process has the run.
+        """
+        with run.transaction():
+            self.rows().delete()
 
 
 def delete_dead_workers(kind: str, subject: str) -> None:

@@ -109,3 +109,75 @@ print(copy())
         "1 rows refer to rows that their shard does not have (library.Book(pk=7) refers" in output
     )
     assert "'sequel_of' to library.Book(id=15)" in output
+
+
+def test_a_leader_that_was_taken_over_changes_no_units(site: Site) -> None:
+    """A leader is silent for too long, and wakes up while it cuts the second round."""
+    site.fill()
+    output = site.run(
+        _IMPORT
+        + """
+from sharded_orm.models import OperationStep
+from sharded_orm.operations.imports.row_copy import _CopyJob
+from sharded_orm.operations.runs import lease
+from sharded_orm.operations.runs.farm import Farm
+def take_over():
+    lease.runs().filter(kind="import", unfinished=True).update(token="of another process")
+def names():
+    steps = OperationStep.objects.filter(run__kind="import").order_by("alias")
+    return sorted({name[:4] for name in steps.values_list("alias", flat=True)})
+def forget():
+    lease.runs().filter(kind="import").delete()
+plan, ranges = Farm._plan, _CopyJob.plan
+def plan_late(self, run, number):
+    if number == 2:
+        take_over()
+    plan(self, run, number)
+Farm._plan = plan_late
+print("was taken over" in copy(), names())
+forget()
+for alias in [alias for alias in connections if alias.startswith("books_0")]:
+    execute(alias, "DELETE FROM library_book")
+Farm._plan = plan
+def ranges_late(self, number):
+    if number == 2:
+        take_over()
+    return ranges(self, number)
+_CopyJob.plan = ranges_late
+print("was taken over" in copy(), names())
+"""
+    )
+    # The units of the first round are left to the process that has taken over.
+    assert output.splitlines()[0] == "True ['0001']"
+    assert "0002" not in output.splitlines()[1]
+
+
+def test_the_run_that_another_process_has_begun_is_kept(site: Site) -> None:
+    """A process finds, instead of the run in which it took part, the next one."""
+    site.fill()
+    output = site.run(
+        _IMPORT
+        + """
+from sharded_orm.operations.runs import lease
+from sharded_orm.operations.runs.farm import Farm
+report, work = Farm._finished_report, Farm._work
+begun = []
+def stop(self, worker):
+    self._stopping.stop("stopped")
+    return False
+def report_then_wait(self):
+    found = report(self)
+    if found is None and not begun:
+        begun.append(copy())
+        Farm._work = stop
+        begun.append(copy())
+        Farm._work = work
+    return found
+Farm._finished_report = report_then_wait
+result = copy()
+runs = lease.runs().filter(kind="import").order_by("pk").values_list("state", flat=True)
+print(result, begun[0], list(runs))
+"""
+    )
+    assert output == "ok ok ['done', 'running']"
+    site.copy(models=["library.Book", "library.Topic"])
