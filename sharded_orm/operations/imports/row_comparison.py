@@ -220,6 +220,11 @@ class _RowComparison:
                 )
 
 
+def _plain_json(text: str) -> str:
+    """Return JSON in one way of writing it. Unlike Python, JSON tells true from 1."""
+    return json.dumps(json.loads(text), sort_keys=True)
+
+
 def _equals(field: Any, before: Any, after: Any) -> bool:
     if type(before) is type(after) and before == after:
         return True
@@ -227,7 +232,7 @@ def _equals(field: Any, before: Any, after: Any) -> bool:
         return before is after
     if isinstance(target_field(field), JSONField):
         try:
-            return bool(json.loads(before) == json.loads(after))
+            return _plain_json(before) == _plain_json(after)
         except ValueError:
             return False
     return bool(before != before and after != after)  # "Not a number" differs from itself.

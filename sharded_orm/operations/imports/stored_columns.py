@@ -117,10 +117,15 @@ class StoredColumn:
         if target_field(self.field).get_internal_type() == "JSONField":
             # Databases write the same JSON with different spaces.
             try:
-                return bool(json.loads(one) == json.loads(other))
+                return _plain_json(one) == _plain_json(other)
             except ValueError:
                 return False
         return bool(one != one and other != other)  # Both are "not a number".
+
+
+def _plain_json(text: str) -> str:
+    """Return JSON in one way of writing it. Unlike Python, JSON tells true from 1."""
+    return json.dumps(json.loads(text), sort_keys=True)
 
 
 def stored_columns(model: type[Model]) -> list[StoredColumn]:

@@ -120,6 +120,21 @@ def test_changed_rows_are_named_and_updated_on_demand(site: Site) -> None:
     site.copy("--verify")
 
 
+def test_json_of_another_type_is_a_change(site: Site) -> None:
+    """Python takes True for 1, and 1 for 1.0."""
+    site.fill()
+    site.run("""execute('default', "UPDATE library_book SET extra = '{\\"a\\": 1}'")""")
+    site.copy()
+    site.run(
+        """execute('default', "UPDATE library_book SET extra = '{\\"a\\": true}' WHERE id = 7")"""
+    )
+    assert "differs from its row" in site.copy(code=1).err
+    assert "library.Book(pk=7) on" in site.copy("--verify", code=1).err
+    site.copy("--update")
+    site.copy("--verify")
+    assert site.run("print(Book.objects.get(writer_id=8, pk=7).extra)") == "{'a': True}"
+
+
 def test_rows_of_another_owner_are_named_and_kept(site: Site) -> None:
     site.fill()
     site.copy()
