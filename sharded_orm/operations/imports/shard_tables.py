@@ -68,6 +68,7 @@ class ShardTable:
         :raises ImportConflict: the shard has another row with the same primary key.
         :raises IntegrityError: a constraint of the table refuses a row.
         """
+        self._refuse_rows_of_others(rows)
         missing = self._compare(rows, stored)
         if missing:
             try:
@@ -121,6 +122,29 @@ class ShardTable:
                     f" {self._alias!r} has a row with this primary key and {name}={there!r}."
                     " Neither was changed. Delete one of them, or give it another primary key."
                 )
+
+    def _refuse_rows_of_others(self, rows: Sequence[SourceRow]) -> None:
+        """Raise an error if a row without a key of its own would come to another owner's row. One
+        query for 500 rows.
+        """
+        table, link = self._table, self._table.key_link
+        if link is None:
+            return
+        place = [column.field for column in table.columns].index(link)
+        target, key = link.target_field.attname, table.key_field
+        for batch in batched(rows, LOOK_UPS):
+            related = SourceTable(link.related_model, self._alias).query()
+            found = related.filter(**{f"{target}__in": {row.values[place] for row in batch}})
+            keys = dict(found.values_list(target, key.attname))
+            for row in batch:
+                there = key.get_prep_value(keys.get(row.values[place]))
+                if there is not None and there != row.key:
+                    raise ImportConflict(
+                        f"{table.label}(pk={row.pk!r}) belongs to {link.name}={row.values[place]!r}"
+                        f" with the shard key {row.key!r} on {table.alias!r}, but on {self._alias!r}"
+                        f" that row has the key {there!r}. Neither was changed. Delete one of them,"
+                        " or give it another primary key."
+                    )
 
     # ##### Writing #####
 

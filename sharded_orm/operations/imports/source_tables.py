@@ -78,6 +78,15 @@ class SourceTable:
         assert self.options.key is not None
         return self.options.key
 
+    @cached_property
+    def key_link(self) -> Any:
+        """The foreign key to the row by which a row of this table has its shard key; None if the
+        table has the column of the key itself.
+        """
+        if self.owner is not None or self.key_field.model is self.model:
+            return self.owner
+        return self.model._meta.get_ancestor_link(self.key_field.model)
+
     @property
     def key_path(self) -> str:
         """The name of the shard key in queries of this table, perhaps of another table's column."""

@@ -164,6 +164,49 @@ print(alias, pk, one, two)
     site.copy("--verify")
 
 
+def test_rows_that_belong_to_a_row_of_another_owner_are_kept(site: Site) -> None:
+    """Tables without a key of their own: of a child model, and of a many-to-many relation."""
+    site.fill()
+    site.run(
+        DEFINITIONS
+        + """
+insert(Topic, [{"id": n, "name": f"topic {n}", "writer_id": n} for n in range(1, 9)])
+insert(Novel, [{"book_ptr_id": n, "genre": "long"} for n in range(1, 9)])
+"""
+    )
+    site.copy()
+    # Another owner on the same shard has a row with the same id.
+    alias, one, pk, other = site.run(
+        """
+from sharded_orm import runtime
+place = {}
+for writer in range(1, 9):
+    place.setdefault(runtime.locate("books", writer).alias, []).append(writer)
+alias, (one, two, *_) = next(item for item in place.items() if len(item[1]) > 1)
+novel, other = (source(Book).filter(writer_id=one).order_by("pk"))[:2]
+for book in (novel, other):
+    execute(alias, "UPDATE library_book SET writer_id = %s WHERE id = %s", two, book.pk)
+print(alias, one, novel.pk, other.pk)
+"""
+    ).split()
+    before = f"""
+print(raw({alias!r}, Novel), raw({alias!r}, Book.topics.through))
+"""
+    expected = site.run(before)
+    site.run(
+        DEFINITIONS
+        + f"""
+execute("default", "UPDATE library_novel SET genre = 'short' WHERE book_ptr_id = {pk}")
+insert(Book.topics.through, [{{"id": 1, "book_id": {pk}, "topic_id": {one}}}])
+insert(Novel, [{{"book_ptr_id": {other}, "genre": "long"}}])
+"""
+    )
+    error = site.copy("--update", code=1).err
+    assert site.run(before) == expected
+    for model in ("library.Book", "library.Novel", "library.Book_topics"):
+        assert f"ImportConflict: {model}(pk=" in error, error
+
+
 def test_text_keys_by_modulo(site: Site) -> None:
     site.run(
         DEFINITIONS
