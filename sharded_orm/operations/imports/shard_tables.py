@@ -76,7 +76,8 @@ class ShardTable:
             except IntegrityError:
                 # Another worker may have inserted some of these rows meanwhile.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
-                if not there:
+                # By the column's collation, another primary key may count as equal.
+                if not any(row.pk in there for row in missing):
                     raise
                 self.store(missing, stored)
                 return

@@ -100,7 +100,8 @@ class SourceTable:
 
         :param alias: the database; by default the source.
         """
-        return QuerySet(self.model, using=alias or self.alias)
+        # The model's own order may join a table, and leave out rows whose parents are not there yet.
+        return QuerySet(self.model, using=alias or self.alias).order_by()
 
     def between(self, first: Any, last: Any) -> QuerySet[Any]:
         """Return the rows after ``first`` up to ``last``, in the order of the primary key.
