@@ -140,7 +140,7 @@ class Farm:
         :raises OperationDiffers: other processes execute the run with other arguments.
         :raises OperationError: the job is refused.
         """
-        with work_units.join(self._job.kind, self._job.subject) as worker:
+        with work_units.join(self._job.kind, self._job.subject, self._job.arguments) as worker:
             while True:
                 report = self._advance()
                 if report is not None:
@@ -254,10 +254,11 @@ class Farm:
         return self._finished_report() if run.finished else None
 
     def _give_up_other(self, run: journal.JournalRun, units: WorkUnits) -> None:
-        if units.has_living_workers():
+        other = run.arguments.get("work", {})
+        if work_units.has_living_workers(run.kind, run.subject, other):
             raise OperationDiffers(
                 f"Run {run.id} ({run.kind} {run.subject!r}) is under way with other arguments:"
-                f" {run.arguments.get('work')!r}. Use the same ones to take part, or wait until it"
+                f" {other!r}. Use the same ones to take part, or wait until it"
                 " ends."
             )
         units.delete(run)

@@ -54,13 +54,14 @@ class Worker:
 
 
 @contextmanager
-def join(kind: str, subject: str) -> Iterator[Worker]:
+def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Worker]:
     """Within the block, this process is a worker for operations of ``kind`` on ``subject``.
 
+    :param arguments: those of the operation; see :func:`has_living_workers`.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
     name = f"{subject[:100]} {secrets.token_hex(8)}"  # Unique, so nobody else can hold this run.
-    lease, _ = journal.take_lease(leases.worker_kind(kind), name, {})
+    lease, _ = journal.take_lease(leases.worker_kind(kind), name, dict(arguments))
     lease.start()
     try:
         yield Worker(lease)
@@ -184,12 +185,6 @@ class WorkUnits:
     def by_state(self) -> dict[str, int]:
         return journal.count_by_state(self.rows())
 
-    def has_living_workers(self) -> bool:
-        """Whether a unit belongs to a worker that is alive or may be alive."""
-        running = self.rows().filter(state=RUNNING).values("worker")
-        rows = leases.with_silence(leases.runs().filter(pk__in=running))
-        return any(leases.is_held(row) for row in rows)
-
     def rows(self) -> QuerySet[OperationStep]:
         return OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=self.run_id)
 
@@ -201,6 +196,15 @@ class WorkUnits:
         """
         with run.transaction():
             self.rows().delete()
+
+
+def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a worker is alive, or may be, that has joined with these arguments.
+
+    It need not have a unit at the moment: it may be between two.
+    """
+    rows = leases.workers(kind, subject)
+    return any(row.arguments == arguments and leases.is_held(row) for row in rows)
 
 
 def delete_dead_workers(kind: str, subject: str) -> None:

@@ -181,3 +181,46 @@ print(result, begun[0], list(runs))
     )
     assert output == "ok ok ['done', 'running']"
     site.copy(models=["library.Book", "library.Topic"])
+
+
+def test_the_order_of_a_model_leaves_no_row_out(site: Site) -> None:
+    """On the shard, the row of the other table is missing, by which rows are ordered."""
+    site.fill()
+    site.run(DEFINITIONS + "insert(Review, [{'book_id': 15, 'number': 1, 'writer_id': 8}])")
+    output = site.run(
+        _IMPORT
+        + """
+from sharded_orm.operations.imports import row_copy
+Review._meta.ordering = ["book__title"]
+check = row_copy.check_import
+def check_then_delete(request):
+    check(request)
+    with connections["default"].constraint_checks_disabled():
+        execute("default", "DELETE FROM library_book WHERE id = 15")
+row_copy.check_import = check_then_delete
+print(copy("library.Review"))
+"""
+    )
+    assert "library.Review(pk=(8, 1)) refers by 'book' to library.Book(id=15)" in output
+
+
+def test_another_import_does_not_give_up_one_that_is_between_two_units(site: Site) -> None:
+    site.fill()
+    output = site.run(
+        _IMPORT
+        + """
+from sharded_orm.operations.runs.farm import Farm
+work, others = Farm._work, []
+def work_after_another(self, worker):
+    Farm._work = work
+    try:
+        call_command("shards", "import", "library.Counted", source="default", verbosity=0)
+    except CommandError as exc:
+        others.append(str(exc))
+    return work(self, worker)
+Farm._work = work_after_another
+print(copy(), others)
+"""
+    )
+    assert output.startswith("ok ["), output
+    assert "is under way with other arguments" in output
