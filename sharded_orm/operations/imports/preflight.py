@@ -12,7 +12,7 @@ from django.db import connections
 from sharded_orm import runtime
 from sharded_orm.exceptions import ImportRefused
 from sharded_orm.models.fields import TicketField
-from sharded_orm.models.sharding.options import group_of
+from sharded_orm.models.sharding.options import group_of, target_field
 from sharded_orm.operations.imports import source_checks
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import SourceTable
@@ -139,6 +139,13 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
     for column in table.columns:
         if column.plain_field is None:
             yield f"values of {table.label}.{column.field.name} cannot be copied: its type is unknown"
+    for field in table.pk_fields:
+        # Rows are copied as they are stored, but found by what the field reads and writes.
+        if hasattr(target_field(field), "from_db_value"):
+            yield (
+                f"the primary key {field.name!r} of {table.label} cannot be copied: its field class"
+                " changes the values that it reads. Import with a field class that does not"
+            )
 
 
 def _target_problems(request: ImportRequest) -> Iterator[str]:

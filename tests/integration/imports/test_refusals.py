@@ -121,3 +121,23 @@ insert(Pin, [{"id": PACKED.pack(1, 2, 5), "board_id": one}])
     )
     error = site.copy(models=models, code=1).err
     assert "an id of shard 1, but its key belongs on shard 2" in error
+
+
+def test_primary_keys_that_their_field_changes(site: Site) -> None:
+    """Ranges are cut by what the field reads, but rows are copied as they are stored."""
+    output = site.run(
+        """
+from django.core.management import CommandError, call_command
+class Negative(models.BigAutoField):
+    def from_db_value(self, value, *args):
+        return None if value is None else -value
+    def get_prep_value(self, value):
+        return None if value is None else -value
+Counted._meta.pk.__class__ = Negative
+try:
+    call_command("shards", "import", "library.Counted", source="default", verbosity=0)
+except CommandError as exc:
+    print(exc)
+"""
+    )
+    assert "the primary key 'id' of library.Counted cannot be copied" in output
