@@ -223,7 +223,7 @@ insert(Order, [{"id": n, "account_id": name, "amount": n} for n, name in names])
 
 def test_a_key_that_the_shard_takes_for_another_is_refused(site: Site) -> None:
     """The shard's column has a collation by which "ADA" and "ada" are the same."""
-    name = site.run(
+    site.run(
         DEFINITIONS
         + """
 from sharded_orm import runtime
@@ -231,21 +231,18 @@ def home(name):
     return runtime.locate("accounts", name).alias
 name = next(name for name in map("name{}".format, range(1000)) if home(name) == home(name.upper()))
 alias = home(name)
-with connections[alias].constraint_checks_disabled():
-    if connections[alias].vendor == "mysql":
-        execute(alias, "ALTER TABLE library_account MODIFY name varchar(50)"
-                " CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL")
-    else:
-        execute(alias, "DROP TABLE library_account")
-        execute(alias, "CREATE TABLE library_account (name varchar(50) COLLATE NOCASE PRIMARY KEY)")
+collation = {"mysql": "utf8mb4_general_ci", "sqlite": "NOCASE"}[connections[alias].vendor]
+execute(alias, "DROP TABLE library_order")
+execute(alias, "DROP TABLE library_account")
+execute(alias, f"CREATE TABLE library_account (name varchar(50) COLLATE {collation} PRIMARY KEY)")
 execute(alias, "INSERT INTO library_account (name) VALUES (%s)", name.upper())
 insert(Account, [{"name": name}])
-print(name)
 """
     )
-    error = site.copy(models=["library.Account", "library.Order"], code=1).err
-    assert "IntegrityError" in error, error
-    assert name
+    error = site.copy(models=["library.Account"], code=1).err
+    # MariaDB tells the collation of a key, so the shard is refused before a row is sent.
+    expected = "InexactShardKey" if site.backend == "mysql" else "IntegrityError"
+    assert expected in error, error
 
 
 def test_a_dry_run_writes_nothing(site: Site) -> None:
