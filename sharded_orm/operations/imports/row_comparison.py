@@ -209,15 +209,15 @@ class _RowComparison:
                 differences.add("missing", f"{label}(pk={pk!r}) is missing on {where}")
                 continue
             stored = there[pk][0]
-            texts = [
-                f"{field.attname}={after!r} instead of {before!r}"
+            # Name the columns only: the values may be personal data, and the journal keeps the text.
+            columns = [
+                repr(field.attname)
                 for field, before, after in zip(self._fields, values, stored, strict=True)
                 if not _equals(field, before, after)
             ]
-            if texts:
-                differences.add(
-                    "differing", f"{label}(pk={pk!r}) on {alias!r} has {', '.join(texts)}"
-                )
+            if columns:
+                text = f"{label}(pk={pk!r}) on {alias!r} has another {', '.join(columns)}"
+                differences.add("differing", text)
 
 
 def _plain_json(text: str) -> str:

@@ -11,19 +11,19 @@ from tests.integration.imports.site import ROOT, Site
 _ON_SHARD = "execute(home(7), {sql!r})"
 FAULTS = {
     "a changed text": ("UPDATE library_book SET title = 'Book 7' WHERE id = 7",
-                       "title='Book 7' instead of 'book 7'"),
+                       "has another 'title'"),
     "a changed time zone": ("UPDATE library_book SET changed_at = '2020-03-04 06:06:07.890123' WHERE id = 7",
-                            "changed_at=datetime.datetime(2020, 3, 4, 6, 6, 7, 890123"),
-    "NULL for 0": ("UPDATE library_book SET pages = NULL WHERE id = 7", "pages=None instead of 0"),
+                            "has another 'changed_at'"),
+    "NULL for 0": ("UPDATE library_book SET pages = NULL WHERE id = 7", "has another 'pages'"),
     "0 for NULL": ("UPDATE library_book SET published = 0 WHERE id = 7",
-                   "published=False instead of None"),
+                   "has another 'published'"),
     "an empty text for NULL": ("UPDATE library_book SET secret = '' WHERE id = 7",
-                               "secret='' instead of None"),
+                               "has another 'secret'"),
     "JSON's null for NULL": ("UPDATE library_book SET extra = 'null' WHERE id = 7",
-                             "extra='null' instead of None"),
+                             "has another 'extra'"),
     "a missing row": ("DELETE FROM library_book WHERE id = 7", "library.Book(pk=7) is missing on"),
     "another owner": ("UPDATE library_book SET writer_id = 77 WHERE id = 7",
-                      "writer_id=77 instead of 8"),
+                      "has another 'writer_id'"),
     "a row of its own": ("INSERT INTO library_book (id, writer_id, title, changed_at) VALUES"
                          " (999, 8, 'x', '2020-01-01')", "library.Book(pk=999) is on"),
 }  # fmt: skip
