@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 
@@ -114,13 +116,14 @@ def test_inside_a_transaction_the_read_is_refused(move: HandMove, outer: str) ->
 
 def _moved_elsewhere(move: HandMove) -> Callable[[], None]:
     """Return a function that moves the key by connections of another thread."""
-    from threading import Thread
 
     def switch() -> None:
         try:
             move.switch()
         finally:
-            connections.close_all()
+            for connection in connections.all(initialized_only=True):
+                # The close() of Django's SQLite backend does not close databases in memory.
+                BaseDatabaseWrapper.close(connection)
 
     def run() -> None:
         thread = Thread(target=switch)
