@@ -23,7 +23,7 @@ from sharded_orm.backends.group import relocation
 from sharded_orm.exceptions import InvalidConfiguration, UnknownShard
 from sharded_orm.routing.base import Strategy, make_strategy
 from sharded_orm.routing.directory import DirectoryStore, DirectoryStrategy
-from sharded_orm.routing.placement_lease import PlacementLease
+from sharded_orm.routing.placement_lease import PermanentLease, PlacementLease
 from sharded_orm.topology.aliases import ShardedDatabases
 from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Shard, ShardGroup, Topology
@@ -100,7 +100,7 @@ def _no_directory(alias: str) -> DirectoryStore:
 _directory_store: Callable[[str], DirectoryStore] = _no_directory
 # The lease under which this process remembers placements. All groups share it, because all have one
 # directory.
-_placement_lease: PlacementLease | None = None
+_placement_lease: PlacementLease | PermanentLease | None = None
 
 
 def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
@@ -273,14 +273,17 @@ def strategy(name: str) -> Strategy:
     return strategy
 
 
-def placement_lease() -> PlacementLease:
+def placement_lease() -> PlacementLease | PermanentLease:
     """Return the lease under which this process remembers the shards of keys. Thread-safe."""
     global _placement_lease
     with _active.lock:
         if _placement_lease is None:
             options = config()
-            store = _directory_store(options.directory)
-            _placement_lease = PlacementLease(store, options.placement_lease)
+            if options.placement_lease is None:
+                _placement_lease = PermanentLease()
+            else:
+                store = _directory_store(options.directory)
+                _placement_lease = PlacementLease(store, options.placement_lease)
         return _placement_lease
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
-from sharded_orm.routing.placement_lease import MoveStore, PlacementLease, Poll
+from sharded_orm.routing.placement_lease import MoveStore, PermanentLease, PlacementLease, Poll
 from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.topology.model import ShardGroup
 
@@ -77,7 +77,7 @@ class DirectoryStrategy(Strategy):
     #: The store of placements (shards of keys), and the lease under which they are remembered.
     #: ``runtime`` sets both.
     store: DirectoryStore
-    lease: PlacementLease
+    lease: PlacementLease | PermanentLease
 
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         super().__init__(group, options)

@@ -94,18 +94,15 @@ class PlacementLease:
     until the lease is over. After that, each look-up raises the error of the directory.
 
     :param store: says which keys are in flight.
-    :param seconds: how long a lease is valid, counted from the sending of the query. With None no key
-        moves: the lease is valid for good, and asks nothing.
+    :param seconds: how long a lease is valid, counted from the sending of the query.
     """
 
     _instances: WeakSet[PlacementLease] = WeakSet()
 
-    def __init__(self, store: MoveStore, seconds: float | None) -> None:
+    def __init__(self, store: MoveStore, seconds: float) -> None:
         self._store = store
         self.seconds = seconds
-        self._poll = (
-            Poll(1, 1, math.inf, math.inf, MoveList((), 0), {}) if seconds is None else None
-        )
+        self._poll: Poll | None = None
         #: Whether the last question was asked inside Django's ``TestCase``, so no key moves.
         self.is_suspended = False
         # The lock is reentrant, because a receiver of connection_created may use sharded models
@@ -145,8 +142,8 @@ class PlacementLease:
                 return known  # Another thread has asked meanwhile.
             try:
                 return self._ask()
-            except Exception:
-                if (known := self.valid()) is None or self.seconds is None:
+            except Exception:  # Of any driver; the caller gets it when the lease is over.
+                if (known := self.valid()) is None:
                     raise
                 # Ask again a little later, so that not every operation waits for the directory.
                 self._poll = replace(known, renew_at=now() + self.seconds / 10)
@@ -155,8 +152,6 @@ class PlacementLease:
             self._lock.release()
 
     def _ask(self) -> Poll | None:
-        if self.seconds is None:
-            return self._poll
         sent = now()
         moves = self._store.moves()
         self.is_suspended = moves is None
@@ -192,3 +187,16 @@ class PlacementLease:
 
 
 os.register_at_fork(after_in_child=PlacementLease._after_fork)
+
+
+class PermanentLease:
+    """The lease of a process whose keys never move: it is valid for good, and asks nothing."""
+
+    seconds = None
+    is_suspended = False
+    _poll = Poll(1, 1, math.inf, math.inf, MoveList((), 0), {})
+
+    def current(self) -> Poll:
+        return self._poll
+
+    valid = renew = current
