@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import md5
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
@@ -69,6 +69,9 @@ class ChangeCapture(ABC):
 
     :param connection: a connection object of Django's own backend, which is used for nothing else.
     """
+
+    #: A query for the names of all triggers on the shard.
+    _all_triggers: ClassVar[str]
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -176,9 +179,10 @@ class ChangeCapture(ABC):
         :raises django.db.OperationalError: a transaction on one of the tables took longer.
         """
 
-    @abstractmethod
     def triggers(self) -> set[str]:
         """Return the names of the triggers of this module on the shard."""
+        names = (str(name) for (name,) in self._rows(self._all_triggers))
+        return {name for name in names if name.startswith(OWN_PREFIX)}
 
     @abstractmethod
     def _table_statements(self) -> Iterator[str]: ...
@@ -187,8 +191,10 @@ class ChangeCapture(ABC):
     def _stored_key(self, value: Any) -> Any:
         """Return the key as the table of fences stores it."""
 
-    @abstractmethod
-    def _parse_pk(self, text: str) -> tuple[Any, ...]: ...
+    def _parse_pk(self, text: str) -> tuple[Any, ...]:
+        return tuple(
+            bytes.fromhex(part).decode("utf-8", "surrogateescape") for part in text.split(",")
+        )
 
     def _key_of(self, table: CapturedTable, row: str) -> str:
         """Return SQL for the shard key of a row.

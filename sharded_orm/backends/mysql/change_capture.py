@@ -20,7 +20,6 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import MARKER, SQLSTATE
-from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.mysql_flavor import MySQLFlavor
 
 # Seconds that one attempt waits for locks. Statements of others queue behind it for as long.
@@ -35,6 +34,8 @@ class MySQLChangeCapture(ChangeCapture):
 
     So an exclusive lock on that row waits for all writers of this key, and for nobody else.
     """
+
+    _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
@@ -68,13 +69,6 @@ class MySQLChangeCapture(ChangeCapture):
         self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}, {self._quote(FENCES)}")
         return True
 
-    def triggers(self) -> set[str]:
-        rows = self._rows(
-            "SELECT trigger_name FROM information_schema.triggers"
-            " WHERE event_object_schema = DATABASE()"
-        )
-        return {str(name) for (name,) in rows if str(name).startswith(OWN_PREFIX)}
-
     def _has_tables(self) -> bool:
         return bool(self._rows("SHOW TABLES LIKE %s", FENCES.replace("_", r"\_")))
 
@@ -93,7 +87,7 @@ class MySQLChangeCapture(ChangeCapture):
                     raise
                 if time.monotonic() > deadline:
                     raise
-            time.sleep(_BETWEEN)
+            time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
 
     @contextmanager
     def _lock_timeout(self, seconds: float) -> Iterator[None]:
@@ -120,11 +114,6 @@ class MySQLChangeCapture(ChangeCapture):
 
     def _stored_key(self, value: Any) -> bytes:
         return value if isinstance(value, bytes) else str(value).encode()
-
-    def _parse_pk(self, text: str) -> tuple[Any, ...]:
-        return tuple(
-            bytes.fromhex(part).decode("utf-8", "surrogateescape") for part in text.split(",")
-        )
 
     def _trigger(self, table: CapturedTable, event: str) -> str:
         fences, journal = self._quote(FENCES), self._quote(JOURNAL)

@@ -15,7 +15,6 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import MARKER
-from sharded_orm.backends.snapshot import OWN_PREFIX
 
 
 class SQLiteChangeCapture(ChangeCapture):
@@ -25,18 +24,20 @@ class SQLiteChangeCapture(ChangeCapture):
     ``recursive_triggers`` is on.
     """
 
+    _all_triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+
     def close(self, number: int, patience: float) -> None:
-        self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
+        self._wait_for_others(patience)
         self._rows(f"UPDATE {self._quote(FENCES)} SET state = 'closed' WHERE id = %s", number)
 
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
-        self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
+        self._wait_for_others(patience)
         for table in tables:
             for event in EVENTS:
                 self._rows(self._trigger(table, event))
 
     def uninstall(self, patience: float) -> bool:
-        self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
+        self._wait_for_others(patience)
         if not self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES):
             return True
         if self.fences():
@@ -47,9 +48,9 @@ class SQLiteChangeCapture(ChangeCapture):
         self._rows(f"DROP TABLE IF EXISTS {self._quote(FENCES)}")
         return True
 
-    def triggers(self) -> set[str]:
-        rows = self._rows("SELECT name FROM sqlite_master WHERE type = 'trigger'")
-        return {str(name) for (name,) in rows if str(name).startswith(OWN_PREFIX)}
+    def _wait_for_others(self, patience: float) -> None:
+        """Let each later statement wait for other writers, for at most ``patience`` seconds."""
+        self._rows(f"PRAGMA busy_timeout = {max(1, int(patience * 1000)):d}")
 
     def _table_statements(self) -> Iterator[str]:
         # The column ``value`` has no type, so a comparison follows the type of the key's column.
@@ -64,11 +65,6 @@ class SQLiteChangeCapture(ChangeCapture):
 
     def _stored_key(self, value: Any) -> Any:
         return value
-
-    def _parse_pk(self, text: str) -> tuple[Any, ...]:
-        return tuple(
-            bytes.fromhex(part).decode("utf-8", "surrogateescape") for part in text.split(",")
-        )
 
     def _trigger(self, table: CapturedTable, event: str) -> str:
         fences, journal = self._quote(FENCES), self._quote(JOURNAL)
