@@ -103,6 +103,9 @@ class Members(Protocol):
     def add(self, wrapper: Any) -> None:
         """Make ``wrapper`` the connection object of its alias in this thread."""
 
+    def forget(self, wrapper: Any) -> None:
+        """Drop ``wrapper`` from the thread's connections. Callers that refer to it may still use it."""
+
     def record_connect(self, wrapper: Any) -> None:
         """Note that ``wrapper`` has connected, so that its connection is closed after the time
         ``close_at``.

@@ -194,6 +194,15 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         if self.shard is not None:
             self.shard = settings_dict["SHARD"]
 
+    def close_and_forget(self) -> None:
+        """Close the connection, and let this thread keep no connection object of the shard.
+
+        For work on thousands of shards, one after the other: the thread would keep hundreds of them.
+        """
+        self.close()
+        if self.group_wrapper is not None:
+            self.group_wrapper.shards.forget(self)
+
     def close_if_unusable_or_obsolete(self) -> None:
         if self._generation != relocation.generation and self._generation is not None:
             relocation.close_relocated(self)

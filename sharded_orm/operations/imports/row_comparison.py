@@ -202,7 +202,8 @@ class _RowComparison:
             shard_rows: QuerySet[Any] = QuerySet(self._table.model, using=alias)
             for batch in batched(rows, _LOOK_UPS):
                 there |= self.read(shard_rows.filter(pk__in=batch), None)
-            _close(alias)
+            connection: Any = connections[alias]
+            connection.close_and_forget()
         for pk, values in rows.items():
             if pk not in there:
                 where = "any shard: its key has none" if alias is None else repr(alias)
@@ -272,11 +273,5 @@ def _compare_shard(table: SourceTable, alias: str, differences: _Differences, ch
                     )
             last = pks[-1]
     finally:
-        _close(alias)
-
-
-def _close(alias: str) -> None:
-    # A thread may read thousands of shards. It must not keep a connection object of each.
-    connection: Any = connections[alias]
-    connection.close()
-    connection.group_wrapper.shards.forget(connection)
+        connection: Any = connections[alias]
+        connection.close_and_forget()

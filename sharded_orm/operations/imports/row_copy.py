@@ -31,7 +31,7 @@ from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
 # Names of the numbers of rows that show that a round has found something to do.
-_NEWS = ("copied", "updated", "waiting")
+_NEWS = ("copied", "updated")
 
 
 def copy_rows(
@@ -111,7 +111,8 @@ class _CopyJob(Job):
                 except ImportConflict as exc:
                     conflicts.append(str(exc))
                 finally:
-                    _close(alias)
+                    connection: Any = connections[alias]
+                    connection.close_and_forget()
                     if stored.copied + stored.updated > before or not is_certain:
                         written.append(alias)
         finally:
@@ -135,7 +136,7 @@ class _CopyJob(Job):
         rounds.append({"tables": tables, "examples": examples})
         # Rows that wait for rows of another table may find them in the next round. But if no row was
         # copied in this round, they wait in vain.
-        has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS[:2])
+        has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds
 
     def summarize(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -222,10 +223,3 @@ def _by_alias(table: SourceTable, rows: Sequence[SourceRow]) -> dict[str, list[S
         refuse_id_of_other_shard(table, row, shard.number)
         by_alias.setdefault(shard.alias, []).append(row)
     return by_alias
-
-
-def _close(alias: str) -> None:
-    # A thread may write to thousands of shards. It must not keep a connection object of each.
-    connection: Any = connections[alias]
-    connection.close()
-    connection.group_wrapper.shards.forget(connection)

@@ -280,10 +280,7 @@ class _Worker:
                 connection.create_shard_database()
             self._migrator.migrate(shard, step, stopping=self._stopping)
         finally:
-            connection.close()
-            # A thread may migrate thousands of shards. Without forget(), the thread would keep the
-            # connection objects of hundreds of shards that are finished.
-            connection.group_wrapper.shards.forget(connection)
+            connection.close_and_forget()
 
     def _failed(self, step: journal.JournalStep) -> bool:
         failure = _failure(step)
