@@ -459,6 +459,14 @@ class ImportConflict(OperationError, IntegrityError):
     """
 
 
+class MoveRefused(OperationError, ValueError):
+    """Keys cannot be moved as requested. Nothing was changed. :attr:`problems` lists every reason."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"The move is refused, and nothing was changed:{_lines(self.problems)}")
+
+
 class MoveFailed(OperationError, OperationalError):
     """An error has stopped the move of a key. The message tells where the rows of the key are."""
 

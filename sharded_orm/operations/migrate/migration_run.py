@@ -28,6 +28,7 @@ from sharded_orm.exceptions import (
 from sharded_orm.models.tables.journal import OperationStep
 from sharded_orm.operations.migrate import AppliedState, MigrateOptions, Migrator
 from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping, Waves, work_through
 from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.model import Shard
@@ -133,6 +134,7 @@ def migrate(
         "shards": len(pending.shards),
     }
     with journal.hold_run(KIND, selected.group.name, arguments) as run:
+        refuse_conflicts(run)
         if run.resumed:
             run.note(**arguments)
         # Examine the shards again, now that no other process can migrate the group. Since the first

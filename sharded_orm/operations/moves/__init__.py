@@ -1,1 +1,17 @@
-"""Moves of shard keys from one shard to another."""
+"""Moves of shard keys from one shard to another, while the site runs (Yupoo, Y4)."""
+
+from sharded_orm.operations.moves.plan import MovePlan, plan_moves
+from sharded_orm.operations.moves.request import AUTO, MoveOptions, MoveReport
+from sharded_orm.operations.moves.runner import KIND, abort, move_keys, repair
+
+__all__ = [
+    "AUTO",
+    "KIND",
+    "MoveOptions",
+    "MovePlan",
+    "MoveReport",
+    "abort",
+    "move_keys",
+    "plan_moves",
+    "repair",
+]

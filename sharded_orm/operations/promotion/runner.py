@@ -14,6 +14,7 @@ from sharded_orm.operations.promotion.preflight import Findings, Loss
 from sharded_orm.operations.promotion.record import Tell
 from sharded_orm.operations.promotion.report import PromotionOptions, PromotionReport
 from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.conflicts import refuse_conflicts
 
 KIND: Final = "promote"
 #: The subject of all promotions in the journal. Since it is the same for all, only one promotion
@@ -76,6 +77,7 @@ def promote(
     """
     options = options or PromotionOptions()
     with journal.hold_run(KIND, SUBJECT, {"node": node, "force": options.force}) as run:
+        refuse_conflicts(run, only_held=options.force)
         try:
             promotion = _resume(run, node, options, tell)
             if promotion is None:

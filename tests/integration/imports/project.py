@@ -5,7 +5,8 @@ FILE is a JSON file with the settings. COMMAND is ``manage.py ARGUMENT…``, or 
 ``KILL_AT`` in the environment names a point where the process kills itself with SIGKILL, such as
 ``insert:3``: in the middle of its third INSERT on shards, whose transaction is still open; or
 ``stored:3``, ``done:3``, ``planned:1``, ``round:1``: when it has committed rows for the third time,
-marked a third unit as done, planned its first round, or recorded the results of its first round.
+marked a third unit as done, planned its first round, or recorded the results of its first round. A
+dotted path of a method stands for the end of a call of it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def configure(content: dict[str, Any]) -> None:
 
 def die_at(where: str) -> None:
     """Have this process kill itself at that point."""
+    from django.utils.module_loading import import_string
+
     from sharded_orm.operations.imports.row_copy import _CopyJob
     from sharded_orm.operations.imports.shard_tables import ShardTable
     from sharded_orm.operations.runs.farm import Farm
@@ -52,13 +55,15 @@ def die_at(where: str) -> None:
 
     what, _, number = where.partition(":")
     owner: Any
-    owner, name = {
+    known = {
         "insert": (ShardTable, "_insert_batch"),
         "stored": (ShardTable, "store"),
         "done": (WorkUnit, "mark_done"),
         "planned": (Farm, "_plan"),
         "round": (_CopyJob, "end_round"),
-    }[what]
+    }
+    path, _, method_name = what.rpartition(".")
+    owner, name = known[what] if what in known else (import_string(path), method_name)
     method, calls = getattr(owner, name), iter(range(1, sys.maxsize))
 
     def dying(*args: Any, **kwargs: Any) -> Any:

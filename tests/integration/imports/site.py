@@ -213,16 +213,18 @@ class Site:
 
 
 @contextmanager
-def site_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
+def site_on(
+    backend: str, request: pytest.FixtureRequest, folder: Path, kind: type[Site] = Site
+) -> Iterator[Site]:
     if backend == "sqlite":
-        yield Site(folder)
+        yield kind(folder)
         return
     import MySQLdb
 
     prefix = f"i{secrets.token_hex(4)}_"
     addresses = request.getfixturevalue("mariadb_nodes")
     try:
-        yield Site(folder, [address.django() for address in addresses[:2]], prefix)
+        yield kind(folder, [address.django() for address in addresses[:2]], prefix)
     finally:
         for address in addresses[:2]:
             connection = MySQLdb.connect(**address.mysqldb(), autocommit=True)

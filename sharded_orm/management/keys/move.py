@@ -1,0 +1,233 @@
+"""The actions ``move``, ``abort`` and ``repair`` of ``manage.py keys``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.core.management import BaseCommand, CommandError
+from django.core.management.base import CommandParser
+
+from sharded_orm.management.actions import Action, problems_error
+from sharded_orm.management.progress import ShardProgress
+from sharded_orm.management.stop_signals import stop_signals
+from sharded_orm.operations import moves
+from sharded_orm.operations.moves.plan import shards_of
+
+
+class Move(Action):
+    name = "move"
+    help = (
+        "Move all rows of keys to another shard, while the site reads and writes them. After an"
+        " interruption, run the command again to go on."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("group", metavar="GROUP", help="A group with a directory.")
+        parser.add_argument("keys", nargs="*", metavar="KEY", help="Shard keys, such as 42.")
+        parser.add_argument(
+            "--from-file",
+            metavar="FILE",
+            help="Read more keys from a file, one per line; - for standard input.",
+        )
+        parser.add_argument(
+            "--to",
+            required=True,
+            type=_target,
+            metavar="SHARD",
+            help="The number of the shard, or 'auto' for an open shard that is drawn for each key.",
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="Only check, and show what would be moved."
+        )
+        parser.add_argument(
+            "--max-pause",
+            type=_positive,
+            default=1000,
+            metavar="MS",
+            help="The longest time in milliseconds for which writes of a key may wait. If it is not"
+            " enough, the key stays where it is. Default: %(default)s",
+        )
+        parser.add_argument(
+            "--rate",
+            type=_positive,
+            metavar="ROWS",
+            help="Each worker copies at most this many rows per second. Default: no limit",
+        )
+        parser.add_argument(
+            "--workers",
+            type=_positive,
+            default=4,
+            metavar="N",
+            help="Move N keys at once. Default: %(default)s",
+        )
+        parser.add_argument(
+            "--keep",
+            type=_days,
+            default=timedelta(days=7),
+            metavar="DAYS",
+            help="Keep the old rows for so long, in tables of their own. Default: 7",
+        )
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        keys = [*options["keys"], *_keys_in(options["from_file"])]
+        if not keys:
+            raise CommandError("Name one key at least, or give --from-file.")
+        if options["dry_run"]:
+            self._show_plan(command, options, keys)
+            return
+        move_options = moves.MoveOptions(
+            max_pause=options["max_pause"] / 1000,
+            rate=options["rate"],
+            workers=options["workers"],
+            keep=options["keep"],
+        )
+        progress = ShardProgress(
+            command, options["verbosity"], bar=not options["json"], unit="keys"
+        )
+        with stop_signals() as stopping:
+            report = moves.move_keys(
+                options["group"],
+                keys,
+                options["to"],
+                options=move_options,
+                progress=progress,
+                stopping=stopping,
+            )
+        show_report(command, report, as_json=options["json"])
+        if not report.ok:
+            error = problems_error(
+                [f"{key}: {why}" for key, why in report.failures.items()]
+                + (
+                    [f"{report.stopped}; keys that are left: {report.left}"]
+                    if report.stopped
+                    else []
+                )
+            )
+            error.returncode = stopping.status
+            raise error
+
+    def _show_plan(self, command: BaseCommand, options: dict[str, Any], keys: list[str]) -> None:
+        plan = moves.plan_moves(options["group"], keys, options["to"])
+        if options["json"]:
+            command.stdout.write(
+                json.dumps(
+                    {
+                        "group": plan.group,
+                        "keys": [
+                            {"key": str(key.value), "source": key.source, "target": key.target}
+                            for key in plan.keys
+                        ],
+                        "already": plan.already,
+                        "notes": plan.notes,
+                    },
+                    indent=2,
+                )
+            )
+            return
+        for (source, target), count in sorted(shards_of(plan.keys).items()):
+            command.stdout.write(f"{count} keys from shard {source} to shard {target}")
+        if plan.already:
+            command.stdout.write(f"{len(plan.already)} keys are there already.")
+        for note in plan.notes:
+            command.stdout.write(f"Note: {note}.")
+        command.stdout.write("Nothing was changed.")
+
+
+class Abort(Action):
+    name = "abort"
+    help = (
+        "Abort moves that are not switched yet. The keys stay where they are. To bring back a key that"
+        " has moved, move it back."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("group", metavar="GROUP", help="A group with a directory.")
+        parser.add_argument("keys", nargs="*", metavar="KEY", help="By default all under way.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        aborted = moves.abort(options["group"], options["keys"])
+        for key in aborted:
+            command.stdout.write(f"{key}: aborted; its rows are where they were")
+        if not aborted:
+            command.stdout.write("No move could be aborted: none is under way before its switch.")
+
+
+class Repair(Action):
+    name = "repair"
+    help = (
+        "Bring moves that were broken off to their end, and remove fences and old rows that nobody"
+        " needs any more. Can be run at any time, and regularly."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("group", metavar="GROUP", help="A group with a directory.")
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        report = moves.repair(options["group"])
+        show_report(command, report, as_json=options["json"])
+        if not report.ok:
+            raise problems_error(f"{key}: {why}" for key, why in report.failures.items())
+
+
+ACTIONS: tuple[type[Action], ...] = (Move, Abort, Repair)
+
+
+def show_report(command: BaseCommand, report: moves.MoveReport, *, as_json: bool) -> None:
+    if as_json:
+        command.stdout.write(json.dumps(report.to_json(), indent=2))
+        return
+    if report.recovered:
+        command.stdout.write(f"{report.recovered} moves that were broken off were ended first.")
+    if report.already:
+        command.stdout.write(f"{len(report.already)} keys were there already.")
+    for note in report.notes:
+        command.stdout.write(f"Note: {note}.")
+    text = f"{len(report.moved)} keys moved"
+    if report.pauses:
+        text += f", {report.rows:,} rows; writes of a key waited for {max(report.pauses) * 1000:.0f} ms at most"
+    command.stdout.write(command.style.SUCCESS(f"{text}.") if report.ok else f"{text}.")
+
+
+def _keys_in(path: str | None) -> Iterator[str]:
+    if path is None:
+        return
+    if path == "-":
+        lines = sys.stdin.read().splitlines()
+    else:
+        try:
+            with open(path, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise CommandError(f"The keys cannot be read from {path!r}: {exc}") from exc
+    yield from (line for line in lines if line)
+
+
+def _target(text: str) -> int | str:
+    if text == moves.AUTO:
+        return text
+    if not text.isascii() or not text.isdigit():
+        raise ArgumentTypeError(f"{text!r} is neither the number of a shard nor {moves.AUTO!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _days(text: str) -> timedelta:
+    try:
+        days = timedelta(days=float(text))
+    except (ValueError, OverflowError):
+        days = timedelta(days=-1)
+    if days < timedelta(0):
+        raise ArgumentTypeError(f"{text!r} is no number of days")
+    return days

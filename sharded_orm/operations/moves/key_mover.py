@@ -1,0 +1,226 @@
+"""The move of one key: copy, follow the changes, switch, and put the old rows aside.
+
+docs/decisions/0031-mover-of-keys.md tells why each step is where it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from django.db import OperationalError
+
+from sharded_orm.backends.change_capture import CapturedTable, Change
+from sharded_orm.exceptions import MoveFailed, OperationStopped
+from sharded_orm.operations.moves import record as records
+from sharded_orm.operations.moves.record import MoveRecord
+from sharded_orm.operations.moves.request import MoveOptions
+from sharded_orm.operations.moves.shard_sessions import ShardSessions
+from sharded_orm.operations.moves.verification import differences
+from sharded_orm.operations.runs.rollout import Stopping
+
+#: Rows that are read and written at once.
+BATCH = 500
+#: The copy counts as current if the journal has at most this many changes.
+FEW_CHANGES = 50
+#: After this many rounds through the journal, the source changes faster than the mover copies.
+MOST_ROUNDS = 100
+#: How often the switch is tried, before the move is given up.
+ATTEMPTS = 10
+#: Seconds that one attempt to create triggers may take for all tables.
+TRIGGER_PATIENCE = 30.0
+
+
+class _TooLong(Exception):
+    """Writes of the key would have waited for longer than is allowed."""
+
+
+class KeyMover:
+    """Moves single keys of a group. Used by one thread.
+
+    :param tables: all tables of the group, in the order of their relations.
+    :param check: called before each step. Raises an error if this process must not go on.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[CapturedTable],
+        options: MoveOptions,
+        sessions: ShardSessions,
+        stopping: Stopping,
+        check: Callable[[], None],
+    ) -> None:
+        self._tables = tables
+        self._by_name = {table.name: table for table in tables}
+        self._options = options
+        self._sessions = sessions
+        self._stopping = stopping
+        self._check = check
+        #: The number of rows of the last move, and the seconds for which its writes waited.
+        self.rows, self.pause = 0, 0.0
+
+    # ##### Before the switch #####
+
+    def prepare(self, move: MoveRecord) -> None:
+        """Copy the rows of the key while the site goes on, and follow its changes.
+
+        :raises OperationStopped: the work was asked to stop.
+        :raises MoveFailed: the source changes faster than it can be copied, or another process has
+            aborted the move.
+        """
+        source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
+        # Nobody may write the key on the target before it is there.
+        target.prepare()
+        target.watch(move.number, move.value, closed=True)
+        target.install(self._tables, TRIGGER_PATIENCE)
+        source.prepare()
+        source.watch(move.number, move.value)
+        source.install(self._tables, TRIGGER_PATIENCE)
+        self._sessions.copy(move.source).prepare(self._tables)
+        self._sessions.copy(move.target).prepare(self._tables)
+        move.enter(records.COPYING)
+        for table in self._tables:
+            self._copy(move, table)
+        for _ in range(MOST_ROUNDS):
+            if self._follow(move) <= FEW_CHANGES:
+                return
+        raise MoveFailed(
+            f"The {move} was given up, and the key is where it was: its rows change faster than they"
+            " are copied. Try again at a quieter time, or with a higher --rate."
+        )
+
+    def _copy(self, move: MoveRecord, table: CapturedTable) -> None:
+        source, target = self._sessions.copy(move.source), self._sessions.copy(move.target)
+        last: tuple[object, ...] = ()
+        while True:
+            self._continue()
+            began = time.monotonic()
+            rows = source.read(table, move.value, BATCH, last)
+            if rows:
+                target.put(table, move.number, rows)
+                last = source.pk_of(table, rows[-1])
+            if len(rows) < BATCH:
+                return
+            if self._options.rate is not None:
+                self._stopping.wait(len(rows) / self._options.rate - (time.monotonic() - began))
+
+    def _follow(self, move: MoveRecord) -> int:
+        """Copy the rows that have changed since. Return the number of changes."""
+        self._continue()
+        changes = self._sessions.capture(move.source).changes(move.number)
+        if changes:
+            self._apply(move, changes)
+            self._sessions.capture(move.source).forget(changes)
+        return len(changes)
+
+    def _apply(self, move: MoveRecord, changes: Sequence[Change]) -> None:
+        source, target = self._sessions.copy(move.source), self._sessions.copy(move.target)
+        pks: dict[str, dict[tuple[object, ...], None]] = {}
+        for change in changes:
+            pks.setdefault(change.table, {})[change.pk] = None
+        for name, changed in pks.items():
+            table = self._by_name[name]
+            rows = source.read_again(table, move.value, changed)
+            target.remove(table, move.number, changed)
+            target.put(table, move.number, rows)
+
+    # ##### The switch #####
+
+    def switch(self, move: MoveRecord) -> None:
+        """Let the target own the key. No process remembers its shard any more.
+
+        :raises MoveFailed: the copy differs, the target refuses a row, or writes would have waited
+            for too long. The source owns the key, and its fence may be closed.
+        """
+        move.enter(records.SWITCHING)
+        for attempt in range(ATTEMPTS):
+            while self._follow(move) > FEW_CHANGES:
+                pass
+            began = time.monotonic()
+            try:
+                self._switch_once(move, began + self._options.max_pause)
+            except _TooLong:
+                self._sessions.capture(move.source).reopen(move.number)
+                self._stopping.wait(0.1 * (attempt + 1))
+                continue
+            self.pause = time.monotonic() - began
+            return
+        raise MoveFailed(
+            f"The {move} was given up, and the key is where it was: after {ATTEMPTS} attempts, its"
+            f" writes would still have waited for more than {self._options.max_pause * 1000:.0f} ms."
+            " A transaction on the key may be open for long. Try again, or allow a longer --max-pause."
+        )
+
+    def _switch_once(self, move: MoveRecord, deadline: float) -> None:
+        source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
+        copy = self._sessions.copy(move.target)
+        try:
+            source.close(move.number, max(deadline - time.monotonic(), 0.01))
+        except MoveFailed:
+            raise
+        except OperationalError as exc:
+            raise _TooLong from exc  # A transaction on the key is open.
+        while self._follow(move):
+            pass
+        for name in self._sessions.copy(move.source).cascading(self._tables):
+            copy.discard([self._by_name[name]], move.number)
+            self._copy(move, self._by_name[name])
+        _require_time(deadline)
+        copy.publish(self._tables, move.number)
+        self.rows, problems = differences(
+            self._sessions.copy(move.source), copy, self._tables, move.value
+        )
+        if problems:
+            raise MoveFailed(
+                f"The {move} was given up, and the key is where it was: the copy differs from the"
+                f" source. {'. '.join(problems)}."
+            )
+        self._check()
+        move.switch()
+        target.unwatch(move.number)
+
+    # ##### After the switch #####
+
+    def settle(self, move: MoveRecord) -> None:
+        """Open the target, and put the old rows aside. Can be repeated after the switch."""
+        source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
+        target.unwatch(move.number)
+        sessions = source.sessions()
+        self._sessions.copy(move.source).prepare(self._tables)
+        self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)
+        move.settle(self._options.keep, sessions)
+        self._sessions.copy(move.target).prepare(self._tables)
+        self._sessions.copy(move.target).discard(self._tables, move.number)
+        target.uninstall(TRIGGER_PATIENCE)
+
+    def undo(self, move: MoveRecord, why: str) -> bool:
+        """Abort a move that was not switched, and remove everything of it. Can be repeated.
+
+        Return False if the move was switched before.
+        """
+        if not move.abort(why):
+            return False
+        # The transactions below wait for those of a mover that was paused. It finds no fence then.
+        self._sessions.close()
+        source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
+        source.prepare()
+        target.prepare()
+        copy = self._sessions.copy(move.target)
+        copy.withdraw(self._tables, move.number, move.value)
+        source.unwatch(move.number)
+        copy.prepare(self._tables)
+        copy.discard(self._tables, move.number)
+        move.finish_abort()
+        for capture in (source, target):
+            capture.uninstall(TRIGGER_PATIENCE)
+        return True
+
+    def _continue(self) -> None:
+        if self._stopping():
+            raise OperationStopped(f"The work was stopped: {self._stopping.cause}.")
+        self._check()
+
+
+def _require_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise _TooLong

@@ -1,0 +1,155 @@
+"""What must hold before keys are moved. All of it is checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.db import Error, connections
+
+from sharded_orm import runtime
+from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.exceptions import MoveRefused
+from sharded_orm.models.fields import PackedIDField
+from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.operations.moves.group_keys import GroupKeys
+from sharded_orm.operations.moves.request import KeyToMove
+from sharded_orm.operations.moves.shard_sessions import ShardSessions
+from sharded_orm.operations.shards.status import error_line
+from sharded_orm.routing.base import key_routing_of
+from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.topology.transitions import KeyRouting
+
+#: Tables on a shard that are no model's, but belong to Django or to this library.
+_KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence"})
+#: Rows of a key whose ids are looked for on the target at once.
+_BATCH = 500
+_ROUTES = {
+    KeyRouting.COMPUTED: (
+        "computes the shard of a key, so a key cannot move by itself. Move its shard to another node,"
+        " or choose the directory strategy for a new group and import the rows"
+    ),
+}
+
+
+def check_group(group: str) -> GroupKeys:
+    """Make sure that keys of ``group`` can move at all. Asks no shard.
+
+    :raises MoveRefused: they cannot; every reason is listed.
+    :raises UnknownShard: there is no such group.
+    """
+    problems = list(_group_problems(group))
+    if problems:
+        raise MoveRefused(problems)
+    return GroupKeys(group)
+
+
+def _group_problems(group: str) -> Iterator[str]:
+    found = runtime.group(group)
+    if not isinstance(runtime.strategy(group), DirectoryStrategy):
+        why = _ROUTES.get(
+            key_routing_of(found),
+            "reads the shard from the key, so a key cannot move by itself. Move its shard to another"
+            " node",
+        )
+        yield f"the strategy {found.strategy!r} of group {group!r} {why}"
+        return
+    if runtime.config().placement_lease is None:
+        yield (
+            "SHARDED_ORM has no PLACEMENT_LEASE, so processes remember for good where keys are: set"
+            " it (5.0 seconds, say), and restart every process of the site before the first move"
+        )
+    models = [
+        model
+        for model in apps.get_models(include_auto_created=True)
+        if (options := shard_options(model)) is not None and options.group == group
+    ]
+    if not models:
+        yield f"no model belongs to group {group!r}"
+        return
+    yield from GroupKeys(group).problems()
+    for model in models:
+        for field in model._meta.local_concrete_fields:
+            if isinstance(field, PackedIDField):
+                yield (
+                    f"ids of {model._meta.label} ({field.name!r}) contain the number of their shard,"
+                    " so its rows must stay there"
+                )
+
+
+def check_shards(
+    group: str, numbers: Iterable[int], tables: Sequence[CapturedTable], sessions: ShardSessions
+) -> list[str]:
+    """Make sure that the shards have equal schemas, and that the mover may work there.
+
+    Return notes for the operator. Costs some statements per shard.
+
+    :raises MoveRefused: something is missing; every reason is listed.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    first: tuple[str, SchemaSnapshot] | None = None
+    for number in sorted(set(numbers)):
+        alias = runtime.shard(group, number).alias
+        wrapper: Any = connections[alias]
+        try:
+            snapshot: SchemaSnapshot = wrapper.schema_snapshot()
+            sessions.capture(number).check_privileges()
+        except MoveRefused as exc:
+            problems += exc.problems
+            continue
+        except Error as exc:
+            problems.append(f"{alias} cannot be used: {error_line(exc)}")
+            continue
+        finally:
+            wrapper.close()
+        if first is None:
+            first = (alias, snapshot)
+            notes += _tables_without_model(snapshot, tables)
+            continue
+        changed = snapshot.changed_tables(first[1])
+        if changed != []:
+            what = "their defaults" if changed is None else ", ".join(changed)
+            problems.append(
+                f"the schemas of {first[0]} and {alias} differ ({what}): run 'manage.py migrate_shards'"
+                " and 'manage.py shards check'"
+            )
+    if problems:
+        raise MoveRefused(problems)
+    return notes
+
+
+def _tables_without_model(
+    snapshot: SchemaSnapshot, tables: Sequence[CapturedTable]
+) -> Iterator[str]:
+    names = {table.name for table in tables}
+    for name, definition in snapshot.definitions.items():
+        is_table = definition.lstrip().upper().startswith("CREATE TABLE")
+        if is_table and name not in names and name not in _KNOWN_TABLES:
+            yield (
+                f"the table {name!r} has no model, so its rows stay where they are. Move them yourself"
+                " if they belong to the keys"
+            )
+
+
+def taken_on_target(
+    key: KeyToMove, stored: Any, tables: Sequence[CapturedTable], sessions: ShardSessions
+) -> list[str]:
+    """Return which ids and unique values of the key's rows exist on the target already.
+
+    Costs two statements per table and 500 rows of the key.
+    """
+    source, target = sessions.copy(key.source), sessions.copy(key.target)
+    taken: list[str] = []
+    for table in tables:
+        last: tuple[Any, ...] = ()
+        while True:
+            rows = source.read(table, stored, _BATCH, last)
+            if rows:
+                taken += target.taken(table, rows)
+                last = source.pk_of(table, rows[-1])
+            if len(rows) < _BATCH or len(taken) >= 10:
+                break
+    return taken[:10]

@@ -1,0 +1,191 @@
+"""The record of a move: a row of the table of key moves, whose phase only goes forward.
+
+Each change of the phase is a compare-and-set. So if a process was paused, and another has ended its
+move meanwhile, the paused process cannot go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import MoveFailed, MoveRefused
+from sharded_orm.models.tables.key_move import KeyMove
+from sharded_orm.models.tables.placement import Placement
+from sharded_orm.operations.moves.request import KeyToMove, keys_text
+
+ANNOUNCED: Final = "announced"
+COPYING: Final = "copying"
+SWITCHING: Final = "switching"
+SWITCHED: Final = "switched"
+SETTLED: Final = "settled"
+ABORTED: Final = "aborted"
+#: The phases in which the source still owns the key.
+BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
+
+
+def rows() -> QuerySet[KeyMove]:
+    return KeyMove.objects.using(runtime.config().directory)
+
+
+def in_flight(group: str) -> QuerySet[KeyMove]:
+    """Return the rows of the moves of ``group`` that are under way, or were broken off."""
+    return rows().filter(group=group, in_flight=True).order_by("pk")
+
+
+def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
+    """Announce the moves of keys. All of them are announced, or none. Two statements.
+
+    :raises MoveRefused: one of the keys is in flight already.
+    """
+    moves = [
+        KeyMove(
+            group=group,
+            key=key.text,
+            value=str(key.value),
+            source=key.source,
+            target=key.target,
+            phase=ANNOUNCED,
+            in_flight=True,
+        )
+        for key in keys
+    ]
+    alias = runtime.config().directory
+    try:
+        with transaction.atomic(using=alias):
+            rows().bulk_create(moves)
+    except IntegrityError as exc:
+        taken = in_flight(group).filter(key__in=[key.text for key in keys])
+        names = list(taken.values_list("value", flat=True))
+        raise MoveRefused(
+            [f"another process moves {keys_text(names) or 'one of the keys'} at this time"]
+        ) from exc
+    numbers = dict(
+        in_flight(group).filter(key__in=[key.text for key in keys]).values_list("key", "pk")
+    )
+    return [
+        MoveRecord(_with_number(move, numbers[move.key]), key.value)
+        for move, key in zip(moves, keys, strict=True)
+    ]
+
+
+def _with_number(move: KeyMove, number: int) -> KeyMove:
+    move.pk = number  # Not every database returns the ids of bulk_create().
+    return move
+
+
+class MoveRecord:
+    """The record of one move. For one thread at a time.
+
+    :param row: the row of the table of key moves.
+    :param value: the key, as its field gives it to the database.
+    """
+
+    def __init__(self, row: KeyMove, value: Any) -> None:
+        self.number: int = row.pk
+        self.group = row.group
+        self.key = row.key
+        self.text = row.value
+        self.value = value
+        self.source = row.source
+        self.target = row.target
+        self.phase = row.phase
+        self.position: dict[str, Any] = dict(row.position)
+
+    def __str__(self) -> str:
+        return f"move {self.number} of {self.text!r} from shard {self.source} to {self.target}"
+
+    def enter(self, phase: str, **changes: Any) -> None:
+        """Go on to ``phase``, from the phase that this process knows.
+
+        :param changes: values of other columns.
+        :raises MoveFailed: another process has ended or aborted the move.
+        """
+        changed = self._row().update(phase=phase, **changes)
+        # MySQL does not count a row whose values were there before.
+        if not changed and not self._row(phase).exists():
+            raise self._lost()
+        self.phase = phase
+
+    def note(self, **position: Any) -> None:
+        """Add values to the position of the move, as JSON.
+
+        :raises MoveFailed: another process has ended or aborted the move.
+        """
+        merged = {**self.position, **position}
+        self.enter(self.phase, position=merged)
+        self.position = merged
+
+    def switch(self) -> None:
+        """Let the target own the key: the one commit point of the move. One transaction.
+
+        :raises MoveFailed: another process has ended or aborted the move, or the placement of the
+            key is another one. Nothing was changed.
+        :raises django.db.Error: it is unknown whether the transaction was committed.
+        """
+        with transaction.atomic(using=runtime.config().directory):
+            self._enter_switched()
+            placed = Placement.objects.using(runtime.config().directory).filter(
+                group=self.group, key=self.key, shard=self.source
+            )
+            if placed.update(shard=self.target) != 1:
+                raise MoveFailed(
+                    f"The directory no longer places {self.text!r} of group {self.group!r} on shard"
+                    f" {self.source}, so the {self} was not switched. Somebody has changed the"
+                    " directory by hand: find out where the rows of the key are."
+                )
+        self.phase = SWITCHED
+
+    def _enter_switched(self) -> None:
+        if not self._row().update(phase=SWITCHED, switched_at=timezone.now()):
+            raise self._lost()
+
+    def settle(self, keep: timedelta, sessions: Any) -> None:
+        """Record that all rows are at their places, so the key is no longer in flight.
+
+        :param sessions: the sessions of the source that may still send writes of before the switch.
+        """
+        position = {
+            **self.position,
+            "sessions": sessions,
+            "fenced": True,
+            "kept_until": (timezone.now() + keep).isoformat(),
+        }
+        self.enter(SETTLED, in_flight=None, position=position)
+        self.position = position
+
+    def abort(self, why: str) -> bool:
+        """Decide that the move does not take place. Return whether that holds.
+
+        False if the move was switched before: it must be brought to its end then.
+        """
+        changed = (
+            rows()
+            .filter(pk=self.number, phase__in=BEFORE_SWITCH)
+            .update(phase=ABORTED, error=why[:2000])
+        )
+        self.phase = str(rows().values_list("phase", flat=True).get(pk=self.number))
+        return bool(changed) or self.phase == ABORTED
+
+    def finish_abort(self) -> None:
+        """Record that nothing of an aborted move is left on the shards."""
+        rows().filter(pk=self.number, phase=ABORTED).update(
+            in_flight=None, finished_at=timezone.now()
+        )
+
+    def _row(self, phase: str | None = None) -> QuerySet[KeyMove]:
+        return rows().filter(pk=self.number, phase=self.phase if phase is None else phase)
+
+    def _lost(self) -> MoveFailed:
+        row = rows().filter(pk=self.number).first()
+        now = "is gone" if row is None else f"is {row.phase!r} now: {row.error}".rstrip(": ")
+        return MoveFailed(
+            f"The {self} was taken out of the hands of this process: it {now}. Nothing is lost; look"
+            f" at 'manage.py keys status {self.group}'."
+        )

@@ -1,0 +1,111 @@
+"""What is to be moved, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class MoveOptions:
+    """How keys are moved.
+
+    :param max_pause: the longest time, in seconds, for which writes of a key may wait.
+    :param rate: the most rows per second that a worker copies; None for no limit.
+    :param workers: number of keys that are moved at once.
+    :param keep: for how long the old rows are kept, in tables of their own on the former shard.
+    """
+
+    max_pause: float = 1.0
+    rate: int | None = None
+    workers: int = 4
+    keep: timedelta = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class KeyToMove:
+    """A key that is to be moved.
+
+    :param value: the key, as its field gives it to the database.
+    :param text: the text under which the directory stores the key.
+    """
+
+    value: Any
+    text: str
+    source: int
+    target: int
+
+
+@dataclass
+class MoveReport:
+    """The outcome of :func:`~sharded_orm.operations.moves.runner.move_keys`.
+
+    :param run: the id of the run in the journal; None if there was nothing to do.
+    :param moved: the shard on which each moved key is now, by key.
+    :param already: keys that were on their target before.
+    :param failures: why keys were not moved, by key. Their rows are where they were.
+    :param notes: sentences about what else is to know, such as tables without a model.
+    :param recovered: number of moves that a killed process had left and that were ended first.
+    :param stopped: why the work was stopped early; "" if it was not.
+    :param left: number of keys that were not begun.
+    """
+
+    group: str
+    run: int | None = None
+    moved: dict[str, int] = field(default_factory=dict)
+    already: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    recovered: int = 0
+    rows: int = 0
+    pauses: list[float] = field(default_factory=list)
+    stopped: str = ""
+    left: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures and not self.stopped
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "group": self.group,
+            "run": self.run,
+            "moved": self.moved,
+            "already": self.already,
+            "failures": self.failures,
+            "notes": self.notes,
+            "recovered": self.recovered,
+            "rows": self.rows,
+            "longest_pause_ms": round(max(self.pauses, default=0.0) * 1000, 1),
+            "stopped": self.stopped,
+            "left": self.left,
+        }
+
+
+class MoveProgress(Protocol):
+    """Receives reports of the keys that are moved. Called by one thread at a time."""
+
+    def begin(self, group: str, total: int) -> None: ...
+    def done(self, alias: str, what: str = ...) -> None: ...
+    def unit_failed(self, description: str, error: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class NoProgress:
+    """Receives reports and shows nothing."""
+
+    def begin(self, group: str, total: int) -> None: ...
+    def done(self, alias: str, what: str = "") -> None: ...
+    def unit_failed(self, description: str, error: str) -> None: ...
+    def end(self) -> None: ...
+
+
+def keys_text(keys: Sequence[str], most: int = 10) -> str:
+    """Return keys for a message: at most ``most`` of them, and the number of the others."""
+    shown = ", ".join(map(repr, keys[:most]))
+    return shown if len(keys) <= most else f"{shown} and {len(keys) - most} more"

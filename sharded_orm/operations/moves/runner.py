@@ -1,0 +1,279 @@
+"""The functions that an operator's commands call: move keys, abort moves, and repair what was left.
+
+One process at a time moves keys of a group: it holds a run in the journal. The table of key moves
+says how far each move is, so another process can end what a killed process has begun.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import LeaseLost, OperationHeld, OperationStopped
+from sharded_orm.operations.moves import preflight, record
+from sharded_orm.operations.moves.cleaning import Cleaning, clean
+from sharded_orm.operations.moves.group_keys import GroupKeys
+from sharded_orm.operations.moves.key_mover import KeyMover
+from sharded_orm.operations.moves.plan import MovePlan, plan_moves
+from sharded_orm.operations.moves.record import MoveRecord
+from sharded_orm.operations.moves.request import (
+    KeyToMove,
+    MoveOptions,
+    MoveProgress,
+    MoveReport,
+    NoProgress,
+)
+from sharded_orm.operations.moves.shard_sessions import ShardSessions
+from sharded_orm.operations.moves.tables import tables_of_group
+from sharded_orm.operations.relations import batched
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.conflicts import refuse_conflicts
+from sharded_orm.operations.runs.rollout import Stopping
+from sharded_orm.routing.placement_lease import now
+
+KIND: Final = "move keys"
+#: Seconds for which a move waits in addition to the lease, because clocks of machines run at slightly
+#: different speeds.
+MARGIN: Final = 1.0
+#: Keys that are announced at once. Until they have moved, each use of them costs a look-up.
+ANNOUNCED_AT_ONCE: Final = 100
+
+
+def move_keys(
+    group: str,
+    keys: Iterable[Any],
+    to: int | str,
+    *,
+    options: MoveOptions | None = None,
+    progress: MoveProgress | None = None,
+    stopping: Stopping | None = None,
+) -> MoveReport:
+    """Move all rows of keys to another shard, while the site reads and writes them (Yupoo, Y4).
+
+    At every moment one shard owns a key. If this process is killed, call the function again. It
+    first ends what was left: a key is on its old shard or on its new one, never between. Keys that
+    are on the target already are skipped.
+
+    :param keys: shard keys of ``group``, or text that means them.
+    :param to: the number of the target, or ``"auto"`` for an open shard that is drawn for each key.
+    :raises MoveRefused: the keys cannot be moved. Every reason is listed, and nothing was changed.
+    :raises OperationHeld: another process moves keys of the group.
+    :raises InvalidShardKey: no row can have one of the keys.
+
+    Costs about 40 statements per key, and one wait of ``PLACEMENT_LEASE`` seconds per 100 keys.
+    """
+    mover = _Run(group, options or MoveOptions(), progress or NoProgress(), stopping or Stopping())
+    preflight.check_group(group)
+    with journal.hold_run(KIND, group, {"to": to}) as run:
+        mover.begin(run)
+        plan = plan_moves(group, keys, to)
+        mover.move(plan)
+        mover.finish()
+    return mover.report
+
+
+def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
+    """Bring every move of ``group`` that was broken off to its end, and remove what has expired.
+
+    A key that was not switched stays on its old shard. A key that was switched stays on its new one.
+
+    :raises OperationHeld: a process moves keys of the group at this time.
+    """
+    mover = _Run(group, options or MoveOptions(), NoProgress(), Stopping())
+    preflight.check_group(group)
+    with journal.hold_run(KIND, group, {"to": "repair"}) as run:
+        mover.begin(run)
+        mover.finish()
+    return mover.report
+
+
+def abort(group: str, keys: Iterable[Any] = ()) -> list[str]:
+    """Abort moves that are not switched yet. The keys stay where they are. Return the keys.
+
+    If a process is moving them, it removes what it has copied. Otherwise, this one does.
+
+    :param keys: shard keys, or text that means them; by default all that are in flight.
+    """
+    group_keys = preflight.check_group(group)
+    texts = {group_keys.text(group_keys.value(key)) for key in keys}
+    aborted = []
+    for row in record.in_flight(group):
+        if texts and row.key not in texts:
+            continue
+        if MoveRecord(row, None).abort("aborted by an operator"):
+            aborted.append(row.value)
+    try:
+        repair(group)
+    except OperationHeld:
+        pass  # The process that moves them notices, and cleans up.
+    return aborted
+
+
+class _Run:
+    """The work of one process that holds the run of a group."""
+
+    def __init__(
+        self, group: str, options: MoveOptions, progress: MoveProgress, stopping: Stopping
+    ) -> None:
+        self._group = group
+        self._options = options
+        self._progress = progress
+        self._stopping = stopping
+        self._tables = tables_of_group(group)
+        self._lock = threading.Lock()
+        self._run: Any = None
+        self.report = MoveReport(group)
+
+    def begin(self, run: journal.JournalRun) -> None:
+        """End the moves that an earlier process has left."""
+        self._run, self.report.run = run, run.id
+        refuse_conflicts(run)
+        left = list(record.in_flight(self._group))
+        if not left:
+            return
+        keys = GroupKeys(self._group)
+        moves = [MoveRecord(row, keys.stored(keys.value(row.value))) for row in left]
+        self._in_threads(moves, self._recover)
+        self.report.recovered = len(moves) - len(self.report.failures)
+
+    def move(self, plan: MovePlan) -> None:
+        self.report.notes += plan.notes
+        self.report.already = plan.already
+        self._progress.begin(self._group, len(plan.keys))
+        try:
+            for batch in batched(plan.keys, ANNOUNCED_AT_ONCE):
+                if self._stopping():
+                    break
+                self._move_batch(batch)
+        finally:
+            self._progress.end()
+        self.report.stopped = self._stopping.cause
+        self.report.left = len(plan.keys) - len(self.report.moved) - len(self.report.failures)
+
+    def finish(self) -> None:
+        """Remove fences that nobody needs any more and rows that were kept for long enough."""
+        cleaning: Cleaning = clean(self._group, self._tables)
+        self.report.notes += cleaning.notes
+        failures = self.report.failures
+        if failures:
+            self._run.finish("failed", f"{len(failures)} keys were not moved")
+        else:
+            self._run.finish("stopped" if self._stopping() else "done")
+
+    def _move_batch(self, keys: Sequence[KeyToMove]) -> None:
+        group_keys = GroupKeys(self._group)
+        moves = record.announce(self._group, keys)
+        for move in moves:
+            move.value = group_keys.stored(move.value)
+        announced_at = now()
+        copied = self._in_threads(moves, self._prepare)
+        # Now every process knows that the keys are in flight, or its lease is over.
+        lease = runtime.config().placement_lease
+        assert lease is not None
+        while (left := announced_at + lease + MARGIN - now()) > 0 and not self._stopping():
+            self._stopping.wait(left)
+        self._in_threads(copied, self._switch)
+
+    def _prepare(self, mover: KeyMover, move: MoveRecord) -> None:
+        mover.prepare(move)
+
+    def _switch(self, mover: KeyMover, move: MoveRecord) -> None:
+        mover.switch(move)
+        mover.settle(move)
+        with self._lock:
+            self.report.moved[move.text] = move.target
+            self.report.rows += mover.rows
+            self.report.pauses.append(mover.pause)
+            self._progress.done(move.text, f"moved to shard {move.target}")
+
+    def _recover(self, mover: KeyMover, move: MoveRecord) -> None:
+        if not mover.undo(move, move_error(move)):
+            mover.settle(move)
+
+    def _in_threads(
+        self, moves: Sequence[MoveRecord], work: Callable[[KeyMover, MoveRecord], None]
+    ) -> list[MoveRecord]:
+        """Call ``work`` for each move, in several threads. Return the moves for which it succeeded."""
+        queue, succeeded = deque(moves), list[MoveRecord]()
+
+        def worker() -> None:
+            try:
+                with ShardSessions(self._group) as sessions:
+                    mover = KeyMover(
+                        self._tables, self._options, sessions, self._stopping, self._run.check
+                    )
+                    while True:
+                        with self._lock:
+                            if not queue:
+                                return
+                            move = queue.popleft()
+                        if self._attempt(mover, sessions, move, work):
+                            with self._lock:
+                                succeeded.append(move)
+            except BaseException as exc:
+                self._stopping.stop(type(exc).__name__)
+                raise
+            finally:
+                connections.close_all()
+
+        count = max(1, min(self._options.workers, len(moves)))
+        with ThreadPoolExecutor(count, thread_name_prefix="sharded_orm mover") as threads:
+            futures = [threads.submit(worker) for _ in range(count)]
+            for future in futures:
+                future.exception()  # Wait for every thread before the error of one is raised.
+        for future in futures:
+            future.result()
+        return succeeded
+
+    def _attempt(
+        self,
+        mover: KeyMover,
+        sessions: ShardSessions,
+        move: MoveRecord,
+        work: Callable[[KeyMover, MoveRecord], None],
+    ) -> bool:
+        try:
+            work(mover, move)
+        except LeaseLost:
+            raise
+        except Exception as exc:
+            sessions.close()  # One of them may have been the cause.
+            self._undo(mover, move, exc)
+            return False
+        return True
+
+    def _undo(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
+        why = journal.one_line(cause)
+        try:
+            if mover.undo(move, why):
+                if not isinstance(cause, OperationStopped):
+                    self._fail(move, str(cause))
+                return
+            mover.settle(move)
+        except LeaseLost:
+            raise
+        except Exception as exc:
+            self._fail(
+                move,
+                f"{why}. The move was not ended either ({journal.one_line(exc)}). Nothing is lost: run"
+                f" 'manage.py keys repair {self._group}' when the cause is mended",
+            )
+            return
+        with self._lock:
+            self.report.moved[move.text] = move.target
+            self._progress.done(move.text, f"moved to shard {move.target}")
+
+    def _fail(self, move: MoveRecord, why: str) -> None:
+        with self._lock:
+            self.report.failures[move.text] = why
+            self._progress.unit_failed(move.text, why)
+
+
+def move_error(move: MoveRecord) -> str:
+    return f"broken off in the phase {move.phase!r}"

@@ -1,0 +1,123 @@
+"""The moves of keys as an operator sees them, and a check of where the rows of keys are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import MoveRefused
+from sharded_orm.models.tables.key_move import KeyMove
+from sharded_orm.operations.moves import preflight, record
+from sharded_orm.operations.moves.group_keys import GroupKeys
+from sharded_orm.operations.moves.request import keys_text
+from sharded_orm.operations.moves.shard_sessions import ShardSessions
+from sharded_orm.operations.moves.tables import tables_of_group
+from sharded_orm.operations.relations import batched
+
+_LOOK_UPS = 500
+
+
+@dataclass(frozen=True)
+class MoveStatus:
+    """A move of a key.
+
+    :param phase: "announced", "copying", "switching" (the source owns the key), "switched",
+        "settled" (the target owns it) or "aborted".
+    :param fenced: whether the source still refuses writes of the key.
+    :param kept_until: how long the old rows are kept; None if there are none.
+    """
+
+    number: int
+    key: str
+    source: int
+    target: int
+    phase: str
+    in_flight: bool
+    announced_at: datetime
+    switched_at: datetime | None
+    fenced: bool
+    kept_until: str | None
+    error: str
+
+
+def moves_of(group: str, last: int) -> list[MoveStatus]:
+    """Return the moves of ``group`` that are under way, or have something left on a shard, and the
+    last ones of the others. Two queries.
+
+    :param last: the largest number of moves that have ended completely.
+    """
+    preflight.check_group(group)
+    rows = record.rows().filter(group=group)
+    shown = [*rows.filter(finished_at=None), *rows.exclude(finished_at=None).order_by("-pk")[:last]]
+    return [_status(row) for row in sorted(shown, key=lambda row: -row.pk)]
+
+
+def _status(row: KeyMove) -> MoveStatus:
+    has_copy = row.phase == record.SETTLED and row.finished_at is None
+    return MoveStatus(
+        row.pk,
+        row.value,
+        row.source,
+        row.target,
+        row.phase,
+        bool(row.in_flight),
+        row.announced_at,
+        row.switched_at,
+        bool(row.position.get("fenced")) and row.finished_at is None,
+        row.position.get("kept_until") if has_copy else None,
+        row.error,
+    )
+
+
+@dataclass(frozen=True)
+class KeyRows:
+    """Where the rows of a key are.
+
+    :param shard: the shard on which the directory places the key.
+    :param rows: number of rows there.
+    :param elsewhere: number of rows on other shards of the group, by the number of the shard.
+    """
+
+    key: str
+    shard: int
+    rows: int
+    elsewhere: dict[int, int]
+
+
+def verify(group: str, keys: Iterable[Any]) -> Iterator[KeyRows]:
+    """Count the rows of keys on every shard of ``group``.
+
+    Costs one statement per key, table and shard, so name few keys.
+
+    :raises MoveRefused: a key is in flight or has no shard, so there is nothing to compare.
+    """
+    group_keys: GroupKeys = preflight.check_group(group)
+    tables = tables_of_group(group)
+    strategy: Any = runtime.strategy(group)
+    values = {group_keys.text(value): value for value in map(group_keys.value, keys)}
+    places: dict[str, int] = {}
+    for texts in batched(values, _LOOK_UPS):
+        found = strategy.store.find(group, texts)
+        places |= {text: placement.shard for text, placement in found.items()}
+    flying = set(record.in_flight(group).values_list("key", flat=True))
+    problems = []
+    if unplaced := [text for text in values if text not in places]:
+        problems.append(f"the directory has no shard of {keys_text(unplaced)}")
+    if moving := [text for text in values if text in flying]:
+        problems.append(f"{keys_text(moving)} are being moved: wait until that has ended")
+    if problems:
+        raise MoveRefused(problems)
+    with ShardSessions(group) as sessions:
+        for text, value in values.items():
+            stored = group_keys.stored(value)
+            counts = {
+                number: sum(
+                    sessions.copy(number).key_digests(table, stored).count for table in tables
+                )
+                for number in range(runtime.group(group).count)
+            }
+            elsewhere = {n: count for n, count in counts.items() if count and n != places[text]}
+            yield KeyRows(str(value), places[text], counts[places[text]], elsewhere)
