@@ -11,12 +11,14 @@ Each backend derives a class from :class:`ChangeCapture`; ``connection.change_ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import md5
 from typing import Any, ClassVar, Final, Self
 
 from sharded_orm.backends.snapshot import OWN_PREFIX
+from sharded_orm.exceptions import MoveFailed
 
 FENCES: Final = f"{OWN_PREFIX}fence"
 JOURNAL: Final = f"{OWN_PREFIX}journal"
@@ -44,12 +46,14 @@ class CapturedTable:
     :param pks: the columns of the primary key.
     :param key: the column with the shard key, in this table or at the end of ``links``.
     :param links: the way to the table with the shard key; empty if the table has it itself.
+    :param fresh_ids: whether another shard gives the rows new primary keys. Nothing refers to them.
     """
 
     name: str
     pks: tuple[str, ...]
     key: str
     links: tuple[KeyLink, ...] = ()
+    fresh_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,21 @@ class ChangeCapture(ABC):
             cursor.execute(sql, params or None)
             return list(cursor.fetchall()) if cursor.description else []
 
+    @abstractmethod
+    def exclusively(self, patience: float) -> AbstractContextManager[None]:
+        """A context manager: nobody else creates or drops triggers of this module on the shard.
+
+        :param patience: seconds to wait for another session that does so.
+        :raises django.db.OperationalError: it took longer.
+        """
+
+    @abstractmethod
+    def check_privileges(self) -> None:
+        """Make sure that the account of this session may do the work. Leaves nothing behind.
+
+        :raises MoveRefused: it may not; each reason says what to grant.
+        """
+
     # ##### Fences #####
 
     def prepare(self) -> None:
@@ -99,19 +118,36 @@ class ChangeCapture(ABC):
         """Add the fence of a key. Does nothing if the fence exists.
 
         The triggers see the fence at once, but transactions that have written before do not. So
-        call :meth:`install` afterwards.
+        call :meth:`install` afterwards. An earlier operation may have left a closed fence of the same
+        key. This one then takes it over.
 
         :param number: identifies the fence on this shard.
         :param value: the key, as the database stores it.
         :param closed: whether changes are refused from the beginning.
+        :raises MoveFailed: another fence of the key is open, so another operation is under way.
         """
-        if not self.fences().get(number):
+        state, stored = "closed" if closed else "open", self._stored_key(value)
+        fences = self._quote(FENCES)
+        there = self._rows(f"SELECT id, state FROM {fences} WHERE value = %s", stored)
+        if not there:
             self._rows(
-                f"INSERT INTO {self._quote(FENCES)} (id, value, state) VALUES (%s, %s, %s)",
+                f"INSERT INTO {fences} (id, value, state) VALUES (%s, %s, %s)",
                 number,
-                self._stored_key(value),
-                "closed" if closed else "open",
+                stored,
+                state,
             )
+            return
+        former = int(there[0][0])
+        if former == number:
+            return
+        self._change_fence(
+            f"UPDATE {fences} SET id = %s, state = %s WHERE id = %s AND state = 'closed'",
+            former,
+            number,
+            state,
+            former,
+        )
+        self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", former)
 
     def fences(self) -> dict[int, str]:
         """Return the states of all fences, "open" or "closed", by number."""
@@ -124,16 +160,54 @@ class ChangeCapture(ABC):
 
         :param patience: seconds to wait for such transactions. Meanwhile new changes of the key wait.
         :raises django.db.OperationalError: they took longer. The fence is as it was.
+        :raises MoveFailed: there is no such fence.
         """
 
+    def _close(self, number: int) -> None:
+        self._set_state(number, "closed")
+
+    def _set_state(self, number: int, state: str) -> None:
+        update = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
+        self._change_fence(update, number, state, number)
+
+    def _change_fence(self, update: str, number: int, *params: Any) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(update, params)
+            if cursor.rowcount == 1:
+                return
+        raise MoveFailed(
+            f"Fence {number} on {self._connection.alias!r} is not as it should be: another process"
+            " works on this key, or has ended its move. Look at the move before you run it again."
+        )
+
     def reopen(self, number: int) -> None:
-        """Let changes of the key pass again, and record them again."""
-        self._rows(f"UPDATE {self._quote(FENCES)} SET state = 'open' WHERE id = %s", number)
+        """Let changes of the key pass again, and record them again.
+
+        :raises MoveFailed: there is no such fence.
+        """
+        self._set_state(number, "open")
 
     def unwatch(self, number: int) -> None:
         """Remove a fence and what the journal has of its key. Does nothing if there is no fence."""
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
+
+    # ##### Sessions of others #####
+
+    def sessions(self) -> dict[str, Any] | None:
+        """Return a marker of the sessions that are open on the server now, as JSON values.
+
+        None if there is no server (SQLite), so nobody knows.
+        """
+        return None
+
+    def sessions_left(self, marker: Mapping[str, Any]) -> int:
+        """Return how many sessions of ``marker`` may still send what was prepared before it.
+
+        A session may not if it has ended a statement since. Whatever it sends later was prepared
+        later. In doubt, a session counts as left.
+        """
+        raise NotImplementedError
 
     # ##### Journal #####
 

@@ -88,7 +88,7 @@ class RowCopy(ABC):
         """Return those rows with the given primary keys that exist and belong to the key."""
         rows, (condition, params) = [], self._of_key(table, key)
         for batch in _batches(pks):
-            among, values = self._among(table, batch)
+            among, values = self._among(table.pks, batch)
             rows += self._select(table, f"{condition} AND {among}", [*params, *values], None)
         return rows
 
@@ -123,7 +123,7 @@ class RowCopy(ABC):
     def remove(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
         """Remove rows from a copy; those that it does not have are ignored."""
         for batch in _batches(pks):
-            among, values = self._among(table, batch)
+            among, values = self._among(table.pks, batch)
             self._run(
                 f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s AND {among}",
                 number,
@@ -146,7 +146,7 @@ class RowCopy(ABC):
         """
         with self._passing(number):
             for table in tables:
-                names = self._names(table)
+                names = self._names(self._kept_columns(table))
                 self._run(
                     f"INSERT INTO {self._quote(table.name)} ({names}) SELECT {names}"
                     f" FROM {self._side(table)} WHERE {self._quote(COPY)} = %s",
@@ -164,7 +164,7 @@ class RowCopy(ABC):
         with self._passing(number):
             for table in tables:
                 condition, params = self._of_key(table, key)
-                names = self._names(table)
+                names = self._names(self.columns(table))
                 self._run(
                     f"INSERT INTO {self._side(table)} ({self._quote(COPY)}, {names})"
                     f" SELECT %s, {names} FROM {self._quote(table.name)} WHERE {condition}",
@@ -174,6 +174,58 @@ class RowCopy(ABC):
             for table in reversed(tables):
                 condition, params = self._of_key(table, key)
                 self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+
+    def withdraw(
+        self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
+    ) -> bool:
+        """Delete the rows of a key together with its fence, in one transaction.
+
+        Undoes :meth:`publish`. A process that would publish later finds no fence.
+
+        :param former: the number of an earlier fence that was taken over. It is restored, closed.
+        :return: False if there is no such fence, so nothing was changed.
+        :raises MoveFailed: the fence is open. Nothing was changed.
+        """
+        fences = self._quote(FENCES)
+        if not self._run(f"SELECT 1 FROM {fences} WHERE id = %s", number):
+            return False
+        with self._transaction():
+            self._let_pass(number)
+            for table in reversed(tables):
+                condition, params = self._of_key(table, key)
+                self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+            if former is None:
+                self._run(f"DELETE FROM {fences} WHERE id = %s", number)
+            else:
+                update = f"UPDATE {fences} SET id = %s, state = 'closed' WHERE id = %s"
+                self._run(update, former, number)
+        return True
+
+    def taken(self, table: CapturedTable, rows: Sequence[Row]) -> list[str]:
+        """Return which primary keys and unique values of ``rows`` the real table has already.
+
+        :param rows: rows that another shard's :meth:`read` has returned.
+        :return: for each such row the columns, and the primary key of the row that is there; at most
+            ten.
+        """
+        names = [column.name for column in self.columns(table)]
+        uniques = [] if table.fresh_ids else [table.pks]
+        uniques += [unique for unique in self._unique_columns(table.name) if unique != table.pks]
+        found: list[str] = []
+        for unique in uniques:
+            if not set(unique) <= set(names) or (table.fresh_ids and set(unique) <= set(table.pks)):
+                continue
+            indexes = [names.index(column) for column in unique]
+            values = [tuple(row[index] for index in indexes) for row in rows]
+            for batch in _batches(value for value in values if None not in value):
+                among, params = self._among(unique, batch)
+                pks = ", ".join(map(self._quote, table.pks))
+                there = self._run(
+                    f"SELECT {pks} FROM {self._quote(table.name)} WHERE {among} LIMIT 10", *params
+                )
+                what = f"{table.name} ({', '.join(unique)})"
+                found += [f"{what} of row {', '.join(map(str, pk))}" for pk in there]
+        return found[:10]
 
     # ##### Comparison #####
 
@@ -203,6 +255,17 @@ class RowCopy(ABC):
 
     @abstractmethod
     def _read_columns(self, table: str) -> Iterator[CopiedColumn]: ...
+
+    @abstractmethod
+    def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
+        """Return the names of those tables whose rows the database changes by foreign key actions.
+
+        The actions are CASCADE, SET NULL and SET DEFAULT. On some databases no trigger sees them.
+        """
+
+    @abstractmethod
+    def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
+        """Yield the columns of each unique index that has no condition and no expression."""
 
     @abstractmethod
     def _side_statements(self, table: CapturedTable) -> Iterator[str]: ...
@@ -259,15 +322,23 @@ class RowCopy(ABC):
             )
         return condition, self._key_params(key)
 
-    def _among(self, table: CapturedTable, pks: Sequence[Row]) -> tuple[str, list[Any]]:
-        values = [value for pk in pks for value in pk]
-        if len(table.pks) == 1:
-            return f"{self._quote(table.pks[0])} IN ({', '.join(['%s'] * len(pks))})", values
-        one = " AND ".join(f"{self._quote(pk)} = %s" for pk in table.pks)
-        return f"({' OR '.join([f'({one})'] * len(pks))})", values
+    def _among(self, columns: Sequence[str], rows: Sequence[Row]) -> tuple[str, list[Any]]:
+        """Return a condition for the rows with given values of ``columns``, and its parameters."""
+        values = [value for row in rows for value in row]
+        if len(columns) == 1:
+            return f"{self._quote(columns[0])} IN ({', '.join(['%s'] * len(rows))})", values
+        one = " AND ".join(f"{self._quote(column)} = %s" for column in columns)
+        return f"({' OR '.join([f'({one})'] * len(rows))})", values
 
-    def _names(self, table: CapturedTable) -> str:
-        return ", ".join(self._quote(column.name) for column in self.columns(table))
+    def _names(self, columns: Iterable[CopiedColumn]) -> str:
+        return ", ".join(self._quote(column.name) for column in columns)
+
+    def _kept_columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
+        """Return the columns whose values are the same on every shard."""
+        columns = self.columns(table)
+        if not table.fresh_ids:
+            return columns
+        return tuple(column for column in columns if column.name not in table.pks)
 
     def _side(self, table: CapturedTable) -> str:
         # The columns are part of the name, because a migration may change the table while old
@@ -282,19 +353,29 @@ class RowCopy(ABC):
 
         The state is never committed, so others see the fence closed, or wait for its row.
         """
-        update = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s AND state = %s"
+        with self._transaction():
+            self._let_pass(number)
+            yield
+            self._run(f"UPDATE {self._quote(FENCES)} SET state = 'closed' WHERE id = %s", number)
+
+    def _let_pass(self, number: int) -> None:
+        update = (
+            f"UPDATE {self._quote(FENCES)} SET state = 'passes' WHERE id = %s AND state = 'closed'"
+        )
+        with self._connection.cursor() as cursor:
+            cursor.execute(update, [number])
+            if cursor.rowcount != 1:
+                raise MoveFailed(
+                    f"Fence {number} on {self._connection.alias!r} is not closed, so nothing was"
+                    " changed there: another process has ended or undone this move. Look at the"
+                    " move before you run it again."
+                )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         self._run(self._begin)
         try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(update, ("passes", number, "closed"))
-                if cursor.rowcount != 1:
-                    raise MoveFailed(
-                        f"Fence {number} on {self._connection.alias!r} is not closed, so nothing was"
-                        " changed there: another process has ended or undone this move. Look at the"
-                        " move before you run it again."
-                    )
             yield
-            self._run(update, "closed", number, "passes")
             self._run("COMMIT")
         except BaseException:
             self._run("ROLLBACK")

@@ -178,8 +178,11 @@ class ShardDatabaseMixin:
         """
         raise NotImplementedError
 
-    def row_copy(self) -> RowCopy:
-        """Open a session of its own on this schema, to read, copy and compare the rows of a key."""
+    def row_copy(self, account: Mapping[str, Any] | None = None) -> RowCopy:
+        """Open a session of its own on this schema, to read, copy and compare the rows of a key.
+
+        :param account: as in :meth:`change_capture`.
+        """
         raise NotImplementedError
 
     @classmethod

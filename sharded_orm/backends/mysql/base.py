@@ -307,10 +307,10 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def change_capture(self, account: Mapping[str, Any] | None = None) -> MySQLChangeCapture:
         return MySQLChangeCapture(self._stock_wrapper(account or {}))
 
-    def row_copy(self) -> MySQLRowCopy:
+    def row_copy(self, account: Mapping[str, Any] | None = None) -> MySQLRowCopy:
         # With this option, the driver marks bytes as such, and the server does not convert them.
         options = {**self.settings_dict["OPTIONS"], "binary_prefix": True}
-        return MySQLRowCopy(self._stock_wrapper({"OPTIONS": options}))
+        return MySQLRowCopy(self._stock_wrapper({**(account or {}), "OPTIONS": options}))
 
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
         """Return a connection object of Django's own backend, for statements that leave session state."""

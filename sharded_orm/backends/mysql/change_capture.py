@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from hashlib import md5
 from typing import Any
 
-from django.db import OperationalError
+from django.db import OperationalError, ProgrammingError
 
 from sharded_orm.backends.change_capture import (
     EVENTS,
@@ -20,6 +22,8 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import MARKER, SQLSTATE
+from sharded_orm.backends.snapshot import OWN_PREFIX
+from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
 
 # Seconds that one attempt waits for locks. Statements of others queue behind it for as long.
@@ -27,6 +31,7 @@ _ATTEMPT = 0.05
 # Seconds between two attempts, in which the statements that have queued behind the first are served.
 _BETWEEN = 0.05
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
+_NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
 
 
 class MySQLChangeCapture(ChangeCapture):
@@ -45,7 +50,87 @@ class MySQLChangeCapture(ChangeCapture):
 
     def close(self, number: int, patience: float) -> None:
         with self._lock_timeout(patience):
-            self._rows(f"UPDATE {self._quote(FENCES)} SET state = 'closed' WHERE id = %s", number)
+            self._close(number)
+
+    @contextmanager
+    def exclusively(self, patience: float) -> Iterator[None]:
+        name = f"sharded_orm_capture:{self._rows('SELECT DATABASE()')[0][0]}"
+        name = md5(name.encode(), usedforsecurity=False).hexdigest()
+        ((is_taken,),) = self._rows("SELECT GET_LOCK(%s, %s)", name, patience)
+        if not is_taken:
+            raise OperationalError(
+                f"Another session has created or dropped triggers on {self._connection.alias!r} for"
+                f" {patience:.0f} s: it hangs, or was paused. End it, and try again."
+            )
+        try:
+            yield
+        finally:
+            self._rows("DO RELEASE_LOCK(%s)", name)
+
+    def check_privileges(self) -> None:
+        name = self._quote(f"{OWN_PREFIX}probe_{secrets.token_hex(4)}")
+        user = self._rows("SELECT CURRENT_USER()")[0][0]
+        problems = []
+        try:
+            self._rows(f"CREATE TABLE {name} (id INT) ENGINE=InnoDB")
+            try:
+                self._rows(f"CREATE TRIGGER {name} AFTER INSERT ON {name} FOR EACH ROW BEGIN END")
+            finally:
+                self._rows(f"DROP TABLE {name}")
+        except (OperationalError, ProgrammingError) as exc:
+            remedy = (
+                "set log_bin_trust_function_creators = ON on the server, or grant SUPER to the"
+                " account"
+                if exc.args[0] == _NO_SUPER
+                else "grant it CREATE, DROP and TRIGGER on the schemas of the shards"
+            )
+            problems.append(
+                f"the account {user!r} cannot create triggers on {self._connection.alias!r}"
+                f" ({exc.args[-1]}): {remedy}"
+            )
+        name, _, host = str(user).rpartition("@")
+        sees_others = self._rows(
+            "SELECT COUNT(*) FROM information_schema.user_privileges"
+            " WHERE privilege_type = 'PROCESS' AND grantee = %s",
+            f"'{name}'@'{host}'",
+        )
+        if not sees_others[0][0]:
+            problems.append(
+                f"the account {user!r} cannot see which sessions are open on the server of"
+                f" {self._connection.alias!r}: grant it PROCESS"
+            )
+        if problems:
+            raise MoveRefused(problems)
+
+    # ##### Sessions of others #####
+
+    def sessions(self) -> dict[str, Any]:
+        rows = self._rows(
+            "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID()"
+            " AND user NOT IN ('system user', 'event_scheduler')"
+            " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
+        )
+        return {"at": self._now(), "ids": [int(row[0]) for row in rows]}
+
+    def sessions_left(self, marker: Mapping[str, Any]) -> int:
+        since = self._now() - marker["at"]
+        uptime = float(self._rows("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1])
+        if uptime + 1 < since:
+            return 0  # The server was restarted since, which has ended all sessions.
+        old = set(marker["ids"])
+        # A session that sleeps for a shorter time has ended a statement since. The column has whole
+        # seconds.
+        rows = self._rows(
+            "SELECT id FROM information_schema.processlist"
+            " WHERE NOT (command = 'Sleep' AND time + 1 < %s)",
+            since,
+        )
+        return sum(int(row[0]) in old for row in rows)
+
+    def _now(self) -> float:
+        return float(self._rows("SELECT UNIX_TIMESTAMP(NOW(6))")[0][0])
+
+    # ##### Triggers #####
 
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
         deadline = time.monotonic() + patience
@@ -58,11 +143,14 @@ class MySQLChangeCapture(ChangeCapture):
             self._attempt(deadline, partial(self._pass_through, table))
 
     def uninstall(self, patience: float) -> bool:
+        with self.exclusively(patience):
+            return self._uninstall(time.monotonic() + patience)
+
+    def _uninstall(self, deadline: float) -> bool:
         if not self._has_tables():
             return True
         if self.fences():
             return False
-        deadline = time.monotonic() + patience
         for name in self.triggers():
             drop = f"DROP TRIGGER IF EXISTS {self._quote(name)}"
             self._attempt(deadline, partial(self._rows, drop))

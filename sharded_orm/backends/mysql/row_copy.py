@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from sharded_orm.backends.change_capture import CapturedTable
@@ -46,8 +48,28 @@ class MySQLRowCopy(RowCopy):
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._side(table)} ({copy} BIGINT NOT NULL,"
             f" PRIMARY KEY ({copy}, {pks})) ENGINE=InnoDB"
-            f" SELECT 0 AS {copy}, {self._names(table)} FROM {self._quote(table.name)} LIMIT 0"
+            f" SELECT 0 AS {copy}, {self._names(self.columns(table))} FROM {self._quote(table.name)} LIMIT 0"
         )
+
+    def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
+        rows = self._run(
+            "SELECT DISTINCT table_name FROM information_schema.referential_constraints"
+            " WHERE constraint_schema = DATABASE() AND NOT (delete_rule IN ('RESTRICT', 'NO ACTION')"
+            " AND update_rule IN ('RESTRICT', 'NO ACTION'))"
+        )
+        return {str(name) for (name,) in rows} & {table.name for table in tables}
+
+    def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
+        rows = self._run(
+            "SELECT index_name, column_name FROM information_schema.statistics"
+            " WHERE table_schema = DATABASE() AND table_name = %s AND non_unique = 0"
+            " ORDER BY index_name, seq_in_index",
+            table,
+        )
+        for _, columns in groupby(rows, key=itemgetter(0)):
+            names = tuple(row[1] for row in columns)
+            if None not in names:  # MySQL has no name for an expression.
+                yield tuple(map(str, names))
 
     def _exact(self, column: CopiedColumn) -> str:
         name = self._quote(column.name)
@@ -73,7 +95,7 @@ class MySQLRowCopy(RowCopy):
         parts = (
             f"COALESCE(SHA2(CAST({name}{' * 1e0' if column.kind == 'float' else ''} AS BINARY), 256),"
             " 'NULL')"
-            for column in self.columns(table)
+            for column in self._kept_columns(table)
             for name in [self._quote(column.name)]
         )
         return f"SHA2(CONCAT_WS(',', {', '.join(parts)}), 256)"

@@ -183,7 +183,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     def change_capture(self, account: Mapping[str, Any] | None = None) -> SQLiteChangeCapture:
         return SQLiteChangeCapture(self._stock_wrapper())
 
-    def row_copy(self) -> SQLiteRowCopy:
+    def row_copy(self, account: Mapping[str, Any] | None = None) -> SQLiteRowCopy:
         return SQLiteRowCopy(self._stock_wrapper())
 
     def _stock_wrapper(self) -> base.DatabaseWrapper:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import (
     EVENTS,
@@ -15,6 +18,10 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import MARKER
+from sharded_orm.exceptions import MoveRefused
+
+# Seconds to wait for other writers while it is checked whether the file can be written.
+_PROBE = 10.0
 
 
 class SQLiteChangeCapture(ChangeCapture):
@@ -28,7 +35,30 @@ class SQLiteChangeCapture(ChangeCapture):
 
     def close(self, number: int, patience: float) -> None:
         self._wait_for_others(patience)
-        self._rows(f"UPDATE {self._quote(FENCES)} SET state = 'closed' WHERE id = %s", number)
+        self._close(number)
+
+    @contextmanager
+    def exclusively(self, patience: float) -> Iterator[None]:
+        self._wait_for_others(patience)
+        self._rows("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._rows("COMMIT")
+        except BaseException:
+            self._rows("ROLLBACK")
+            raise
+
+    def check_privileges(self) -> None:
+        try:
+            with self.exclusively(_PROBE):
+                pass
+        except OperationalError as exc:
+            raise MoveRefused(
+                [
+                    f"the file of {self._connection.alias!r} cannot be written ({exc}): make it and its"
+                    " folder writable for this account, or wait until nobody else writes"
+                ]
+            ) from exc
 
     def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
         self._wait_for_others(patience)
@@ -37,16 +67,16 @@ class SQLiteChangeCapture(ChangeCapture):
                 self._rows(self._trigger(table, event))
 
     def uninstall(self, patience: float) -> bool:
-        self._wait_for_others(patience)
-        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES):
+        with self.exclusively(patience):
+            if not self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES):
+                return True
+            if self.fences():
+                return False
+            for name in self.triggers():
+                self._rows(f"DROP TRIGGER IF EXISTS {self._quote(name)}")
+            self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}")
+            self._rows(f"DROP TABLE IF EXISTS {self._quote(FENCES)}")
             return True
-        if self.fences():
-            return False
-        for name in self.triggers():
-            self._rows(f"DROP TRIGGER IF EXISTS {self._quote(name)}")
-        self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}")
-        self._rows(f"DROP TABLE IF EXISTS {self._quote(FENCES)}")
-        return True
 
     def _wait_for_others(self, patience: float) -> None:
         """Let each later statement wait for other writers, for at most ``patience`` seconds."""

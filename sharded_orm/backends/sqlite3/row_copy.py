@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -31,7 +31,7 @@ class SQLiteRowCopy(RowCopy):
         # The columns of the new table have the affinities of the table's columns.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._side(table)} AS SELECT CAST(0 AS INTEGER)"
-            f" {self._quote(COPY)}, {self._names(table)} FROM {self._quote(table.name)} WHERE 0"
+            f" {self._quote(COPY)}, {self._names(self.columns(table))} FROM {self._quote(table.name)} WHERE 0"
         )
         side = self._side(table).strip('"')
         pks = ", ".join(map(self._quote, table.pks))
@@ -39,6 +39,23 @@ class SQLiteRowCopy(RowCopy):
             f"CREATE UNIQUE INDEX IF NOT EXISTS {self._quote(side + '_pk')} ON {self._side(table)}"
             f" ({self._quote(COPY)}, {pks})"
         )
+
+    def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
+        return {
+            table.name
+            for table in tables
+            for row in self._run(f"PRAGMA foreign_key_list({self._quote(table.name)})")
+            if not {row[5], row[6]} <= {"NO ACTION", "RESTRICT"}
+        }
+
+    def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
+        for _, name, is_unique, _, is_partial in self._run(
+            f"PRAGMA index_list({self._quote(table)})"
+        ):
+            columns = self._run(f"PRAGMA index_info({self._quote(name)})")
+            names = tuple(row[2] for row in columns)
+            if is_unique and not is_partial and None not in names:
+                yield tuple(map(str, names))
 
     def _exact(self, column: CopiedColumn) -> str:
         return (
@@ -55,7 +72,7 @@ class SQLiteRowCopy(RowCopy):
         return [key]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        names = [self._quote(column.name) for column in self.columns(table)]
+        names = [self._quote(column.name) for column in self._kept_columns(table)]
         values = [f"typeof({n}), CASE typeof({n}) WHEN 'text' THEN CAST({n} AS BLOB) ELSE {n} END"
                   for n in names]  # fmt: skip
         parts = [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from django.db import OperationalError
 
-from sharded_orm.backends.change_capture import CapturedTable, Change
+from sharded_orm.backends.change_capture import CapturedTable, Change, ChangeCapture
 from sharded_orm.exceptions import MoveFailed, OperationStopped
 from sharded_orm.operations.moves import record as records
 from sharded_orm.operations.moves.record import MoveRecord
@@ -70,12 +70,8 @@ class KeyMover:
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Nobody may write the key on the target before it is there.
-        target.prepare()
-        target.watch(move.number, move.value, closed=True)
-        target.install(self._tables, TRIGGER_PATIENCE)
-        source.prepare()
-        source.watch(move.number, move.value)
-        source.install(self._tables, TRIGGER_PATIENCE)
+        self._watch(target, move, closed=True)
+        self._watch(source, move, closed=False)
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.target).prepare(self._tables)
         move.enter(records.COPYING)
@@ -88,6 +84,12 @@ class KeyMover:
             f"The {move} was given up, and the key is where it was: its rows change faster than they"
             " are copied. Try again at a quieter time, or with a higher --rate."
         )
+
+    def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
+        with capture.exclusively(TRIGGER_PATIENCE):
+            capture.prepare()
+            capture.watch(move.number, move.value, closed=closed)
+            capture.install(self._tables, TRIGGER_PATIENCE)
 
     def _copy(self, move: MoveRecord, table: CapturedTable) -> None:
         source, target = self._sessions.copy(move.source), self._sessions.copy(move.target)
@@ -206,7 +208,7 @@ class KeyMover:
         source.prepare()
         target.prepare()
         copy = self._sessions.copy(move.target)
-        copy.withdraw(self._tables, move.number, move.value)
+        copy.withdraw(self._tables, move.number, move.value, move.former_fence())
         source.unwatch(move.number)
         copy.prepare(self._tables)
         copy.discard(self._tables, move.number)

@@ -107,20 +107,9 @@ class MoveRecord:
         :param changes: values of other columns.
         :raises MoveFailed: another process has ended or aborted the move.
         """
-        changed = self._row().update(phase=phase, **changes)
-        # MySQL does not count a row whose values were there before.
-        if not changed and not self._row(phase).exists():
+        if not self._row().update(phase=phase, **changes):
             raise self._lost()
         self.phase = phase
-
-    def note(self, **position: Any) -> None:
-        """Add values to the position of the move, as JSON.
-
-        :raises MoveFailed: another process has ended or aborted the move.
-        """
-        merged = {**self.position, **position}
-        self.enter(self.phase, position=merged)
-        self.position = merged
 
     def switch(self) -> None:
         """Let the target own the key: the one commit point of the move. One transaction.
@@ -179,8 +168,19 @@ class MoveRecord:
             in_flight=None, finished_at=timezone.now()
         )
 
-    def _row(self, phase: str | None = None) -> QuerySet[KeyMove]:
-        return rows().filter(pk=self.number, phase=self.phase if phase is None else phase)
+    def former_fence(self) -> int | None:
+        """Return the number of the fence that an earlier move of this key has left on the target.
+
+        None if there is none. One query.
+        """
+        earlier = rows().filter(
+            group=self.group, key=self.key, source=self.target, phase=SETTLED, pk__lt=self.number
+        )
+        left = [row.pk for row in earlier.order_by("-pk") if row.position.get("fenced")]
+        return left[0] if left else None
+
+    def _row(self) -> QuerySet[KeyMove]:
+        return rows().filter(pk=self.number, phase=self.phase)
 
     def _lost(self) -> MoveFailed:
         row = rows().filter(pk=self.number).first()

@@ -167,10 +167,7 @@ class _Run:
             self._run.finish("stopped" if self._stopping() else "done")
 
     def _move_batch(self, keys: Sequence[KeyToMove]) -> None:
-        group_keys = GroupKeys(self._group)
-        moves = record.announce(self._group, keys)
-        for move in moves:
-            move.value = group_keys.stored(move.value)
+        moves = self._announced(keys)
         announced_at = now()
         copied = self._in_threads(moves, self._prepare)
         # Now every process knows that the keys are in flight, or its lease is over.
@@ -179,6 +176,13 @@ class _Run:
         while (left := announced_at + lease + MARGIN - now()) > 0 and not self._stopping():
             self._stopping.wait(left)
         self._in_threads(copied, self._switch)
+
+    def _announced(self, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
+        group_keys = GroupKeys(self._group)
+        moves = record.announce(self._group, keys)
+        for move in moves:
+            move.value = group_keys.stored(move.value)
+        return moves
 
     def _prepare(self, mover: KeyMover, move: MoveRecord) -> None:
         mover.prepare(move)

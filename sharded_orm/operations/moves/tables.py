@@ -6,7 +6,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from django.apps import apps
-from django.db.models import Model
+from django.db.models import AutoField, Model
 
 from sharded_orm.backends.change_capture import CapturedTable, KeyLink
 from sharded_orm.models.sharding.options import required_options, shard_options
@@ -33,7 +33,12 @@ def tables_of_group(group: str) -> list[CapturedTable]:
 def _table(model: type[Model]) -> CapturedTable:
     key, links = _way_to_key(model)
     pks = tuple(_column(field) for field in model._meta.pk_fields)
-    return CapturedTable(model._meta.db_table, pks, key, tuple(links))
+    return CapturedTable(model._meta.db_table, pks, key, tuple(links), _gets_fresh_ids(model))
+
+
+def _gets_fresh_ids(model: type[Model]) -> bool:
+    """Whether each shard counts the ids of the rows itself, and nothing refers to them."""
+    return bool(model._meta.auto_created) and isinstance(model._meta.pk, AutoField)
 
 
 def _way_to_key(model: type[Model]) -> tuple[str, list[KeyLink]]:

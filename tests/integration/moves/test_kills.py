@@ -1,0 +1,64 @@
+"""A mover that is killed at any moment leaves the key on one shard, and the next one goes on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.integration.moves.site import Site
+
+_RECORD = "sharded_orm.operations.moves.record.MoveRecord"
+_CAPTURE = "sharded_orm.backends.change_capture.ChangeCapture"
+_COPY = "sharded_orm.backends.row_copy.RowCopy"
+_MOVER = "sharded_orm.operations.moves.key_mover.KeyMover"
+#: The process dies at the end of that call of the method.
+BEFORE_SWITCH = [
+    "sharded_orm.operations.moves.runner._Run._announced:1",
+    f"{_CAPTURE}.watch:1",
+    f"{_CAPTURE}.watch:2",
+    f"{_RECORD}.enter:1",
+    f"{_COPY}.put:2",
+    f"{_MOVER}.prepare:1",
+    f"{_RECORD}.enter:2",
+    f"{_COPY}.publish:1",
+]
+AFTER_SWITCH = [
+    f"{_RECORD}.switch:1",
+    f"{_CAPTURE}.unwatch:1",
+    f"{_COPY}.set_aside:1",
+    f"{_RECORD}.settle:1",
+    f"{_MOVER}.settle:1",
+]
+
+
+def killed(site: Site, moment: str, *arguments: str) -> None:
+    done = site.python("manage.py", "keys", "move", "books", *arguments, KILL_AT=moment)
+    assert done.code == -signal.SIGKILL, f"{moment} did not come: {done.out} {done.err}"
+
+
+@pytest.mark.parametrize("moment", BEFORE_SWITCH + AFTER_SWITCH)
+def test_the_same_command_goes_on_after_a_kill(site: Site, moment: str) -> None:
+    before = site.rows()
+    killed(site, moment, "3", "--to", "1")
+    assert site.place() == (1 if moment in AFTER_SWITCH else 3)
+    assert site.rows() == before
+    site.move("3", "--to", "1")
+    assert site.place() == 1
+    assert site.rows() == before
+    counts = site.counts()
+    assert counts[1] and not any(counts[n] for n in (0, 2, 3))
+
+
+@pytest.mark.parametrize("moment", [BEFORE_SWITCH[4], BEFORE_SWITCH[7], AFTER_SWITCH[0]])
+def test_repair_ends_what_was_left(site: Site, moment: str) -> None:
+    before = site.rows()
+    killed(site, moment, "3", "--to", "1")
+    report = site.manage("keys", "repair", "books", "--json").json
+    assert report["recovered"] == 1
+    place = site.place()
+    assert site.rows() == before
+    assert {shard for shard, count in site.counts().items() if count} == {place}
+    # Writes pass.
+    site.run("Topic.objects.create(id=999, writer_id=3, name='after')")
+    assert site.manage("keys", "verify", "books", "3").code == 0
