@@ -20,6 +20,7 @@ __all__ = [
     "bound",
     "cache_scope",
     "fetch_together",
+    "move_key",
     "reads_own_row",
     "unbound",
     "uncached",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sharded_orm.models.cached.queryset import fetch_together
     from sharded_orm.models.sharding.bound_key import bound, unbound
     from sharded_orm.models.sharding.expressions import reads_own_row
+    from sharded_orm.operations.moves import move_key
     from sharded_orm.transactions import atomic
 
 
@@ -61,6 +63,10 @@ def __getattr__(name: str) -> Any:
         from sharded_orm.models.cached.queryset import fetch_together
 
         return fetch_together
+    if name == "move_key":
+        from sharded_orm.operations.moves import move_key
+
+        return move_key
     if name == "reads_own_row":
         from sharded_orm.models.sharding.expressions import reads_own_row
 

@@ -69,7 +69,7 @@ class Verify(Action):
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        found = list(status.verify(options["group"], options["keys"]))
+        found = status.verify(options["group"], options["keys"])
         if options["json"]:
             command.stdout.write(json.dumps({"keys": [asdict(key) for key in found]}, indent=2))
         else:

@@ -17,15 +17,15 @@ from sharded_orm.routing.placement_uses import PlacementUses, current_uses, reco
 
 R = TypeVar("R")
 
-# Seconds between two questions whether the key has moved.
+# Seconds between two attempts.
 _PAUSE = 0.02
 
 
 def repeated(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``, which may be run several times if a shard key moves.
 
-    If the old shard refuses the write, nothing was written. Outside of transactions, wait until the
-    key has moved or its move has ended, at most ``MOVE_WAIT`` seconds, and call ``write`` again.
+    If a shard refuses the write, nothing was written. Outside of transactions, call ``write`` again
+    after some milliseconds, until it passes or ``MOVE_WAIT`` seconds are over.
 
     :param group: the shard group of the rows.
     :param write: finds the shard each time it is called, and changes rows on one shard, all or none.
@@ -36,17 +36,19 @@ def repeated(group: str, write: Callable[[], R]) -> R:
         return write()
     deadline = None
     while True:
-        uses = PlacementUses(writes=True)
         try:
-            with recorded_uses(uses):
+            with recorded_uses(PlacementUses(writes=True)):
                 return write()
         except KeyMoved as error:
             if error.is_in_part or in_transaction(group):
                 raise
             if deadline is None:
                 deadline = time.monotonic() + runtime.config().move_wait
-            if not _wait(uses, deadline):
+            elif time.monotonic() > deadline:
                 raise
+            # The fence tells nobody when it is removed. Look the key up again next time.
+            time.sleep(_PAUSE)
+            runtime.placement_lease().renew()
 
 
 @contextmanager
@@ -65,19 +67,6 @@ def part_of_write(number: int) -> Iterator[None]:
             error.is_in_part = True
             error.add_note(f"{number} other shards were written already.")
         raise
-
-
-def _wait(uses: PlacementUses, deadline: float) -> bool:
-    """Wait until a key of ``uses`` has moved, or none is in flight. Return False after ``deadline``."""
-    while time.monotonic() < deadline:
-        time.sleep(_PAUSE)
-        poll = runtime.placement_lease().renew()
-        in_flight = () if poll is None else {key.key for key in poll.moves.in_flight}
-        if not uses.hold() or not any(
-            key in in_flight for placements in uses.placements.values() for key in placements
-        ):
-            return True
-    return False
 
 
 def refuse_former_route() -> None:

@@ -2,7 +2,7 @@
 
 from sharded_orm.operations.moves.plan import MovePlan, plan_moves
 from sharded_orm.operations.moves.request import AUTO, MoveOptions, MoveReport
-from sharded_orm.operations.moves.runner import KIND, abort, move_keys, repair
+from sharded_orm.operations.moves.runner import KIND, abort, move_key, move_keys, repair
 
 __all__ = [
     "AUTO",
@@ -11,6 +11,7 @@ __all__ = [
     "MovePlan",
     "MoveReport",
     "abort",
+    "move_key",
     "move_keys",
     "plan_moves",
     "repair",

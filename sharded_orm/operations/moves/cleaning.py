@@ -69,8 +69,8 @@ def _clean(
 ) -> bool:
     """Return whether the fence of the move has to stay."""
     position = dict(row.position)
-    capture = sessions.capture(row.source)
     if position["fenced"]:
+        capture = sessions.capture(row.source)
         if _needs_fence(row, capture):
             return True
         capture.prepare()

@@ -74,9 +74,25 @@ class KeyMover:
         self._watch(source, move, closed=False)
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.target).prepare(self._tables)
+        self._require_no_rows(move)
         move.enter(records.COPYING)
         for table in self._tables:
-            self._copy(move, table)
+            self._copy(move, table, self._options.rate)
+        self._catch_up(move)
+
+    def _require_no_rows(self, move: MoveRecord) -> None:
+        """Make sure that the target has no rows of the key, which an undo would take for copies."""
+        copy = self._sessions.copy(move.target)
+        for table in self._tables:
+            count = copy.key_digests(table, move.value).count
+            if count:
+                raise MoveFailed(
+                    f"The {move} was given up, and the key is where it was: the target has {count} rows"
+                    f" of the key in {table.name!r} already. 'manage.py shards check' finds such rows;"
+                    " move them away first."
+                )
+
+    def _catch_up(self, move: MoveRecord) -> None:
         for _ in range(MOST_ROUNDS):
             if self._follow(move) <= FEW_CHANGES:
                 return
@@ -91,7 +107,7 @@ class KeyMover:
             capture.watch(move.number, move.value, closed=closed)
             capture.install(self._tables, TRIGGER_PATIENCE)
 
-    def _copy(self, move: MoveRecord, table: CapturedTable) -> None:
+    def _copy(self, move: MoveRecord, table: CapturedTable, rate: int | None = None) -> None:
         source, target = self._sessions.copy(move.source), self._sessions.copy(move.target)
         last: tuple[object, ...] = ()
         while True:
@@ -103,8 +119,8 @@ class KeyMover:
                 last = source.pk_of(table, rows[-1])
             if len(rows) < BATCH:
                 return
-            if self._options.rate is not None:
-                self._stopping.wait(len(rows) / self._options.rate - (time.monotonic() - began))
+            if rate is not None:
+                self._stopping.wait(len(rows) / rate - (time.monotonic() - began))
 
     def _follow(self, move: MoveRecord) -> int:
         """Copy the rows that have changed since. Return the number of changes."""
@@ -136,8 +152,7 @@ class KeyMover:
         """
         move.enter(records.SWITCHING)
         for attempt in range(ATTEMPTS):
-            while self._follow(move) > FEW_CHANGES:
-                pass
+            self._catch_up(move)
             began = time.monotonic()
             try:
                 self._switch_once(move, began + self._options.max_pause)
@@ -208,7 +223,8 @@ class KeyMover:
         source.prepare()
         target.prepare()
         copy = self._sessions.copy(move.target)
-        copy.withdraw(self._tables, move.number, move.value, move.former_fence())
+        published = self._tables if move.may_be_published else ()
+        copy.withdraw(published, move.number, move.value, move.former_fence())
         source.unwatch(move.number)
         copy.prepare(self._tables)
         copy.discard(self._tables, move.number)

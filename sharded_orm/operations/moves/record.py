@@ -154,13 +154,19 @@ class MoveRecord:
 
         False if the move was switched before: it must be brought to its end then.
         """
-        changed = (
-            rows()
-            .filter(pk=self.number, phase__in=BEFORE_SWITCH)
-            .update(phase=ABORTED, error=why[:2000])
-        )
-        self.phase = str(rows().values_list("phase", flat=True).get(pk=self.number))
-        return bool(changed) or self.phase == ABORTED
+        for phase in BEFORE_SWITCH:
+            # The phase in which it was aborted tells what there is to undo.
+            rows().filter(pk=self.number, phase=phase).update(
+                phase=ABORTED, error=why[:2000], position={"aborted_in": phase}
+            )
+        row = rows().get(pk=self.number)
+        self.phase, self.position = row.phase, dict(row.position)
+        return self.phase == ABORTED
+
+    @property
+    def may_be_published(self) -> bool:
+        """Whether the target may have rows of an aborted move in its real tables."""
+        return bool(self.position["aborted_in"] == SWITCHING)
 
     def finish_abort(self) -> None:
         """Record that nothing of an aborted move is left on the shards."""

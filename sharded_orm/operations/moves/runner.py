@@ -15,7 +15,7 @@ from typing import Any, Final
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import LeaseLost, OperationHeld, OperationStopped
+from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationHeld, OperationStopped
 from sharded_orm.operations.moves import preflight, record
 from sharded_orm.operations.moves.cleaning import Cleaning, clean
 from sharded_orm.operations.moves.group_keys import GroupKeys
@@ -76,6 +76,19 @@ def move_keys(
         mover.move(plan)
         mover.finish()
     return mover.report
+
+
+def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None = None) -> int:
+    """Move all rows of one key to another shard, as :func:`move_keys` does. Return the new shard.
+
+    :param key: the shard key, its model instance, or text that means it.
+    :raises MoveFailed: the key was not moved. The message says why.
+    """
+    report = move_keys(group, [key], to, options=options)
+    if report.failures:
+        raise MoveFailed("; ".join(report.failures.values()))
+    (shard,) = report.moved.values() or [to]
+    return int(shard)
 
 
 def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:

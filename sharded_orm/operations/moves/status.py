@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -87,7 +87,7 @@ class KeyRows:
     elsewhere: dict[int, int]
 
 
-def verify(group: str, keys: Iterable[Any]) -> Iterator[KeyRows]:
+def verify(group: str, keys: Iterable[Any]) -> list[KeyRows]:
     """Count the rows of keys on every shard of ``group``.
 
     Costs one statement per key, table and shard, so name few keys.
@@ -110,14 +110,21 @@ def verify(group: str, keys: Iterable[Any]) -> Iterator[KeyRows]:
         problems.append(f"{keys_text(moving)} are being moved: wait until that has ended")
     if problems:
         raise MoveRefused(problems)
+    counts: dict[str, dict[int, int]] = {text: {} for text in values}
     with ShardSessions(group) as sessions:
-        for text, value in values.items():
-            stored = group_keys.stored(value)
-            counts = {
-                number: sum(
-                    sessions.copy(number).key_digests(table, stored).count for table in tables
-                )
-                for number in range(runtime.group(group).count)
-            }
-            elsewhere = {n: count for n, count in counts.items() if count and n != places[text]}
-            yield KeyRows(str(value), places[text], counts[places[text]], elsewhere)
+        for number in range(runtime.group(group).count):
+            copy = sessions.copy(number)
+            for text, value in values.items():
+                stored = group_keys.stored(value)
+                digests = [copy.key_digests(table, stored) for table in tables]
+                counts[text][number] = sum(digest.count for digest in digests)
+            sessions.close()  # Do not hold a session on each shard.
+    return [
+        KeyRows(
+            str(value),
+            places[text],
+            counts[text].pop(places[text]),
+            {number: count for number, count in counts[text].items() if count},
+        )
+        for text, value in values.items()
+    ]
