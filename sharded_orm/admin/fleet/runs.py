@@ -18,7 +18,7 @@ from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import FleetAdmin, View, groups_of, sees_all
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep, ShardMap
-from sharded_orm.operations import growth
+from sharded_orm.operations import growth, moves
 from sharded_orm.operations.imports import row_comparison, row_copy
 from sharded_orm.operations.migrate import migration_run
 from sharded_orm.operations.promotion.runner import KIND as PROMOTION
@@ -39,8 +39,8 @@ _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
 
 class RunAdmin(FleetAdmin):
-    """The pages "Operations": they show migrations, growth of shard groups and promotions of
-    replicas, with the state of each shard.
+    """The pages "Operations": they show migrations, growth of shard groups, moves of keys and promotions
+    of replicas, with the state of each shard.
     """
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
@@ -117,7 +117,7 @@ class RunAdmin(FleetAdmin):
                 for step in page.object_list
             ],
             commands=_commands(run, counts),
-            busy=_busy(pk) if run.held else [],
+            busy=_busy(run) if run.held else [],
             page=page,
             query=urlencode({"state": state}) if state in STATES else "",
             progress_url=self.url("progress", pk) if run.held else "",
@@ -135,7 +135,7 @@ class RunAdmin(FleetAdmin):
                 "ended": context["ended"],
                 "total": context["total"],
                 "percent": context["percent"],
-                "busy": _busy(pk) if run.held else [],
+                "busy": _busy(run) if run.held else [],
             }
         )
 
@@ -186,11 +186,16 @@ def _context(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _busy(pk: int) -> list[str]:
-    """Return a text for each shard on which the run is working now; at most 20 texts.
+def _busy(run: journal.RunStatus) -> list[str]:
+    """Return a text for each shard or key on which the run is working now; at most 20 texts.
 
-    A text names the shard and its migration, such as ``photos_00007: photos.0002_title``.
+    A text is ``photos_00007: photos.0002_title`` for a migration, and ``42: copying, shard 3 to 7``
+    for a key that moves.
     """
+    if run.kind == moves.KIND:
+        keys = moves.in_flight(run.subject)[:_MAX_BUSY]
+        return [f"{key.value}: {key.phase}, shard {key.source} to {key.target}" for key in keys]
+    pk = run.id
     rows = OperationStep.objects.using(DEFAULT_DB_ALIAS).filter(run_id=pk, state=journal.RUNNING)
     busy = rows.order_by("alias").values_list("alias", "migration")[:_MAX_BUSY]
     return [f"{alias}: {migration}" if migration else alias for alias, migration in busy]
@@ -222,6 +227,9 @@ def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str,
         if run.kind == row_comparison.KIND:
             command += " --verify"
         commands.append(("Go on where it stopped, with the same models as before", command))
+    elif run.state == "broken off" and run.kind == moves.KIND:
+        end_moves = f"manage.py keys repair {run.subject}"
+        commands.append(("End the moves that were broken off", end_moves))
     elif run.state == "broken off" and run.kind == PROMOTION:
         commands.append(("Go on", f"manage.py shards promote {run.arguments.get('node')}"))
     return commands

@@ -158,12 +158,14 @@ class _Run:
     def move(self, plan: MovePlan) -> None:
         self.report.notes += plan.notes
         self.report.already = plan.already
+        self._run.note(keys=len(plan.keys))
         self._progress.begin(self._group, len(plan.keys))
         try:
             for batch in batched(plan.keys, ANNOUNCED_AT_ONCE):
                 if self._stopping():
                     break
                 self._move_batch(batch)
+                self._run.note(moved=len(self.report.moved), failed=len(self.report.failures))
         finally:
             self._progress.end()
         self.report.stopped = self._stopping.cause

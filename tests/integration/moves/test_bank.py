@@ -21,7 +21,7 @@ import os
 from django.db.models import F
 from sharded_orm import runtime, uncached
 from sharded_orm.exceptions import KeyMoved
-from sharded_orm.transactions import atomic
+atomic = transaction.atomic
 
 me, key, stop = {me}, {key}, {stop!r}
 book = Book.objects.filter(writer_id=key).order_by("pk").first().pk
