@@ -11,11 +11,12 @@ from typing import Any
 
 import MySQLdb
 import pytest
+from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import ChangeCapture
 from sharded_orm.exceptions import MoveFailed, MoveRefused
 from tests.integration.moves.database import Database, database_on, refuses, run
-from tests.integration.moves.test_change_capture import SCHEMA, SERVERS, TABLES
+from tests.integration.moves.test_change_capture import SCHEMA, SERVERS, SHORT, TABLES
 from tests.patience import PATIENCE
 
 MARIADB = pytest.mark.parametrize("database", ["repeatable read"], indirect=True)
@@ -75,6 +76,28 @@ def test_an_open_fence_of_another_move_is_not_taken_over(database: Database) -> 
     with pytest.raises(MoveFailed, match="Fence 1"):
         capture.watch(2, 7, closed=True)
     assert capture.fences() == {1: "open"}
+
+
+def test_triggers_are_created_or_dropped_by_one_session_at_a_time(database: Database) -> None:
+    first, second = database.capture(), database.capture()
+    with first.exclusively(PATIENCE):
+        first.prepare()
+        with pytest.raises(OperationalError), second.exclusively(SHORT):
+            pass
+        with pytest.raises(OperationalError):
+            second.uninstall(SHORT)
+        first.watch(1, 7)
+        first.install(TABLES, PATIENCE)
+    assert not second.uninstall(PATIENCE)
+    assert len(first.triggers()) == 9
+
+
+def test_an_error_ends_the_exclusive_time(database: Database) -> None:
+    first, second = database.capture(), database.capture()
+    with pytest.raises(ZeroDivisionError), first.exclusively(PATIENCE):
+        raise ZeroDivisionError
+    with second.exclusively(SHORT):
+        pass
 
 
 def test_nobody_knows_the_sessions_of_a_file(tmp_path: Path, django_db_blocker: Any) -> None:
