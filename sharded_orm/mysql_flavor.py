@@ -30,6 +30,9 @@ class MySQLFlavor:
     can_be_promoted: bool
     #: Variable that limits every statement in seconds and fractions; "" if the server has none.
     statement_limit: str
+    #: Column of the list of sessions with the number of the session's last statement. All statements
+    #: of the server are counted together. "0" if the server does not tell.
+    statement_number: str
 
     @classmethod
     def of(cls, connection: Any) -> MySQLFlavor:
@@ -73,6 +76,7 @@ MARIADB = MySQLFlavor(
     statement_timeout=1969,  # ER_STATEMENT_TIMEOUT
     can_be_promoted=True,
     statement_limit="max_statement_time",
+    statement_number="query_id",
 )
 MYSQL = MySQLFlavor(
     exact_collation="utf8mb4_0900_bin",  # from MySQL 8.0.17 on
@@ -82,5 +86,6 @@ MYSQL = MySQLFlavor(
     statement_timeout=3024,  # ER_QUERY_TIMEOUT
     can_be_promoted=False,
     statement_limit="",  # max_execution_time limits SELECT only.
+    statement_number="0",
 )
 FLAVORS = (MARIADB, MYSQL)

@@ -238,11 +238,14 @@ class RowCopy(ABC):
         return self._digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
 
     def key_rows(self, table: CapturedTable, key: Any) -> dict[Row, str]:
-        """Return the digest of each row of a key, by primary key, to name the rows that differ."""
+        """Return the digest of each row of a key, by primary key, to name the rows that differ.
+
+        Rows whose primary keys are fresh are named by their other columns.
+        """
         return self._row_digests(table, self._quote(table.name), *self._of_key(table, key))
 
     def copy_rows(self, table: CapturedTable, number: int) -> dict[Row, str]:
-        """Return the digest of each row of a copy, by primary key."""
+        """Return the digest of each row of a copy, as :meth:`key_rows` does."""
         return self._row_digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
 
     # ##### What the backends know #####
@@ -298,7 +301,10 @@ class RowCopy(ABC):
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
     ) -> dict[Row, str]:
         kinds = {column.name: column for column in self.columns(table)}
-        pks = ", ".join(self._exact(kinds[pk]) for pk in table.pks)
+        names = table.pks
+        if table.fresh_ids:
+            names = tuple(column.name for column in self._kept_columns(table))
+        pks = ", ".join(self._exact(kinds[name]) for name in names)
         rows = self._run(
             f"SELECT {self._row_digest(table)}, {pks} FROM {source} WHERE {condition}", *params
         )

@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import md5
 from typing import Any
 
-from django.db import OperationalError, ProgrammingError
+from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import (
     EVENTS,
@@ -30,8 +30,12 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 _ATTEMPT = 0.05
 # Seconds between two attempts, in which the statements that have queued behind the first are served.
 _BETWEEN = 0.05
+# InnoDB makes its list of transactions anew if nobody has read it for 0.1 seconds.
+_TRANSACTIONS_KEPT = 0.12
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
+# That error, and those for a missing privilege on a schema, on a table and on the server.
+_DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 
 
 class MySQLChangeCapture(ChangeCapture):
@@ -68,33 +72,28 @@ class MySQLChangeCapture(ChangeCapture):
             self._rows("DO RELEASE_LOCK(%s)", name)
 
     def check_privileges(self) -> None:
-        name = self._quote(f"{OWN_PREFIX}probe_{secrets.token_hex(4)}")
-        user = self._rows("SELECT CURRENT_USER()")[0][0]
+        ((user,),) = self._rows("SELECT CURRENT_USER()")
         problems = []
         try:
-            self._rows(f"CREATE TABLE {name} (id INT) ENGINE=InnoDB")
-            try:
-                self._rows(f"CREATE TRIGGER {name} AFTER INSERT ON {name} FOR EACH ROW BEGIN END")
-            finally:
-                self._rows(f"DROP TABLE {name}")
-        except (OperationalError, ProgrammingError) as exc:
+            self._probe_triggers()
+        except OperationalError as exc:
+            if exc.args[0] not in _DENIED:
+                raise
             remedy = (
                 "set log_bin_trust_function_creators = ON on the server, or grant SUPER to the"
                 " account"
                 if exc.args[0] == _NO_SUPER
-                else "grant it CREATE, DROP and TRIGGER on the schemas of the shards"
+                else "grant it ALL PRIVILEGES on the schemas of the shards"
             )
             problems.append(
                 f"the account {user!r} cannot create triggers on {self._connection.alias!r}"
                 f" ({exc.args[-1]}): {remedy}"
             )
-        name, _, host = str(user).rpartition("@")
-        sees_others = self._rows(
-            "SELECT COUNT(*) FROM information_schema.user_privileges"
-            " WHERE privilege_type = 'PROCESS' AND grantee = %s",
-            f"'{name}'@'{host}'",
-        )
-        if not sees_others[0][0]:
+        try:
+            self._transactions()
+        except OperationalError as exc:
+            if exc.args[0] not in _DENIED:
+                raise
             problems.append(
                 f"the account {user!r} cannot see which sessions are open on the server of"
                 f" {self._connection.alias!r}: grant it PROCESS"
@@ -102,33 +101,68 @@ class MySQLChangeCapture(ChangeCapture):
         if problems:
             raise MoveRefused(problems)
 
+    def _probe_triggers(self) -> None:
+        name = self._quote(f"{OWN_PREFIX}probe_{secrets.token_hex(4)}")
+        self._rows(f"CREATE TABLE {name} (id INT) ENGINE=InnoDB")
+        try:
+            self._rows(f"CREATE TRIGGER {name} AFTER INSERT ON {name} FOR EACH ROW BEGIN END")
+            self._rows(f"LOCK TABLES {name} WRITE")
+        finally:
+            self._rows("UNLOCK TABLES")
+            self._rows(f"DROP TABLE {name}")
+
     # ##### Sessions of others #####
 
     def sessions(self) -> dict[str, Any]:
         rows = self._rows(
-            "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID()"
-            " AND user NOT IN ('system user', 'event_scheduler')"
+            f"SELECT id, {self._flavor.statement_number}, id = CONNECTION_ID()"
+            " FROM information_schema.processlist"
+            " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        return {"at": self._now(), "ids": [int(row[0]) for row in rows]}
+        # The server's list of transactions may be some milliseconds old. So the time counts, too.
+        ((at,),) = self._rows(
+            "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
+        )
+        return {
+            "ids": [int(number) for number, _, is_own in rows if not is_own],
+            "statement": max(int(statement) for _, statement, is_own in rows if is_own),
+            "at": str(at),
+            "transactions": [list(transaction) for transaction in self._transactions()],
+        }
 
     def sessions_left(self, marker: Mapping[str, Any]) -> int:
-        since = self._now() - marker["at"]
-        uptime = float(self._rows("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1])
-        if uptime + 1 < since:
-            return 0  # The server was restarted since, which has ended all sessions.
-        old = set(marker["ids"])
-        # A session that sleeps for a shorter time has ended a statement since. The column has whole
-        # seconds.
+        self._transactions()  # It fails without the privilege to see the sessions of others.
         rows = self._rows(
-            "SELECT id FROM information_schema.processlist"
-            " WHERE NOT (command = 'Sleep' AND time + 1 < %s)",
-            since,
+            f"SELECT id, command, {self._flavor.statement_number}, id = CONNECTION_ID()"
+            " FROM information_schema.processlist"
         )
-        return sum(int(row[0]) in old for row in rows)
+        last = marker["statement"]
+        if any(statement < last for _, _, statement, is_own in rows if is_own):
+            return 0  # The server counts anew: it was restarted, which has ended all sessions.
+        old = set(marker["ids"]) & {int(number) for number, *_ in rows}
+        if not old:
+            return 0
+        left = {
+            int(number)
+            for number, command, statement, _ in rows
+            if not (command == "Sleep" and statement > last)
+        }
+        open_then = set(map(tuple, marker["transactions"]))
+        self._rows(f"DO SLEEP({_TRANSACTIONS_KEPT})")
+        left |= {
+            number
+            for number, began in self._transactions()
+            if (number, began) in open_then or began <= marker["at"]
+        }
+        return len(left & old)
 
-    def _now(self) -> float:
-        return float(self._rows("SELECT UNIX_TIMESTAMP(NOW(6))")[0][0])
+    def _transactions(self) -> list[tuple[int, str]]:
+        """Return the session of each open transaction, and when it began, by the server's clock."""
+        rows = self._rows(
+            "SELECT trx_mysql_thread_id, CAST(trx_started AS CHAR) FROM information_schema.innodb_trx"
+        )
+        return [(int(number), str(began)) for number, began in rows]
 
     # ##### Triggers #####
 

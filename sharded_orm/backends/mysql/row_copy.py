@@ -104,7 +104,7 @@ class MySQLRowCopy(RowCopy):
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
     ) -> RowDigests:
         halves = ", ".join(
-            f"COALESCE(BIT_XOR(CAST(CONV(SUBSTRING(d, {start}, 16), 16, 10) AS UNSIGNED)), 0)"
+            f"COALESCE(SUM(CAST(CONV(SUBSTRING(d, {start}, 16), 16, 10) AS UNSIGNED)), 0)"
             for start in (1, 17)
         )
         ((count, one, two),) = self._run(
@@ -112,4 +112,4 @@ class MySQLRowCopy(RowCopy):
             f" WHERE {condition}) digests",
             *params,
         )
-        return RowDigests(int(count), f"{int(one):016x}{int(two):016x}")
+        return RowDigests(int(count), f"{int(one):x} {int(two):x}")

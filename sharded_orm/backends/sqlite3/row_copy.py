@@ -89,8 +89,8 @@ class SQLiteRowCopy(RowCopy):
         )
         total = 0
         for (digest,) in rows:
-            total ^= int(digest[:32], 16)
-        return RowDigests(len(rows), f"{total:032x}")
+            total += int(digest[:32], 16)
+        return RowDigests(len(rows), f"{total:x}")
 
 
 def _digest(*values: Any) -> str:

@@ -38,7 +38,15 @@ def _table(model: type[Model]) -> CapturedTable:
 
 def _gets_fresh_ids(model: type[Model]) -> bool:
     """Whether each shard counts the ids of the rows itself, and nothing refers to them."""
-    return bool(model._meta.auto_created) and isinstance(model._meta.pk, AutoField)
+    is_referred_to = any(
+        field.auto_created and not field.concrete
+        for field in model._meta.get_fields(include_hidden=True)
+    )
+    return (
+        bool(model._meta.auto_created)
+        and isinstance(model._meta.pk, AutoField)
+        and not is_referred_to
+    )
 
 
 def _way_to_key(model: type[Model]) -> tuple[str, list[KeyLink]]:

@@ -23,6 +23,7 @@ def test_tables_have_their_key_or_a_link_to_it() -> None:
         ("id",),
         "user_id",
         (KeyLink("photo_id", "photos_app_photo", "photo_id"),),
+        fresh_ids=True,
     )
 
 
@@ -50,4 +51,5 @@ def test_the_links_of_a_childs_relation_lead_over_its_parent() -> None:
             KeyLink("novel_id", "authors_novel", "book_ptr_id"),
             KeyLink("book_ptr_id", "authors_book", "id"),
         ),
+        fresh_ids=True,
     )

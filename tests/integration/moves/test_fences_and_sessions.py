@@ -1,0 +1,283 @@
+"""Fences that another move has left or removed, the sessions of others, and missing privileges."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import MySQLdb
+import pytest
+from django.db import OperationalError
+
+from sharded_orm.backends.change_capture import ChangeCapture
+from sharded_orm.exceptions import MoveFailed, MoveRefused
+from tests.integration.moves.database import Database, database_on, refuses, run
+from tests.integration.moves.test_change_capture import SCHEMA, SERVERS, SHORT, TABLES
+from tests.patience import PATIENCE
+
+MARIADB = pytest.mark.parametrize("database", ["repeatable read"], indirect=True)
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def database(
+    request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
+) -> Iterator[Database]:
+    with (
+        django_db_blocker.unblock(),
+        database_on(request.param, request, tmp_path / "shard.sqlite3", SCHEMA) as database,
+    ):
+        yield database
+
+
+@pytest.mark.parametrize("action", ["close", "reopen"])
+def test_a_fence_that_is_gone_is_neither_closed_nor_opened(database: Database, action: str) -> None:
+    capture = database.capture()
+    capture.prepare()
+    capture.watch(1, 7)
+    capture.unwatch(1)
+    with pytest.raises(MoveFailed, match="Fence 1"):
+        capture.close(1, PATIENCE) if action == "close" else capture.reopen(1)
+    assert capture.fences() == {}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_fence_that_an_earlier_move_has_left_is_taken_over(
+    database: Database, closed: bool
+) -> None:
+    capture, session = database.capture(), database.session()
+    capture.prepare()
+    capture.watch(1, 7)
+    capture.install(TABLES, PATIENCE)
+    run(session, "INSERT INTO vote VALUES (7, 'old')")
+    capture.close(1, PATIENCE)
+    capture.watch(2, 7, closed=closed)
+    assert capture.fences() == {2: "closed" if closed else "open"}
+    assert capture.changes(1) == []
+    if closed:
+        assert refuses(session, "INSERT INTO vote VALUES (7, 'a')")
+    else:
+        run(session, "INSERT INTO vote VALUES (7, 'a')")
+        assert [change.pk for change in capture.changes(2)] == [("7", "a")]
+    # The earlier move can do no more with it.
+    capture.unwatch(1)
+    with pytest.raises(MoveFailed):
+        capture.reopen(1)
+    assert list(capture.fences()) == [2]
+
+
+def test_an_open_fence_of_another_move_is_not_taken_over(database: Database) -> None:
+    capture = database.capture()
+    capture.prepare()
+    capture.watch(1, 7)
+    with pytest.raises(MoveFailed, match="Fence 1"):
+        capture.watch(2, 7, closed=True)
+    assert capture.fences() == {1: "open"}
+
+
+def test_triggers_are_created_or_dropped_by_one_session_at_a_time(database: Database) -> None:
+    first, second = database.capture(), database.capture()
+    with first.exclusively(PATIENCE):
+        first.prepare()
+        with pytest.raises(OperationalError), second.exclusively(SHORT):
+            pass
+        with pytest.raises(OperationalError):
+            second.uninstall(SHORT)
+        first.watch(1, 7)
+        first.install(TABLES, PATIENCE)
+    assert not second.uninstall(PATIENCE)
+    assert len(first.triggers()) == 9
+
+
+def test_an_error_ends_the_exclusive_time(database: Database) -> None:
+    first, second = database.capture(), database.capture()
+    with pytest.raises(ZeroDivisionError), first.exclusively(PATIENCE):
+        raise ZeroDivisionError
+    with second.exclusively(SHORT):
+        pass
+
+
+def test_nobody_knows_the_sessions_of_a_file(tmp_path: Path, django_db_blocker: Any) -> None:
+    settings = {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": str(tmp_path / "x.sqlite3")}
+    with django_db_blocker.unblock():
+        assert Database(settings).capture().sessions() is None
+
+
+class Session:
+    """A session of its own: those of the library go back to a pool after each statement."""
+
+    def __init__(self, database: Database) -> None:
+        settings = database._settings
+        self.driver = MySQLdb.connect(
+            host=settings["HOST"], port=int(settings["PORT"]), user=settings["USER"],
+            password=settings["PASSWORD"], database=settings["NAME"], autocommit=True,
+        )  # fmt: skip
+
+    def run(self, sql: str) -> None:
+        self.driver.cursor().execute(sql)
+
+
+@pytest.fixture
+def sessions(database: Database) -> Iterator[list[Session]]:
+    sessions = [Session(database) for _ in range(2)]
+    yield sessions
+    for session in sessions:
+        session.driver.close()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # A server signals nobody when its lists change.
+
+
+def taken(capture: ChangeCapture) -> tuple[Any, int]:
+    """A marker as the journal keeps it, and how many sessions are left of it at once."""
+    marker = json.loads(json.dumps(capture.sessions()))
+    return marker, capture.sessions_left(marker)
+
+
+@MARIADB
+def test_a_session_counts_until_it_has_ended_a_new_statement(
+    database: Database, sessions: list[Session]
+) -> None:
+    capture, (idle, ended) = database.capture(), sessions
+    marker, before = taken(capture)
+    assert before >= 2
+    later = Session(database)
+    later.run("SELECT 1")
+    assert capture.sessions_left(marker) == before
+    # No second has passed: the order of statements counts, and no clock.
+    idle.run("SELECT 1")
+    assert capture.sessions_left(marker) == before - 1
+    ended.run("SELECT 1")
+    assert capture.sessions_left(marker) == before - 2
+    later.driver.close()
+
+
+@MARIADB
+def test_a_session_that_has_ended_does_not_count(
+    database: Database, sessions: list[Session]
+) -> None:
+    capture = database.capture()
+    marker, before = taken(capture)
+    sessions[1].run(f"KILL {sessions[0].driver.thread_id()}")
+    eventually(lambda: capture.sessions_left(marker) == before - 2)
+
+
+@MARIADB
+def test_a_session_counts_while_a_transaction_of_before_is_open(
+    database: Database, sessions: list[Session]
+) -> None:
+    capture, (writer, _) = database.capture(), sessions
+    writer.run("BEGIN")
+    writer.run("INSERT INTO vote VALUES (8, 'a')")
+    marker, before = taken(capture)
+    writer.run("INSERT INTO vote VALUES (8, 'b')")
+    assert capture.sessions_left(marker) == before
+    writer.run("COMMIT")
+    # The server's list of transactions is some milliseconds old.
+    eventually(lambda: capture.sessions_left(marker) == before - 1)
+
+
+@MARIADB
+def test_a_session_counts_while_its_statement_runs(
+    database: Database, sessions: list[Session]
+) -> None:
+    capture, (holder, waiting) = database.capture(), sessions
+    holder.run("SELECT GET_LOCK('held', 0)")
+    marker, before = taken(capture)
+    waiting.driver.send_query(f"SELECT GET_LOCK('held', {PATIENCE})")
+    assert capture.sessions_left(marker) == before
+    holder.run("DO RELEASE_LOCK('held')")
+    waiting.driver.read_query_result()
+    waiting.driver.store_result()
+    assert capture.sessions_left(marker) == before - 2
+
+
+@MARIADB
+def test_after_a_restart_no_session_is_left(database: Database) -> None:
+    """The server counts statements from the beginning again, and may give the same ids again."""
+    capture, session = database.capture(), database.session()
+    run(session, "SELECT 1")
+    marker = capture.sessions()
+    assert marker is not None
+    assert capture.sessions_left(marker)
+    assert capture.sessions_left({**marker, "statement": 2**62}) == 0
+
+
+class Account:
+    """An account with every privilege on the schema, and no other."""
+
+    def __init__(self, database: Database, grants: str = "ALL PRIVILEGES") -> None:
+        self.admin, self.name = database.session(), f"mover_{secrets.token_hex(4)}"
+        self.schema = database._settings["NAME"]
+        self._settings = {**database._settings, "USER": self.name, "PASSWORD": "x"}
+        run(self.admin, f"CREATE USER {self.name}@'%' IDENTIFIED BY 'x'")
+        run(self.admin, f"GRANT {grants} ON {self.schema}.* TO {self.name}@'%'")
+
+    def capture(self) -> Any:
+        return Database(self._settings).capture()
+
+
+@pytest.fixture
+def account(database: Database) -> Iterator[Account]:
+    account = Account(database)
+    yield account
+    run(account.admin, f"DROP USER {account.name}@'%'")
+
+
+@MARIADB
+def test_an_account_that_does_not_see_sessions_is_refused(
+    database: Database, account: Account
+) -> None:
+    with account.capture() as capture, pytest.raises(MoveRefused, match="grant it PROCESS"):
+        capture.check_privileges()
+
+
+@MARIADB
+def test_sessions_that_nobody_may_see_are_not_taken_for_ended(
+    database: Database, account: Account
+) -> None:
+    marker = database.capture().sessions()
+    assert marker is not None
+    with account.capture() as capture, pytest.raises(Exception, match="PROCESS"):
+        capture.sessions_left(marker)
+
+
+@MARIADB
+@pytest.mark.parametrize("by_role", [False, True])
+def test_an_account_with_process_may_move(
+    database: Database, account: Account, by_role: bool
+) -> None:
+    user = f"{account.name}@'%'"
+    if by_role:
+        role = f"role_{account.name}"
+        run(account.admin, f"CREATE ROLE {role}")
+        run(account.admin, f"GRANT PROCESS ON *.* TO {role}")
+        run(account.admin, f"GRANT {role} TO {user}")
+        run(account.admin, f"SET DEFAULT ROLE {role} FOR {user}")
+    else:
+        run(account.admin, f"GRANT PROCESS ON *.* TO {user}")
+    with account.capture() as capture:
+        capture.check_privileges()
+    if by_role:
+        run(account.admin, f"DROP ROLE {role}")
+    assert run(account.admin, "SHOW TABLES LIKE '%probe%'") == []
+
+
+@MARIADB
+@pytest.mark.parametrize("missing", ["TRIGGER", "LOCK TABLES"])
+def test_an_account_that_cannot_create_triggers_is_refused(
+    database: Database, account: Account, missing: str
+) -> None:
+    user = f"{account.name}@'%'"
+    run(account.admin, f"GRANT PROCESS ON *.* TO {user}")
+    run(account.admin, f"REVOKE {missing} ON {account.schema}.* FROM {user}")
+    with account.capture() as capture, pytest.raises(MoveRefused, match="cannot create triggers"):
+        capture.check_privileges()
+    assert run(account.admin, "SHOW TABLES LIKE '%probe%'") == []
