@@ -13,6 +13,8 @@ MARKER = "sharded_orm: the shard key of this row is moving to another shard"
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
+#: ER_LOCK_DEADLOCK. Writers of a key and the mover that closes its fence may wait for each other.
+_DEADLOCK = 1213
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -21,3 +23,8 @@ def is_refusal(error: BaseException) -> bool:
     if arguments[:1] == (SIGNAL_ERROR,):
         arguments = arguments[1:]
     return bool(arguments) and isinstance(arguments[0], str) and arguments[0].startswith(MARKER)
+
+
+def is_deadlock(error: BaseException) -> bool:
+    """Whether the server has ended a transaction because it and another one waited for each other."""
+    return error.args[:1] == (_DEADLOCK,)

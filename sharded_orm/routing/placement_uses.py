@@ -42,6 +42,8 @@ class PlacementUses:
 
     def __init__(self, *, writes: bool = False) -> None:
         self.writes = writes
+        #: Whether a write of the operation was about to be sent.
+        self.has_sent = False
         self.placements: dict[PlacementSource, dict[str, KnownPlacement]] = {}
         self._changed = False
 

@@ -15,7 +15,7 @@ from django.core.exceptions import ObjectDoesNotExist
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import KeyMoved
+from sharded_orm.exceptions import KeyMoved, RoutingError
 from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 
 R = TypeVar("R")
@@ -40,7 +40,7 @@ def confirmed(group: str, read: Callable[[], R]) -> R:
         with recorded_uses(PlacementUses()) as uses:
             try:
                 result = read()
-            except ObjectDoesNotExist:
+            except (ObjectDoesNotExist, RoutingError):
                 if uses.hold():
                     raise
             else:

@@ -58,6 +58,10 @@ class Site(library_site.Site):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.content["sharded_orm"]["PLACEMENT_LEASE"] = LEASE
+        if self.backend == "sqlite3":
+            # A transaction that has read must not begin to write later, while others write.
+            for node in self.nodes.values():
+                node["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
         self.save()
 
     def fill(self, count: int = 0) -> None:
