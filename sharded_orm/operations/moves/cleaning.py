@@ -69,23 +69,26 @@ def _clean(
 ) -> bool:
     """Return whether the fence of the move has to stay."""
     position = dict(row.position)
-    if position["fenced"]:
-        capture = sessions.capture(row.source)
-        if _needs_fence(row, capture):
-            return True
-        capture.prepare()
-        capture.unwatch(row.pk)
-        capture.uninstall(TRIGGER_PATIENCE)
-        cleaning.fences += 1
-        position |= {"fenced": False, "sessions": None}
-        record.rows().filter(pk=row.pk).update(position=position)
-    if datetime.fromisoformat(position["kept_until"]) <= timezone.now():
+    if position["kept_until"] and datetime.fromisoformat(position["kept_until"]) <= timezone.now():
         copy = sessions.copy(row.source)
         copy.prepare(tables)
         copy.discard(tables, row.pk)
-        record.rows().filter(pk=row.pk).update(finished_at=timezone.now())
+        position["kept_until"] = None
         cleaning.copies += 1
-    return False
+    if position["fenced"]:
+        capture = sessions.capture(row.source)
+        if not _needs_fence(row, capture):
+            capture.prepare()
+            capture.unwatch(row.pk)
+            capture.uninstall(TRIGGER_PATIENCE)
+            position |= {"fenced": False, "sessions": None}
+            cleaning.fences += 1
+    if position != row.position:
+        has_ended = not position["kept_until"] and not position["fenced"]
+        record.rows().filter(pk=row.pk).update(
+            position=position, finished_at=timezone.now() if has_ended else None
+        )
+    return bool(position["fenced"])
 
 
 def _needs_fence(row: KeyMove, capture: ChangeCapture) -> bool:

@@ -56,7 +56,6 @@ def moves_of(group: str, last: int) -> list[MoveStatus]:
 
 
 def _status(row: KeyMove) -> MoveStatus:
-    has_copy = row.phase == record.SETTLED and row.finished_at is None
     return MoveStatus(
         row.pk,
         row.value,
@@ -66,8 +65,8 @@ def _status(row: KeyMove) -> MoveStatus:
         bool(row.in_flight),
         row.announced_at,
         row.switched_at,
-        bool(row.position.get("fenced")) and row.finished_at is None,
-        row.position.get("kept_until") if has_copy else None,
+        bool(row.position.get("fenced")),
+        row.position.get("kept_until"),
         row.error,
     )
 

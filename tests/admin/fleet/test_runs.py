@@ -202,3 +202,21 @@ def test_many_runs_are_paged_with_three_queries(site: Site) -> None:
     # Queries for session, user, number of runs, runs, steps.
     assert len(page.queries["default"]) == 5
     assert "2 of 3" in site.get(f"{RUNS}?page=2").text
+
+
+MOVE = """
+from sharded_orm.models import KeyMove, OperationRun
+KeyMove.objects.using("directory").create(
+    group="watched", key="42", value="42", source=3, target=7, phase="copying", in_flight=True)
+OperationRun.objects.create(kind="move keys", subject="watched", arguments={"keys": 9, "moved": 4},
+    unfinished=True)
+result = OperationRun.objects.latest("pk").pk
+"""
+
+
+def test_moves_of_keys_have_a_page_with_the_command_that_ends_them(site: Site) -> None:
+    run = site.run(MOVE)
+    page = site.get(f"{RUNS}{run}/change/")
+    assert "State broken off" in page.text
+    assert "keys 9 moved 4" in page.text
+    assert "manage.py keys repair watched" in page.text
