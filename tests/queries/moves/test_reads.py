@@ -121,9 +121,9 @@ def _moved_elsewhere(move: HandMove) -> Callable[[], None]:
         try:
             move.switch()
         finally:
-            for connection in connections.all(initialized_only=True):
+            for name in (alias(SOURCE), alias(TARGET), "directory"):
                 # The close() of Django's SQLite backend does not close databases in memory.
-                BaseDatabaseWrapper.close(connection)
+                BaseDatabaseWrapper.close(connections[name])
 
     def run() -> None:
         thread = Thread(target=switch)
