@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DatabaseError
+
 from sharded_orm import runtime
-from sharded_orm.exceptions import KeyMoved
-from sharded_orm.models.moves.confirmation import in_transaction
+from sharded_orm.exceptions import KeyMoved, RoutingError
+from sharded_orm.models.moves.confirmation import in_transaction, key_moved
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
 
 R = TypeVar("R")
@@ -21,32 +24,83 @@ R = TypeVar("R")
 _PAUSE = 0.02
 
 
-def repeated(group: str, write: Callable[[], R]) -> R:
+class WriteAttempt(PlacementUses):
+    """The placements on which one attempt of a write relies. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(writes=True)
+        #: Whether a part was written that a repetition would write a second time.
+        self.is_in_part = False
+
+    @property
+    def has_several_keys(self) -> bool:
+        return sum(map(len, self.placements.values())) > 1
+
+
+def repeated(
+    group: str,
+    write: Callable[[], R],
+    *,
+    nothing_written: Callable[[R], bool] | None = None,
+    joins: bool = False,
+) -> R:
     """Return the result of ``write``, which may be run several times if a shard key moves.
 
-    If the old shard refuses the write, nothing was written. Outside of transactions, wait until the
-    key has moved or its move has ended, at most ``MOVE_WAIT`` seconds, and call ``write`` again.
+    If the old shard refuses the write, or its rows are gone, nothing was written. Outside of
+    transactions, wait until the key has moved or its move has ended, at most ``MOVE_WAIT`` seconds,
+    and call ``write`` again.
+
+    No fence stops a statement that finds no row, because triggers fire for rows. So a write that
+    arrives after the rows were taken away is known by its result, or by its error.
 
     :param group: the shard group of the rows.
     :param write: finds the shard each time it is called, and changes rows on one shard, all or none.
-    :raises KeyMoved: a transaction is open, or the move took too long. The transaction may be run
-        again.
+    :param nothing_written: whether ``write`` may be run again after this result, because it has found
+        no row, or because a repetition changes nothing. None if ``write`` raises an error in that
+        case.
+    :param joins: whether the write is a part of the write that is running already, if there is one.
+        So it is if the alias of the shard was given, because only the outer write knows the key.
+    :raises KeyMoved: a transaction is open, the move took too long, or a part was written. A
+        transaction may be run again.
     """
-    if not runtime.strategy(group).moves_keys:
+    if not runtime.strategy(group).moves_keys or (
+        joins and isinstance(current_uses(), WriteAttempt)
+    ):
         return write()
     deadline = None
     while True:
-        uses = PlacementUses(writes=True)
+        attempt = WriteAttempt()
         try:
-            with recorded_uses(uses):
-                return write()
-        except KeyMoved as error:
-            if error.is_in_part or in_transaction(group):
+            with recorded_uses(attempt):
+                result = write()
+            if nothing_written is None or attempt.hold():
+                return result
+            attempt.is_in_part = not nothing_written(result)
+            if attempt.is_in_part and not attempt.has_several_keys:
+                return result  # The fence was open, so the row has moved after that.
+            raise key_moved(group, "moved to another shard while it was written")
+        except KeyMoved as moved:
+            error = moved
+        except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
+            # For example, an UPDATE of an instance has found no row.
+            if attempt.hold():
                 raise
-            if deadline is None:
-                deadline = time.monotonic() + runtime.config().move_wait
-            if not _wait(uses, deadline):
-                raise
+            error = key_moved(group, "moved to another shard while it was written")
+            error.__cause__ = cause
+        error.is_in_part |= attempt.is_in_part
+        if error.is_in_part or in_transaction(group):
+            raise error
+        if deadline is None:
+            deadline = time.monotonic() + runtime.config().move_wait
+        if not _wait(attempt, deadline):
+            raise error
+
+
+def write_in_part() -> None:
+    """Record that the running write must not be repeated: a part of it is written already."""
+    attempt = current_uses()
+    if isinstance(attempt, WriteAttempt):
+        attempt.is_in_part = True
 
 
 @contextmanager
@@ -58,11 +112,12 @@ def part_of_write(number: int) -> Iterator[None]:
 
     :param number: how many shards were written before.
     """
+    if number:
+        write_in_part()
     try:
         yield
     except KeyMoved as error:
         if number:
-            error.is_in_part = True
             error.add_note(f"{number} other shards were written already.")
         raise
 
@@ -72,9 +127,11 @@ def _wait(uses: PlacementUses, deadline: float) -> bool:
     while time.monotonic() < deadline:
         time.sleep(_PAUSE)
         poll = runtime.placement_lease().renew()
-        in_flight = () if poll is None else {key.key for key in poll.moves.in_flight}
+        in_flight = () if poll is None else {(key.group, key.key) for key in poll.moves.in_flight}
         if not uses.hold() or not any(
-            key in in_flight for placements in uses.placements.values() for key in placements
+            (source.group.name, key) in in_flight
+            for source, placements in uses.placements.items()
+            for key in placements
         ):
             return True
     return False
