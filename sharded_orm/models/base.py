@@ -14,6 +14,7 @@ from sharded_orm.exceptions import CrossShardRelation, ShardKeyChanged, ShardKey
 from sharded_orm.models.cached.invalidation import CacheAttribute
 from sharded_orm.models.cached.write_tracking import writing
 from sharded_orm.models.fields.generated_id import forget_shard_choice, generated_id_fields
+from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.moves.repetition import repeated
 from sharded_orm.models.querysets.route import colocation_on, scoped
 from sharded_orm.models.querysets.sharded import ShardedManager, ShardedQuerySet
@@ -79,8 +80,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
                 shard_key = "user_id"
 
     ``ShardMeta`` is inherited like ``Meta``. The value of the shard key decides on which shard a row
-    is. A new row is stored on that shard, even if Django would have chosen another alias.
-    ``save()`` never changes the key of a stored row (:exc:`ShardKeyChanged`).
+    is, even if Django would have chosen another alias. ``save()`` never changes the key of a stored
+    row (:exc:`ShardKeyChanged`).
     """
 
     _is_sharded: ClassVar[bool] = True
@@ -151,7 +152,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             with writing(self):
                 return super(ShardedModel, self).delete(using=alias, keep_parents=keep_parents)
 
-        return repeated(options.group, write)
+        return repeated(options.group, write, nothing_written=lambda counts: not counts[0])
 
     delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -263,10 +264,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         using: str | None = None,
         update_fields: Any = None,
     ) -> bool:
-        # Overrides Model._save_table(). Check the shard again, because a receiver of pre_save may
-        # have changed the key, and because Django's deserializer calls Model.save_base() directly.
-        # A row without an id must be new, so insert it at once, without the UPDATE that Django
-        # would try first.
+        # Overrides Model._save_table(). Check the shard again: a receiver of pre_save may have changed
+        # the key, and Django's deserializer calls Model.save_base() directly. A row without an id
+        # must be new, so insert it at once, without the UPDATE that Django would try first.
         refuse_other_key(self)
         self._refuse_other_shard(str(using))
         if not (raw or force_update or update_fields) and self._state.adding:
@@ -308,8 +308,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # In multi-table inheritance, Django also updates the tables of parent models. If this
-            # table has no column of the shard key, the key cannot be a condition.
+            # The table of a parent model may have no column of the shard key.
             return update(
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
@@ -318,9 +317,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if key.attname not in self.get_deferred_fields():
             same_key = base_qs.filter(**{key.attname: options.key_of(self)})
         if values and not others:
-            # The shard key is the only field to be saved, and it is never written. So no value is
-            # left to write. Django would then report success without a query; check instead that
-            # the row exists.
+            # The shard key is the only field to be saved, and it is never written. Django would
+            # report success without a query; check instead that the row exists.
             updated = compat.update_result(same_key.filter(pk=pk_val).exists())
         else:
             updated = update(
@@ -346,15 +344,19 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         options = self._shard_options()
         if options.key is None or options.key.attname not in self.get_deferred_fields():
             refuse_other_key(self)
-        # If the caller passes a queryset that names no shard, send its query to this row's shard.
-        alias = current_alias(options, self)
-        if from_queryset is not None and using is None and from_queryset._db is None:
-            using = alias if runtime.topology().resolve(str(alias)) is not None else None
-        # Read the database itself: the project's base manager may read through the cache, which may
-        # be out of date. It may also filter by the bound key, which was compared above, or is about
-        # to be loaded.
-        with request_cache.uncached(), unbound():
-            super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
+
+        def read() -> None:
+            # A queryset of the caller that names no shard is sent to this row's shard.
+            alias, on_shard = current_alias(options, self), using
+            if from_queryset is not None and using is None and from_queryset._db is None:
+                on_shard = alias if runtime.topology().resolve(str(alias)) is not None else None
+            # The project's base manager may read through the cache, or filter by the bound key.
+            with request_cache.uncached(), unbound():
+                super(ShardedModel, self).refresh_from_db(
+                    using=on_shard, fields=fields, from_queryset=from_queryset
+                )
+
+        confirmed(options.group, read)
 
     def _get_next_or_previous_by_FIELD(self, field: Any, is_next: bool, **kwargs: Any) -> Any:
         # get_next_by_FOO() and get_previous_by_FOO() call this method of Model, whose query goes to
@@ -433,9 +435,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             raise ValidationError(errors)
 
     def _perform_unique_checks(self, unique_checks: Any) -> Any:
-        # Overrides Model._perform_unique_checks(). Values must be unique only on this row's shard.
-        # If this row's shard key has no shard yet, no row with this key is stored, so nothing can
-        # be a duplicate.
+        # Overrides Model._perform_unique_checks(). Values must be unique only on this row's shard. If
+        # the shard key has no shard yet, no row has this key, so nothing can be a duplicate.
         alias = self._validation_alias()
         if alias is None:
             return {}
@@ -453,7 +454,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
 
     def validate_constraints(self, exclude: Any = None) -> None:
         # Overrides Model.validate_constraints(), which asks the router for an alias. The router
-        # would choose and record a shard for the key, although the row is only being validated.
+        # would record a shard for the key.
         for _, constraints in self.get_constraints():
             for constraint in constraints:
                 check_constraint(constraint)
@@ -463,8 +464,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             with unbound():
                 super().validate_constraints(exclude)
             return
-        # Skip the unique constraints: the row has no shard yet, so nothing can be a duplicate.
-        # Check constraints read no table, so any shard can evaluate them.
+        # The row has no shard yet, so nothing can be a duplicate. Check constraints read no table, so
+        # any shard can evaluate them.
         errors: dict[str, Any] = {}
         using = runtime.shard(self._shard_options().group, 0).alias
         for model, constraints in self.get_constraints():

@@ -143,6 +143,10 @@ class Strategy(ABC):
         """
         return None
 
+    def has_moved_keys(self) -> bool:
+        """Whether a key may have moved to another shard at any time. Sends nothing in an event loop."""
+        return False
+
     def version(self, key: Any) -> int:
         """Return a number that changes each time ``key`` moves to another shard; 0 at first."""
         return 0

@@ -145,6 +145,12 @@ class DirectoryStrategy(Strategy):
         known = self._moved(key)
         return 0 if known is None else known.version
 
+    def has_moved_keys(self) -> bool:
+        poll = self.lease.valid() if _in_event_loop() else self.lease.current()
+        if poll is None:
+            return not (self.lease.is_suspended or _in_event_loop())
+        return poll.moves.last > 0
+
     def _moved(self, key: Any) -> KnownPlacement | None:
         text = self.entry(key)
         if _in_event_loop():

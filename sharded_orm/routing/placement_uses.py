@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
+from sharded_orm.topology.model import ShardGroup
+
 
 class KnownPlacement(NamedTuple):
     """The shard of a key, as the directory has said."""
@@ -25,6 +27,10 @@ class KnownPlacement(NamedTuple):
 
 class PlacementSource(Protocol):
     """A routing strategy whose keys may move."""
+
+    @property
+    def group(self) -> ShardGroup:
+        """The group whose keys it places. Two groups may store the same text for different keys."""
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have been on the same shards since the placements were looked up.
@@ -42,8 +48,6 @@ class PlacementUses:
 
     def __init__(self, *, writes: bool = False) -> None:
         self.writes = writes
-        #: Whether a write of the operation was about to be sent.
-        self.has_sent = False
         self.placements: dict[PlacementSource, dict[str, KnownPlacement]] = {}
         self._changed = False
 

@@ -172,7 +172,7 @@ class _Conditions:
     def _lookup(self, kind: Any, lookup: Any, required: bool) -> Any:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
-            if type(column) is OnShard and value is True:
+            if isinstance(column, OnShard) and value is True:
                 return ("shard", column.alias)  # Says on which shard to run; not a part of the SQL.
             return None
         if column.alias != self._base or lookup.bilateral_transforms:

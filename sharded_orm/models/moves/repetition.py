@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from django.db import OperationalError
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DatabaseError, OperationalError
 
 from sharded_orm import runtime
 from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.exceptions import KeyMoved, RoutingError
-from sharded_orm.models.moves.confirmation import in_transaction, refuse_repetition
+from sharded_orm.models.moves.confirmation import in_transaction, key_moved
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
 
 R = TypeVar("R")
@@ -24,44 +25,80 @@ R = TypeVar("R")
 _PAUSE = 0.02
 
 
-def repeated(group: str, write: Callable[[], R]) -> R:
+class WriteAttempt(PlacementUses):
+    """The placements on which one attempt of a write relies. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(writes=True)
+        #: Whether a part was written that a repetition would write a second time.
+        self.is_in_part = False
+
+    @property
+    def has_several_keys(self) -> bool:
+        return sum(map(len, self.placements.values())) > 1
+
+
+def repeated(
+    group: str,
+    write: Callable[[], R],
+    *,
+    nothing_written: Callable[[R], bool] | None = None,
+    joins: bool = False,
+) -> R:
     """Return the result of ``write``, which may be run several times if a shard key moves.
 
-    If a shard refuses the write, or ends it because of a deadlock with the mover, nothing was written.
-    Outside of transactions, call ``write`` again after some milliseconds, until it passes or
-    ``MOVE_WAIT`` seconds are over.
+    If a shard refuses the write, if its rows are gone, or if a deadlock with the mover ends it, nothing
+    was written. Outside of transactions, call ``write`` again after some milliseconds, until it
+    passes or ``MOVE_WAIT`` seconds are over.
+
+    No fence stops a statement that finds no row, because triggers fire for rows. So a write that
+    arrives after the rows were taken away is known by its result, or by its error.
 
     :param group: the shard group of the rows.
     :param write: finds the shard each time it is called, and changes rows on one shard, all or none.
-    :raises KeyMoved: a transaction is open, or the move took too long. The transaction may be run
-        again.
+    :param nothing_written: whether ``write`` may be run again after this result, because it has found
+        no row, or because a repetition changes nothing. None if ``write`` raises an error in that
+        case.
+    :param joins: whether the write is a part of the write that is running already, if there is one.
+        So it is if the alias of the shard was given, because only the outer write knows the key.
+    :raises KeyMoved: a transaction is open, the move took too long, or a part was written. A
+        transaction may be run again.
     """
-    if not runtime.strategy(group).moves_keys:
+    if not runtime.strategy(group).moves_keys or (
+        joins and isinstance(current_uses(), WriteAttempt)
+    ):
         return write()
     deadline = None
     while True:
-        uses = PlacementUses(writes=True)
+        attempt = WriteAttempt()
         try:
-            with recorded_uses(uses):
-                return write()
-        except KeyMoved as error:
-            if error.is_in_part or in_transaction(group):
+            with recorded_uses(attempt):
+                result = write()
+            if nothing_written is None or attempt.hold():
+                return result
+            attempt.is_in_part = not nothing_written(result)
+            if attempt.is_in_part and not attempt.has_several_keys:
+                return result  # The fence was open, so the row has moved after that.
+            raise key_moved(group, "moved to another shard while it was written")
+        except KeyMoved as moved:
+            error = moved
+        except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
+            # For example, an UPDATE of an instance has found no row. After another OperationalError,
+            # such as a lost connection, it is unknown whether the row was written.
+            if is_deadlock(cause):
+                if not _moves_now(group):
+                    raise
+            elif isinstance(cause, OperationalError) or attempt.hold():
                 raise
-            reason: Exception = error
-        except RoutingError as error:
-            # Two look-ups may have given two shards, because the key has moved between them.
-            if uses.has_sent or uses.hold():
-                raise
-            refuse_repetition(group)
-            reason = error
-        except OperationalError as error:
-            if in_transaction(group) or not (is_deadlock(error) and _moves_now(group)):
-                raise
-            reason = error
+            error = key_moved(group, "moved to another shard while it was written")
+            error.__cause__ = cause
+        error.is_in_part |= attempt.is_in_part
+        if error.is_in_part or in_transaction(group):
+            raise error
         if deadline is None:
             deadline = time.monotonic() + runtime.config().move_wait
         elif time.monotonic() > deadline:
-            raise reason
+            raise error
         # The fence tells nobody when it is removed. Look the key up again next time.
         time.sleep(_PAUSE)
         runtime.placement_lease().renew()
@@ -73,6 +110,13 @@ def _moves_now(group: str) -> bool:
     return poll is not None and any(key.group == group for key in poll.moves.in_flight)
 
 
+def write_in_part() -> None:
+    """Record that the running write must not be repeated: a part of it is written already."""
+    attempt = current_uses()
+    if isinstance(attempt, WriteAttempt):
+        attempt.is_in_part = True
+
+
 @contextmanager
 def part_of_write(number: int) -> Iterator[None]:
     """Within the ``with`` block, write to one of several shards.
@@ -82,11 +126,12 @@ def part_of_write(number: int) -> Iterator[None]:
 
     :param number: how many shards were written before.
     """
+    if number:
+        write_in_part()
     try:
         yield
     except KeyMoved as error:
         if number:
-            error.is_in_part = True
             error.add_note(f"{number} other shards were written already.")
         raise
 
@@ -100,11 +145,8 @@ def refuse_former_route() -> None:
     :raises KeyMoved: a key has moved. Nothing was sent.
     """
     uses = current_uses()
-    if uses is None or not uses.writes:
-        return
-    if not uses.hold():
+    if uses is not None and uses.writes and not uses.hold():
         raise KeyMoved(
             "A shard key has moved to another shard since the write looked for its shard. Nothing was"
             " sent. Run the transaction again."
         )
-    uses.has_sent = True

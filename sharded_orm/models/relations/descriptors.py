@@ -26,13 +26,8 @@ from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.querysets.prefetches import alias_of, split_by_alias
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-from sharded_orm.models.relations.managers import (
-    Beside,
-    FromOutside,
-    ManyBeside,
-    NullableBeside,
-    NullableFromOutside,
-)
+from sharded_orm.models.relations.managers import Beside, ManyBeside, NullableBeside
+from sharded_orm.models.relations.outside_managers import FromOutside, NullableFromOutside
 from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.bound_rows import refuse_other_key

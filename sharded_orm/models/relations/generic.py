@@ -30,11 +30,8 @@ from sharded_orm.models.querysets.prefetches import alias_of
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.relations.content_types import install_manager
 from sharded_orm.models.relations.descriptors import make_related_manager, refuse_equal_values
-from sharded_orm.models.relations.managers import (
-    NullableBeside,
-    NullableFromOutside,
-    RelatedRows,
-)
+from sharded_orm.models.relations.managers import NullableBeside, RelatedRows
+from sharded_orm.models.relations.outside_managers import NullableFromOutside
 from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.bound_rows import refuse_other_key

@@ -3,22 +3,23 @@
 A related manager of Django asks the router for one alias, and passes the manager's instance as a
 hint. This is right if the related rows are on the shard of the instance: see :class:`Beside` and
 :class:`ManyBeside`. It is wrong if the instance is global or of another group: see
-:class:`FromOutside`.
+:class:`~sharded_orm.models.relations.outside_managers.FromOutside`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.db import router, transaction
+from django.db import router
 from django.db.models import Model, Q
 
-from sharded_orm import compat, runtime
-from sharded_orm.exceptions import CrossShardRelation, ShardKeyRequired
+from sharded_orm import compat
+from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.moves.repetition import repeated, write_in_part
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
 from sharded_orm.models.sharding.current_shard import current_alias
+from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -26,7 +27,6 @@ from sharded_orm.models.sharding.options import (
     shard_options,
 )
 from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys, with_key
-from sharded_orm.routing.where_clause import OnShard
 
 
 class RelatedRows:
@@ -50,6 +50,18 @@ class RelatedRows:
         options = shard_options(self.model)
         assert options is not None
         return options
+
+    def _repeated(self, change: Callable[[], Any]) -> Any:
+        """Run ``change``, which may be run again: again it finds or leaves the same rows related."""
+        return repeated(self._options.group, change, nothing_written=lambda _: True)
+
+    def _created(self, create: Callable[[], Any]) -> Any:
+        """Run ``create``, which raises an error if its INSERT is refused."""
+        return repeated(self._options.group, create)
+
+    def _found_or_created(self, run: Callable[[], tuple[Any, bool]]) -> tuple[Any, bool]:
+        """Run ``run``; a row that was found is looked for again if its key has moved meanwhile."""
+        return repeated(self._options.group, run, nothing_written=lambda result: not result[1])
 
     def _values_with_key(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return ``values`` for a new related row, with the shard key of the instance if the row needs
@@ -85,7 +97,16 @@ class Beside(RelatedRows):
     def add(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.add, to refuse rows of other shards before a transaction begins.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        super().add(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
+        add = super().add  # type: ignore[misc]  # of Django's manager
+
+        def change() -> None:
+            for obj in objs:
+                # Django compares the aliases. That of an instance may be from before a move.
+                if isinstance(obj, self.model) and not obj._state.adding:
+                    obj._state.db = current_alias(self._options, obj)
+            add(*objs, bulk=bulk)
+
+        self._repeated(change)
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -93,26 +114,33 @@ class Beside(RelatedRows):
         # Overrides RelatedManager.set (create_reverse_many_to_one_manager), to refuse rows of other shards.
         objs = tuple(objs)
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        super().set(objs, bulk=bulk, clear=clear)  # type: ignore[misc]  # of Django's manager
+        set_rows = super().set  # type: ignore[misc]  # of Django's manager
+        self._repeated(lambda: set_rows(objs, bulk=bulk, clear=clear))
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.create(): a related row has the shard key of the instance.
-        return super().create(**self._values_with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        create = super().create  # type: ignore[misc]  # of Django's manager
+        values = self._values_with_key(kwargs)
+        return self._created(lambda: create(**values))
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def get_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.get_or_create(): a related row has the shard key of the instance.
-        return super().get_or_create(**self._values_with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        get_or_create = super().get_or_create  # type: ignore[misc]  # of Django's manager
+        values = self._values_with_key(kwargs)
+        return self._found_or_created(lambda: get_or_create(**values))
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def update_or_create(self, **kwargs: Any) -> Any:
         # Overrides RelatedManager.update_or_create(): a related row has the shard key of the
         # instance.
-        return super().update_or_create(**self._values_with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        update_or_create = super().update_or_create  # type: ignore[misc]  # of Django's manager
+        values = self._values_with_key(kwargs)
+        return self._found_or_created(lambda: update_or_create(**values))
 
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -123,9 +151,17 @@ class NullableBeside(Beside):
     def remove(self, *objs: Any, bulk: bool = True) -> None:
         # Overrides RelatedManager.remove, to refuse rows of other shards.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        super().remove(*objs, bulk=bulk)  # type: ignore[misc]  # of Django's manager
+        remove = super().remove  # type: ignore[misc]  # of Django's manager
+        self._repeated(lambda: remove(*objs, bulk=bulk))
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def clear(self, *, bulk: bool = True) -> None:
+        # Overrides RelatedManager.clear, which chooses the shard before it writes.
+        clear = super().clear  # type: ignore[misc]  # of Django's manager
+        self._repeated(lambda: clear(bulk=bulk))
+
+    clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
 
 class ManyBeside(RelatedRows):
@@ -149,7 +185,7 @@ class ManyBeside(RelatedRows):
             return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
         alias = colocated_alias(self._options, self.instance)
         if alias is not None:
-            queryset.query.add_q(Q(OnShard(alias)))
+            queryset.query.add_q(Q(on_shard_of(self._options, [self.instance])))
         return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
 
     def add(self, *objs: Any, through_defaults: Any = None) -> None:
@@ -157,7 +193,11 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would leave it out
         # without an error. So first check the rows that are to be related.
         self._check_targets(objs)
-        super().add(*objs, through_defaults=self._through_with_key(through_defaults))  # type: ignore[misc]  # of Django's manager
+        # If create() or get_or_create() calls this, the related row is stored already.
+        write_in_part()
+        add = super().add  # type: ignore[misc]  # of Django's manager
+        defaults = self._through_with_key(through_defaults)
+        self._repeated(lambda: add(*objs, through_defaults=defaults))
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -182,7 +222,12 @@ class ManyBeside(RelatedRows):
         objs = tuple(objs)
         self._check_targets(objs)
         through_defaults = self._through_with_key(through_defaults)
-        compat.set_base(super(), objs, clear=clear, through_defaults=through_defaults, raw=raw)
+        manager = super()
+        self._repeated(
+            lambda: compat.set_base(
+                manager, objs, clear=clear, through_defaults=through_defaults, raw=raw
+            )
+        )
 
     set_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks set()
 
@@ -190,15 +235,25 @@ class ManyBeside(RelatedRows):
         # Overrides ManyRelatedManager.remove(), which compares primary keys only. Refuse rows of
         # other shards: they may have the same primary keys.
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        super().remove(*objs)  # type: ignore[misc]  # of Django's manager
+        remove = super().remove  # type: ignore[misc]  # of Django's manager
+        self._repeated(lambda: remove(*objs))
 
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def clear(self) -> None:
+        # Overrides ManyRelatedManager.clear(), which chooses the shard before it writes.
+        clear = super().clear  # type: ignore[misc]  # of Django's manager
+        self._repeated(clear)
+
+    clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def create(self, *, through_defaults: Any = None, **kwargs: Any) -> Any:
         # Overrides ManyRelatedManager.create(): a related row, and the row of an explicit
         # many-to-many table, have the shard key of the instance.
         through_defaults = self._through_with_key(through_defaults)
-        return super().create(through_defaults=through_defaults, **self._values_with_key(kwargs))  # type: ignore[misc]  # of Django's manager
+        create = super().create  # type: ignore[misc]  # of Django's manager
+        values = self._values_with_key(kwargs)
+        return self._created(lambda: create(through_defaults=through_defaults, **values))
 
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -206,7 +261,10 @@ class ManyBeside(RelatedRows):
         # Overrides ManyRelatedManager.get_or_create(), as create() does.
         through_defaults = self._through_with_key(through_defaults)
         values = self._values_with_key(kwargs)
-        return super().get_or_create(through_defaults=through_defaults, **values)  # type: ignore[misc]  # of Django's manager
+        get_or_create = super().get_or_create  # type: ignore[misc]  # of Django's manager
+        return self._found_or_created(
+            lambda: get_or_create(through_defaults=through_defaults, **values)
+        )
 
     get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -214,7 +272,10 @@ class ManyBeside(RelatedRows):
         # Overrides ManyRelatedManager.update_or_create(), as create() does.
         through_defaults = self._through_with_key(through_defaults)
         values = self._values_with_key(kwargs)
-        return super().update_or_create(through_defaults=through_defaults, **values)  # type: ignore[misc]  # of Django's manager
+        update_or_create = super().update_or_create  # type: ignore[misc]  # of Django's manager
+        return self._found_or_created(
+            lambda: update_or_create(through_defaults=through_defaults, **values)
+        )
 
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -258,204 +319,3 @@ class ManyBeside(RelatedRows):
                 f" {column} in {sorted(absent, key=repr)!r}: rows of one group can only be related on one"
                 " shard. Relate it to rows that are stored and have the same shard key."
             )
-
-
-class FromOutside(RelatedRows):
-    """The manager of ``person.photos``, if the person is global or of another group than the
-    photos.
-
-    The photos may be on any shard. If their foreign key to the person is the shard key, all photos
-    of one person are on one shard. Otherwise the shard key of each photo, or a condition of the
-    caller, names the shard. The manager does not ask the router, which does not know the relation.
-    """
-
-    core_filters: dict[str, Any]
-
-    def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides RelatedManager._apply_rel_filters() with a copy of Django's code. The copy omits
-        # one case, databases that store an empty string as NULL, because no such database can have
-        # shards.
-        queryset._add_hints(instance=self.instance)
-        if self._db:
-            queryset = queryset.using(self._db)
-        compat.copy_fetch_mode(queryset, self.instance)
-        queryset._defer_next_filter = True
-        queryset = queryset.filter(**self.core_filters)
-        values = self.field.get_foreign_related_value(self.instance)
-        if None in values:
-            return queryset.none()
-        known = values[0] if len(values) == 1 else values
-        queryset._known_related_objects = {self.field: {known: self.instance}}
-        return queryset
-
-    def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.add(), which updates rows on one alias only. Here the rows may be
-        # on several shards.
-        self._begin_change()
-        for obj in objs:
-            self._check_type(obj)
-        if bulk:
-            by_alias = self._pks_by_alias(objs)
-        values = self._related({})
-        for obj in objs:
-            for name, value in values.items():
-                setattr(obj, name, value)
-        if not bulk:
-            with self._atomic():
-                for obj in objs:
-                    obj.save()
-            return
-        # Leave out the shard key. It has not changed: a change has been refused.
-        key = self._options.key
-        changes = {name: value for name, value in values.items() if not key or name != key.name}
-        if changes:
-            with self._atomic(several_statements=len(by_alias) > 1):
-                for alias, pks in by_alias.items():
-                    rows = self.model._base_manager.using(alias).filter(pk__in=pks)
-                    rows.update(**changes)
-
-    add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
-        # Overrides RelatedManager.set(), which works on one alias only. If the foreign key may be
-        # NULL, set() would also have to remove the old rows, which may be on any shard. So set() is
-        # refused for such a foreign key.
-        if self.field.null:
-            raise self._unbounded("set()")
-        self.add(*tuple(objs), bulk=bulk)
-
-    set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.create(), which asks the router for an alias. Here the key of the
-        # new row names the shard.
-        self._begin_change()
-        return self._plain_manager_method("create")(**self._related(kwargs))
-
-    create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def get_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.get_or_create(), which asks the router for an alias. Here the
-        # values to look up, such as the shard key, name the shard.
-        self._check_fk_val()
-        return self._plain_manager_method("get_or_create")(**self._related(kwargs))
-
-    get_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def update_or_create(self, **kwargs: Any) -> Any:
-        # Overrides RelatedManager.update_or_create(), which asks the router for an alias. Here the
-        # values to look up, such as the shard key, name the shard.
-        self._check_fk_val()
-        return self._plain_manager_method("update_or_create")(**self._related(kwargs))
-
-    update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def _check_fk_val(self) -> None:
-        super()._check_fk_val()  # type: ignore[misc]  # of Django's manager
-
-    def _begin_change(self) -> None:
-        self._check_fk_val()
-        self._remove_prefetched_objects()  # type: ignore[attr-defined]  # of Django's manager
-
-    def _related(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {**values, self.field.name: self.instance}
-
-    def _plain_manager_method(self, name: str) -> Any:
-        """Return the method with this name of the model's own manager, such as ``create()``.
-
-        Plain ``super()`` would find the method of Django's related manager, which comes before the
-        model's own manager in the MRO.
-        """
-        return getattr(super(self._django, self), name)
-
-    def _check_type(self, obj: Any) -> None:
-        if not isinstance(obj, self.model):
-            raise TypeError(f"{self.model._meta.object_name!r} instance expected, got {obj!r}")
-        refuse_other_key(obj)
-
-    def _pks_by_alias(self, objs: Iterable[Any]) -> dict[str, list[Any]]:
-        """Return the primary keys of ``objs``, keyed by the alias of their shard.
-
-        :raises ValueError: one of ``objs`` is not stored on a shard.
-        """
-        by_alias: dict[str, list[Any]] = {}
-        for obj in objs:
-            alias = current_alias(self._options, obj)
-            if obj._state.adding or runtime.topology().resolve(str(alias)) is None:
-                raise ValueError(
-                    f"{obj!r} instance isn't saved. Use bulk=False or save the object first."
-                )
-            by_alias.setdefault(str(alias), []).append(obj.pk)
-        return by_alias
-
-    def _atomic(self, *, several_statements: bool = True) -> AbstractContextManager[Any]:
-        # A single statement needs no transaction block.
-        if not several_statements:
-            return nullcontext()
-        return transaction.atomic(using=self._options.group, savepoint=False)
-
-    def _unbounded(self, method: str) -> ShardKeyRequired:
-        options = self._options
-        name, change = self._relation_and_change()
-        key = options.key.name if options.key is not None else None
-        return ShardKeyRequired(
-            f"{method} of {name!r} is about rows of {self.model._meta.object_name} on any shard of group"
-            f" {options.group!r}, and {describe(self.instance)} does not tell which. Use add() and"
-            f" remove() with the rows, .filter({key}=…).{change} for those of one key, or"
-            f" .scatter().{change} for all."
-        )
-
-    def _relation_and_change(self) -> tuple[str, str]:
-        """Return the name of this manager, and the method of a queryset that removes all rows."""
-        return self.field.remote_field.get_accessor_name(), f"update({self.field.name}=None)"
-
-
-class NullableFromOutside(FromOutside):
-    """The manager of ``person.photos`` if the foreign key may be NULL; see :class:`FromOutside`."""
-
-    def remove(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides RelatedManager.remove(), which works on one alias only. Here the rows may be on
-        # several shards.
-        if not objs:
-            return
-        self._check_fk_val()
-        related_value = self.field.get_foreign_related_value(self.instance)
-        by_alias: dict[str, set[Any]] = {}
-        for obj in objs:
-            self._check_type(obj)
-            if self.field.get_local_related_value(obj) != related_value:
-                raise self.field.remote_field.model.DoesNotExist(
-                    f"{obj!r} is not related to {self.instance!r}."
-                )
-            if obj.pk is not None:
-                by_alias.setdefault(self._alias_of(obj), set()).add(obj.pk)
-        self._begin_change()
-        with self._atomic(several_statements=len(by_alias) > 1 or not bulk):
-            for alias, pks in by_alias.items():
-                rows = self.using(alias).filter(pk__in=pks)  # type: ignore[attr-defined]  # of Django's manager
-                if bulk:
-                    rows.update(**{self.field.name: None})
-                    continue
-                for row in rows:
-                    setattr(row, self.field.name, None)
-                    row.save(update_fields=[self.field.name])
-
-    remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def clear(self, *, bulk: bool = True) -> None:
-        # Overrides RelatedManager.clear(), which works on one alias only. Here the rows may be on
-        # any shard, so clear() is refused.
-        self._check_fk_val()
-        raise self._unbounded("clear()")
-
-    clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
-
-    def _alias_of(self, row: Any) -> str:
-        # Accept a row that was not read from a database, if its values tell its shard: Django, too,
-        # accepts an instance that was not read, if it has a primary key.
-        alias = colocated_alias(self._options, row)
-        if alias is None:
-            raise ShardKeyRequired(
-                f"{describe(row)} is on no shard of group {self._options.group!r}: pass a row that is stored."
-            )
-        return alias

@@ -10,28 +10,35 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
 
 from sharded_orm import runtime
+from sharded_orm.exceptions import KeyMoved
 
 
 def current_alias(options: Any, instance: Any) -> str | None:
     """Return the alias of the shard that has a stored row now; ``_state.db`` if the key has not moved.
 
-    The result is also ``_state.db`` if the instance does not tell its key, or if that alias is no
-    shard, such as the database that had the rows before they were sharded. Costs what a look-up of
-    the key costs, but nothing inside Django's ``TestCase``, where no key moves.
+    The result is also ``_state.db`` if that alias is no shard, such as the database that had the rows
+    before they were sharded. Costs what a look-up of the key costs, but nothing inside Django's
+    ``TestCase``, where no key moves. If the instance does not know its key, and keys have moved
+    before, the key is read from ``_state.db`` first: one query.
 
+    :raises KeyMoved: the instance does not know its key, and its row is no longer where it was.
     :param options: the :class:`~sharded_orm.models.sharding.options.ShardOptions` of the instance.
     """
     alias: str | None = instance._state.db
     strategy = runtime.strategy(options.group)
-    if alias is None or not strategy.moves_keys or options.key is None:
+    if alias is None or not strategy.moves_keys:
         return alias
-    value = instance.__dict__.get(options.key.attname)
+    field = _key_field(options)
+    value = None if options.key is None else instance.__dict__.get(field.attname)
+    if value is None and not instance._state.adding and strategy.has_moved_keys():
+        value = _read_key(options, instance, alias)
     if value is None or hasattr(value, "resolve_expression"):
         return alias
     try:
-        number = strategy.moved_to(options.key.get_prep_value(value))
+        number = strategy.moved_to(field.get_prep_value(value))
     except (TypeError, ValueError, ValidationError):
         return alias  # The value cannot be a key. Whoever needs the key reports that.
     if number is None:
@@ -40,6 +47,41 @@ def current_alias(options: Any, instance: Any) -> str | None:
     if shard is None or shard.group != options.group:
         return alias
     return runtime.shard(options.group, number).alias
+
+
+def _key_field(options: Any) -> Any:
+    """Return the field of the shard key; for an automatic many-to-many table, that of the first of
+    the two models that it relates.
+    """
+    if options.key is not None:
+        return options.key
+    return options.relations[0].related_model._shard_options().key
+
+
+def _read_key(options: Any, instance: Any, alias: str) -> Any:
+    """Return the shard key of a stored row, which the instance does not know, from its former shard.
+
+    :raises KeyMoved: the row is not there.
+    """
+    shard = runtime.topology().resolve(alias)
+    attname = _key_field(options).attname
+    if shard is None or shard.group != options.group or instance.pk is None:
+        return None
+    if options.key is not None and attname in instance.__dict__:
+        return None  # None was assigned. Whoever needs the key reports that.
+    path = attname if options.key is not None else f"{options.relations[0].name}__{attname}"
+    # A plain queryset: the library's would look for the shard again.
+    rows: Any = QuerySet(type(instance), using=alias)
+    key = rows.filter(pk=instance.pk).values_list(path, flat=True).first()
+    if key is None:
+        raise KeyMoved(
+            f"{type(instance).__name__} with pk={instance.pk!r} is no longer on {alias!r}, from which it"
+            " was read without its shard key. Either its key has moved to another shard, or the row was"
+            " deleted. Load the row again, with a condition on the shard key."
+        )
+    if options.key is not None:
+        instance.__dict__[attname] = key
+    return key
 
 
 def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:

@@ -15,8 +15,8 @@ from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
+from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, shard_options
-from sharded_orm.routing.where_clause import OnShard
 
 
 class ShardedQuery(BoundKeyQuery):
@@ -126,10 +126,9 @@ def _with_shard_conditions(options: ShardOptions, condition: Any) -> Any:
     if None in by_alias:
         return condition
     if len(by_alias) == 1:
-        (alias,) = by_alias
-        return Q(condition) & Q(OnShard(str(alias)))
+        return Q(condition) & Q(on_shard_of(options, instances))
     # Compare each instance on its own shard only, because rows of two shards may have the same id.
-    parts = [Q((name, on_shard)) & Q(OnShard(str(alias))) for alias, on_shard in by_alias.items()]
+    parts = [Q((name, rows)) & Q(on_shard_of(options, rows)) for rows in by_alias.values()]
     return Q(*parts, _connector=Q.OR)
 
 

@@ -386,7 +386,7 @@ def test_a_server_serves_the_rows_of_shards(project: Project, name: str) -> None
             lines = []
             for line in process.stdout:
                 lines.append(line)
-                if "Starting development server" in line:
+                if "development server at" in line:  # Django 6.1 says which kind.
                     break
             else:
                 pytest.fail("".join(lines))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from sharded_orm import runtime
+from sharded_orm.backends.fence import MARKER, SQLSTATE
 from sharded_orm.models import KeyMove, Placement
 
 SOURCE, TARGET = 3, 12
@@ -30,6 +33,8 @@ class HandMove:
     ) -> None:
         self.key, self.tables, self.source, self.target = key, tables, source, target
         self.move: Any = None
+        #: Automatic many-to-many tables that move along, with the condition of their rows.
+        self.links: dict[str, str] = {}
 
     def announce(self) -> None:
         self.move = KeyMove.objects.create(
@@ -45,8 +50,10 @@ class HandMove:
 
     def switch(self) -> None:
         """Copy the rows, and switch the directory. The rows of the source are then taken away."""
-        for table, column in self.tables.items():
-            for row in self._execute(self.source, f"SELECT * FROM {table} WHERE {column} = %s"):
+        conditions = {table: f"{column} = %s" for table, column in self.tables.items()}
+        conditions |= self.links
+        for table, condition in conditions.items():
+            for row in self._execute(self.source, f"SELECT * FROM {table} WHERE {condition}"):
                 marks = ", ".join(["%s"] * len(row))
                 with connections[alias(self.target)].cursor() as cursor:
                     cursor.execute(f"INSERT INTO {table} VALUES ({marks})", row)
@@ -55,8 +62,8 @@ class HandMove:
             KeyMove.objects.filter(pk=self.move.pk).update(
                 phase="switched", switched_at=timezone.now()
             )
-        for table, column in reversed(self.tables.items()):
-            self._execute(self.source, f"DELETE FROM {table} WHERE {column} = %s")
+        for table, condition in reversed(conditions.items()):
+            self._execute(self.source, f"DELETE FROM {table} WHERE {condition}")
 
     def settle(self) -> None:
         KeyMove.objects.filter(pk=self.move.pk).update(phase="settled", in_flight=None)
@@ -71,6 +78,52 @@ class HandMove:
         with connections[alias(shard)].cursor() as cursor:
             cursor.execute(sql, [self.key])
             return list(cursor.fetchall()) if cursor.description else []
+
+
+def close_fence(shard: int, table: str) -> None:
+    """Make triggers that refuse every write to ``table`` on ``shard``."""
+    connection = connections[alias(shard)]
+    refusal = (
+        f"SELECT RAISE(ABORT, '{MARKER}')"
+        if connection.vendor == "sqlite"
+        else f"SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = '{MARKER}'"
+    )
+    with connection.cursor() as cursor:
+        for event in ("INSERT", "UPDATE", "DELETE"):
+            cursor.execute(
+                f"CREATE TRIGGER fence_{table}_{event} BEFORE {event} ON {table} FOR EACH ROW"
+                f" BEGIN {refusal}; END"
+            )
+
+
+def open_fence(shard: int, table: str, *events: str) -> None:
+    """Drop the triggers of :func:`close_fence`; by default for all events."""
+    with connections[alias(shard)].cursor() as cursor:
+        for event in events or ("INSERT", "UPDATE", "DELETE"):
+            cursor.execute(f"DROP TRIGGER IF EXISTS fence_{table}_{event}")
+
+
+def elsewhere(run: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that calls ``run`` in another thread, by connections of its own."""
+
+    def in_thread(errors: list[BaseException]) -> None:
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            for name in (alias(SOURCE), alias(TARGET), "directory"):
+                # The close() of Django's SQLite backend does not close databases in memory.
+                BaseDatabaseWrapper.close(connections[name])
+
+    def run_and_wait() -> None:
+        errors: list[BaseException] = []
+        thread = Thread(target=in_thread, args=(errors,))
+        thread.start()
+        thread.join()
+        assert not errors, errors
+
+    return run_and_wait
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from django.db.models import F
 
 import sharded_orm
 from sharded_orm import runtime
-from sharded_orm.backends.fence import MARKER, SQLSTATE
+from sharded_orm.backends.fence import SQLSTATE
 from sharded_orm.backends.write_hooks import route_check
 from sharded_orm.exceptions import KeyFenced, KeyMoved
 from sharded_orm.models.moves import repetition
@@ -20,7 +20,14 @@ from sharded_orm.routing.placement_uses import PlacementUses, current_uses, reco
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES
 from tests.queries.moves.conftest import KEY
-from tests.queries.moves.hand_move import SOURCE, TARGET, HandMove, alias
+from tests.queries.moves.hand_move import (
+    SOURCE,
+    TARGET,
+    HandMove,
+    alias,
+    close_fence,
+    open_fence,
+)
 
 CONFIG = runtime.config
 
@@ -33,24 +40,9 @@ pytestmark = [
 @pytest.fixture
 def fence(move: HandMove) -> Iterator[None]:
     """Triggers that refuse every write to the table of photos on the shard SOURCE."""
-    connection = connections[alias(SOURCE)]
-    table = Photo._meta.db_table
-    refusal = (
-        f"SELECT RAISE(ABORT, '{MARKER}')"
-        if connection.vendor == "sqlite"
-        else f"SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = '{MARKER}'"
-    )
-    events = ("INSERT", "UPDATE", "DELETE")
-    with connection.cursor() as cursor:
-        for event in events:
-            cursor.execute(
-                f"CREATE TRIGGER fence_{event} BEFORE {event} ON {table} FOR EACH ROW"
-                f" BEGIN {refusal}; END"
-            )
+    close_fence(SOURCE, Photo._meta.db_table)
     yield
-    with connection.cursor() as cursor:
-        for event in events:
-            cursor.execute(f"DROP TRIGGER IF EXISTS fence_{event}")
+    open_fence(SOURCE, Photo._meta.db_table)
 
 
 def raw_sql() -> None:
@@ -94,8 +86,7 @@ def test_a_refused_write_waits_for_the_switch_and_runs_on_the_new_shard(
     def pause(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 3:
-            with connections[alias(SOURCE)].cursor() as cursor:
-                cursor.execute("DROP TRIGGER fence_DELETE")  # The mover itself may delete.
+            open_fence(SOURCE, Photo._meta.db_table, "DELETE")  # The mover itself may delete.
             move.switch()
 
     monkeypatch.setattr(repetition.time, "sleep", pause)

@@ -11,7 +11,8 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 import sharded_orm
-from sharded_orm.exceptions import ShardKeyChanged
+from sharded_orm import runtime
+from sharded_orm.exceptions import KeyMoved, ShardKeyChanged
 from tests.photos.models import Album, Comment, Photo, Tag
 from tests.queries.conftest import DATABASES
 from tests.queries.moves.conftest import KEY
@@ -106,6 +107,7 @@ def test_an_instance_follows_a_key_that_comes_back(move: HandMove) -> None:
 
 
 def test_a_changed_key_is_refused_although_the_other_key_has_moved(move: HandMove) -> None:
+    runtime.strategy("photos").store.place("photos", {str(KEY + 1): SOURCE})  # type: ignore[attr-defined]
     other = Photo.objects.create(user_id=KEY + 1, title="o")
     move.whole()
     other.user_id = KEY
@@ -121,3 +123,82 @@ def test_an_instance_whose_key_has_not_moved_costs_no_query_more(move: HandMove)
             photo.save()
             list(photo.comments.all())
     assert (len(directory), len(source)) == (0, 2)
+
+
+def test_a_queryset_that_compares_with_an_instance_follows_the_key(move: HandMove) -> None:
+    """It is built before the move, and evaluated afterwards."""
+    album = Album.objects.get(owner_id=KEY)
+    querysets = [
+        Photo.objects.filter(album=album),
+        Photo.objects.filter(user_id=KEY, album=album),
+        Photo.objects.filter(album__in=[album]),
+        album.photos.all(),
+        pickle.loads(pickle.dumps(Photo.objects.filter(album=album).query)),
+    ]
+    *querysets, query = querysets
+    restored = Photo.objects.all()
+    restored.query = query
+    move.whole()
+    for queryset in (*querysets, restored):
+        assert [photo.title for photo in queryset.all()] == ["p"]
+        assert queryset.update(stars=3) == 1
+    assert stored(TARGET) == [("p", 3)]
+
+
+def without_key() -> Photo:
+    return Photo.objects.only("title").get(user_id=KEY)
+
+
+WITHOUT_KEY: dict[str, Callable[[Photo], Any]] = {
+    "save": lambda photo: photo.save(),
+    "delete": lambda photo: photo.delete(),
+    "refresh": lambda photo: photo.refresh_from_db(),
+    "load the key": lambda photo: photo.user_id,
+    "load a column": lambda photo: photo.stars,
+    "comments": lambda photo: list(photo.comments.all()),
+    "tags": lambda photo: list(photo.tags.all()),
+    "compare": lambda photo: list(Comment.objects.filter(photo=photo)),
+    "bulk_update": lambda photo: Photo.objects.bulk_update([photo], ["title"]),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_KEY)
+def test_an_instance_without_its_key_is_not_looked_for_at_the_old_place(
+    move: HandMove, name: str
+) -> None:
+    photo = without_key()
+    move.whole()
+    with pytest.raises(KeyMoved, match="Load the row again, with a condition on the shard key"):
+        WITHOUT_KEY[name](photo)
+    WITHOUT_KEY[name](without_key())
+
+
+def test_an_instance_without_its_key_finds_it_before_the_old_row_is_taken_away(
+    move: HandMove,
+) -> None:
+    photo = without_key()
+    other = Photo.objects.only("title").get(user_id=KEY)
+    other.title = "changed"
+    HandMove(KEY + 2, {}).whole()
+    with CaptureQueriesContext(connections[alias(SOURCE)]) as source:
+        assert len(photo.comments.all()) == 1
+        assert len(photo.comments.all()) == 1
+    assert len(source) == 3
+    other.save()
+    assert stored(SOURCE) == [("changed", 1)]
+
+
+def test_a_row_of_an_automatic_many_to_many_table(move: HandMove) -> None:
+    tag = Tag.objects.create(user_id=KEY, name="t")
+    Photo.objects.get(user_id=KEY).tags.add(tag)
+    link: Any = Photo.tags.through.objects.get(photo__user_id=KEY)
+    of_key = f"SELECT photo_id FROM {Photo._meta.db_table} WHERE user_id = %s"
+    move.tables[Tag._meta.db_table] = "user_id"
+    move.links = {link._meta.db_table: f"photo_id IN ({of_key})"}
+    move.whole()
+    for use in (link.delete, link.refresh_from_db, link.save):
+        with pytest.raises(KeyMoved, match="Load the row again"):
+            use()
+    again: Any = Photo.tags.through.objects.get(photo__user_id=KEY)
+    again.refresh_from_db()
+    assert again.delete()[0] == 1

@@ -1,0 +1,311 @@
+"""The methods of sharded querysets that write many rows at once, one transaction per shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+from django.db.models import Model
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import CrossShardRelation, KeyMoved, ShardKeyChanged
+from sharded_orm.models.fields.generated_id import (
+    EmbeddedShardMixin,
+    forget_shard_choice,
+    generated_id_fields,
+)
+from sharded_orm.models.moves.repetition import refuse_former_route, repeated
+from sharded_orm.models.querysets.base import RoutedQuerySet
+from sharded_orm.models.querysets.route import colocation_on
+from sharded_orm.models.sharding.current_shard import current_alias
+from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, describe
+from sharded_orm.models.sharding.references import check_references
+from sharded_orm.models.sharding.same_key import refuse_related_of_other_key
+from sharded_orm.models.sharding.statements import check_insert, check_update
+from sharded_orm.models.sharding.type_variables import M
+
+
+class BulkWritingQuerySet(RoutedQuerySet[M]):
+    """A mixin with ``bulk_create()`` and ``bulk_update()`` of a sharded queryset."""
+
+    if TYPE_CHECKING:  # The plugin of django-stubs gives each mixin another one.
+
+        @classmethod
+        def as_manager(cls) -> Any: ...
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[M]:
+        """Insert rows with one INSERT per shard and batch.
+
+        If ids come from a ticket server, one request fetches the ids of all rows. The insert is
+        atomic on each shard, but not over several shards: if it fails on one shard, the rows that
+        were already inserted on other shards stay.
+        """
+        objs = list(objs)
+        names = ("batch_size", "ignore_conflicts", "update_conflicts", "update_fields")
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        self._refuse_key(arguments.get("update_fields") or (), "bulk_create(update_conflicts=True)")
+        if not objs:
+            return self._store(objs, *args, **kwargs)
+        pending = objs
+
+        def write() -> None:
+            # A repetition finds the shard of each row again, because only some of the keys may have
+            # moved. It leaves out the rows of the shards that are done.
+            nonlocal pending
+            for alias, rows in self._new_rows_by_alias(pending):
+                self.using(alias)._store(rows, *args, **kwargs)
+                done = set(map(id, rows))
+                pending = [obj for obj in pending if id(obj) not in done]
+
+        try:
+            repeated(self._options.group, write, joins=self._is_pinned())
+        except KeyMoved as error:
+            if len(pending) < len(objs):
+                error.is_in_part = True
+                error.add_note(
+                    f"{len(objs) - len(pending)} of {len(objs)} rows were inserted on other shards:"
+                    " those whose _state.adding is False. Pass the others again."
+                )
+            raise
+        return objs
+
+    def _new_rows_by_alias(self, objs: list[Any]) -> list[tuple[str, list[Any]]]:
+        options = self._options
+        if self._is_pinned():
+            for obj in objs:
+                obj._refuse_other_shard(self._db)
+            by_alias = {str(self._db): objs}
+        else:
+            self._for_write = True
+            by_alias = _by_alias(options, objs)
+        for alias, rows in by_alias.items():
+            _check_new_rows(options, alias, rows)
+        self._fill_ids(objs)
+        return sorted(by_alias.items())
+
+    def _store(self, objs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Insert ``objs`` on the one shard of this queryset, with Django's ``bulk_create()``.
+
+        If the insert fails, remove the ids that it has set on ``objs``.
+        """
+        model: Any = self.model
+        if self._options.key_is_generated:
+            for obj in objs:
+                obj._refuse_near_on_other_shard(self._options, self._db)
+        generated = generated_id_fields(model)
+        without_id = [
+            (obj, field.attname)
+            for field in generated
+            for obj in objs
+            if getattr(obj, field.attname) is None
+        ]
+        new = [obj for obj in objs if obj._state.adding]
+        try:
+            rows: list[Any] = super().bulk_create(objs, *args, **kwargs)
+        except BaseException:
+            # If one batch fails, the rows of the earlier batches are rolled back too. So remove the
+            # new ids from all objects, which are still new.
+            for obj, attname in without_id:
+                setattr(obj, attname, None)
+            for obj in new:
+                obj._state.adding = True
+            raise
+        if generated:
+            forget_shard_choice(objs)
+        return rows
+
+    def _insert(
+        self,
+        objs: Any,
+        fields: Any,
+        returning_fields: Any = None,
+        raw: bool = False,
+        using: str | None = None,
+        **conflict: Any,
+    ) -> Any:
+        # This overrides QuerySet._insert(), through which Django stores every new row. Each field
+        # that generates ids with a shard number has a method insert_rows(), which runs the insert
+        # and checks the ids.
+        def insert(returning: Any) -> Any:
+            return super(BulkWritingQuerySet, self)._insert(  # type: ignore[misc]  # not in the stubs
+                objs, fields, returning, raw, using, **conflict
+            )
+
+        model: Any = self.model
+        for field in generated_id_fields(model):
+            insert = partial(
+                field.insert_rows,
+                objs,
+                str(using),
+                insert=insert,
+                on_conflict=conflict.get("on_conflict"),
+                unique_fields=conflict.get("unique_fields"),
+            )
+        return insert(returning_fields or ())
+
+    def _fill_ids(self, objs: list[Any]) -> None:
+        for field in self.model._meta.concrete_fields:
+            fill = getattr(field, "fill_many", None)
+            if fill is not None:
+                fill(objs)
+
+    def bulk_update(
+        self, objs: Iterable[Any], fields: Iterable[str], batch_size: Any = None
+    ) -> int:
+        objs, fields = tuple(objs), tuple(fields)
+        self._refuse_key(fields, "bulk_update()")
+        if self._is_pinned():
+            key = self._options.key
+            for obj in objs:
+                refuse_related_of_other_key(obj, fields)
+                # Skip a row whose key is None. A deferred key, which is not loaded, does not count
+                # as None.
+                if key is not None and obj.__dict__.get(key.attname, obj) is not None:
+                    obj._refuse_other_shard(str(self._db))
+        if self._is_pinned() or not objs or not fields:
+            return super().bulk_update(objs, fields, batch_size)
+        # Check all rows before the first write. Django's own checks in bulk_update() run shard by
+        # shard, so some of them would come after a write on another shard.
+        if not all(obj._is_pk_set() for obj in objs):
+            raise ValueError("All bulk_update() objects must have a primary key set.")
+        columns = [self.model._meta.get_field(name) for name in fields]
+        for obj in objs:
+            obj._prepare_related_fields_for_save("bulk_update", columns)
+        pending, updated = objs, 0
+
+        def write() -> None:
+            nonlocal pending, updated
+            for alias, rows in self._stored_rows_by_alias(pending, fields):
+                with transaction.atomic(alias, savepoint=False):
+                    number = super(BulkWritingQuerySet, self.using(alias)).bulk_update(
+                        rows, fields, batch_size
+                    )
+                    # An UPDATE may have found no row, because its key has moved. This is known before
+                    # the commit, so a repetition updates no row twice.
+                    refuse_former_route()
+                updated += number
+                done = set(map(id, rows))
+                pending = tuple(obj for obj in pending if id(obj) not in done)
+
+        try:
+            repeated(self._options.group, write)
+        except KeyMoved as error:
+            if updated:
+                error.is_in_part = True
+                error.add_note(f"{updated} rows were updated on other shards already.")
+            raise
+        return updated
+
+    def _stored_rows_by_alias(
+        self, objs: Iterable[Any], fields: Iterable[str]
+    ) -> list[tuple[str, list[Any]]]:
+        by_shard: dict[str, list[Any]] = {}
+        for obj in objs:
+            alias = current_alias(self._options, obj)
+            if alias is None or obj._state.adding:
+                shard = self._options.locate(obj)
+                alias = shard.alias if shard is not None else None
+            if alias is not None:
+                obj._refuse_other_shard(alias)
+                refuse_related_of_other_key(obj, fields)
+                refuse_rows_of_other_shards(self._options, obj._state.fields_cache.values(), alias)
+                by_shard.setdefault(alias, []).append(obj)
+        for alias, rows in by_shard.items():
+            # Check which rows the filters of this queryset read, because the filters become part of
+            # the UPDATE on each shard.
+            self._check_colocation_on(alias, ordered=False)
+            check_update(colocation_on(self._options, alias), rows, fields)
+        return sorted(by_shard.items())
+
+    def _refuse_key(self, names: Iterable[str], method: str, lookup: Any = None) -> None:
+        key = self._options.key
+        if key is None:
+            return
+        fixed = {key.name: "the shard key", key.attname: "the shard key"}
+        for field in self.model._meta.concrete_fields:
+            if isinstance(field, EmbeddedShardMixin):
+                fixed.setdefault(field.name, "an id that holds the shard")
+        for name in names:
+            if name in fixed:
+                same = lookup is not None and name in lookup
+                if same and isinstance(names, dict) and names[name] == lookup[name]:
+                    continue
+                raise ShardKeyChanged(
+                    f"{method} cannot set {name!r} of {self.model.__name__}: it is {fixed[name]}, and"
+                    " the rows would stay on the wrong shard. Create the row under the new key and"
+                    " delete the old one."
+                )
+
+
+def refuse_rows_of_other_shards(options: ShardOptions, values: Iterable[Any], alias: str) -> None:
+    """Raise :exc:`CrossShardRelation` if one of ``values`` is an instance on another shard than
+    ``alias``.
+
+    ``values`` are the values of a row that is to be stored on ``alias``. Through such a value, the
+    row would refer to an instance on another shard.
+    """
+    for value in values:
+        value_alias = colocated_alias(options, value) if isinstance(value, Model) else None
+        if value_alias is not None and value_alias != alias:
+            raise CrossShardRelation(
+                f"{describe(value)} is on shard {value_alias!r}, and rows of {options.model.__name__} on"
+                f" {alias!r} would refer to it. Rows of one group can only be related on one shard:"
+                " give both the same shard key."
+            )
+
+
+def _check_new_rows(options: ShardOptions, alias: str, rows: list[Any]) -> None:
+    """Raise an error unless the new ``rows`` can be stored on the shard ``alias``.
+
+    For this, the shard must have all rows to which the new rows refer, and all rows that
+    expressions in the new rows read. And the ``pre_save()`` of the key's field must not change the
+    key.
+    """
+    for row in rows:
+        options.refuse_key_changed_on_insert(row)
+        refuse_related_of_other_key(row)
+        refuse_rows_of_other_shards(options, row._state.fields_cache.values(), alias)
+    check_insert(colocation_on(options, alias), rows)
+    check_references(alias, rows)
+
+
+def _by_alias(options: ShardOptions, objs: list[Any]) -> dict[str, list[Any]]:
+    """Return the new rows ``objs`` as one list per shard, keyed by the shard's alias.
+
+    Each list keeps the order of ``objs``. A key that has no shard yet first gets one, which is
+    recorded.
+    """
+    for obj in objs:
+        # Copy the primary keys of related rows into ``obj``: a related row may have been saved
+        # after it was assigned to ``obj``.
+        obj._prepare_related_fields_for_save(operation_name="bulk_create")
+    by_alias: dict[str, list[Any]] = {}
+    if options.key is None:
+        for obj in objs:
+            shard = options.place(obj)
+            obj._refuse_other_shard(shard.alias)
+            by_alias.setdefault(shard.alias, []).append(obj)
+        return by_alias
+    read = options.key_of if options.key_has_pre_save else attrgetter(options.key.attname)
+    awaiting = (
+        {id(obj) for obj in objs if options.awaits_key(obj)} if options.key_is_generated else ()
+    )
+    # Pair each key with its type: 1, 1.0 and True are equal in Python, but may be different keys
+    # when they are converted to text.
+    values = [(type(value), value) for value in map(read, objs)]
+    # Convert each distinct key only once. There are many rows and few keys, and converting a key
+    # costs more than a look-up in a dict.
+    samples = {
+        value: obj for value, obj in zip(values, objs, strict=True) if id(obj) not in awaiting
+    }
+    keys = {value: options.key_of(obj) for value, obj in samples.items()}
+    numbers = options.place_keys(dict.fromkeys(keys.values()))
+    group = runtime.group(options.group)
+    shards = {number: runtime.shard_in(group, number) for number in set(numbers.values())}
+    for value, obj in zip(values, objs, strict=True):
+        shard = options.place(obj) if id(obj) in awaiting else shards[numbers[keys[value]]]
+        by_alias.setdefault(shard.alias, []).append(obj)
+    return by_alias

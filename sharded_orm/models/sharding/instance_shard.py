@@ -1,0 +1,46 @@
+"""A condition that limits a query to the shard of instances, also after their key has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import KeyMoved
+from sharded_orm.models.sharding.options import ShardOptions, colocated_alias, describe
+from sharded_orm.routing.where_clause import OnShard
+
+
+def on_shard_of(options: ShardOptions, instances: Sequence[Any]) -> OnShard:
+    """Return a condition that is true on the shard that has ``instances``.
+
+    The shard is found when the query is sent, because a queryset may be built before a move of the key
+    and evaluated afterwards.
+
+    :param options: the options of the model of the query.
+    :param instances: at least one instance, all on one shard of the group of ``options``.
+    """
+    if runtime.strategy(options.group).moves_keys:
+        return _OnShardOf(options, tuple(instances))
+    return OnShard(str(colocated_alias(options, instances[0])))
+
+
+class _OnShardOf(OnShard):
+    def __init__(self, options: ShardOptions, instances: tuple[Any, ...]) -> None:
+        self._options, self._instances = options, instances
+        super().__init__(str(colocated_alias(options, instances[0])))
+
+    @property
+    def alias(self) -> str:
+        aliases = {str(colocated_alias(self._options, row)) for row in self._instances}
+        if len(aliases) > 1:
+            rows = ", ".join(map(describe, self._instances[:3]))
+            raise KeyMoved(
+                f"A query compares with {rows}, which were on one shard. A shard key has moved since the"
+                f" queryset was built, and they are on {sorted(aliases)!r} now. Build the queryset again."
+            )
+        return aliases.pop()
+
+    @alias.setter
+    def alias(self, alias: str) -> None:
+        pass  # It is found each time.
