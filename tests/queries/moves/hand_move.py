@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from sharded_orm import runtime
@@ -45,16 +47,29 @@ class HandMove:
 
     def switch(self) -> None:
         """Copy the rows, and switch the directory. The rows of the source are then taken away."""
+        self.publish()
+        self.switch_directory()
+        self.set_aside()
+
+    def publish(self) -> None:
+        """Copy the rows. Both shards have them from now on, and the source owns them."""
+        KeyMove.objects.filter(pk=self.move.pk).update(phase="switching")
         for table, column in self.tables.items():
             for row in self._execute(self.source, f"SELECT * FROM {table} WHERE {column} = %s"):
                 marks = ", ".join(["%s"] * len(row))
                 with connections[alias(self.target)].cursor() as cursor:
                     cursor.execute(f"INSERT INTO {table} VALUES ({marks})", row)
+
+    def switch_directory(self) -> None:
+        """Give the key to the target. Both shards have the rows."""
         with transaction.atomic("directory"):
             Placement.objects.filter(group="photos", key=str(self.key)).update(shard=self.target)
             KeyMove.objects.filter(pk=self.move.pk).update(
                 phase="switched", switched_at=timezone.now()
             )
+
+    def set_aside(self) -> None:
+        """Take the rows of the source away."""
         for table, column in reversed(self.tables.items()):
             self._execute(self.source, f"DELETE FROM {table} WHERE {column} = %s")
 
@@ -71,6 +86,42 @@ class HandMove:
         with connections[alias(shard)].cursor() as cursor:
             cursor.execute(sql, [self.key])
             return list(cursor.fetchall()) if cursor.description else []
+
+
+def elsewhere(run: Callable[[], object]) -> None:
+    """Call ``run`` with connections of another thread, as another process would."""
+
+    def call() -> None:
+        try:
+            run()
+        finally:
+            for name in (alias(SOURCE), alias(TARGET), "directory"):
+                # The close() of Django's SQLite backend does not close databases in memory.
+                BaseDatabaseWrapper.close(connections[name])
+
+    thread = Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+@contextmanager
+def before_scatter_reads(shard: int, run: Callable[[], object]) -> Iterator[None]:
+    """Within the block, call ``run`` before the first statement for several shards reaches ``shard``."""
+    is_done = False
+    is_file = connections[alias(shard)].vendor == "sqlite"
+
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal is_done
+        own = context["connection"].alias == alias(shard) if is_file else alias(shard) in sql
+        if own and not is_done:
+            is_done = True
+            # An open cursor of this thread locks a file against other threads.
+            run() if is_file else elsewhere(run)
+        return execute(sql, params, many, context)
+
+    with connections["photos"].execute_wrapper(wrapper):
+        yield
+    assert is_done
 
 
 @contextmanager

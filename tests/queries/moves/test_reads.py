@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Thread
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 
@@ -18,7 +16,14 @@ from sharded_orm.exceptions import KeyMoved
 from tests.photos.models import Album, Photo
 from tests.queries.conftest import DATABASES
 from tests.queries.moves.conftest import KEY
-from tests.queries.moves.hand_move import SOURCE, TARGET, HandMove, alias, before_statement
+from tests.queries.moves.hand_move import (
+    SOURCE,
+    TARGET,
+    HandMove,
+    alias,
+    before_statement,
+    elsewhere,
+)
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -109,28 +114,9 @@ def test_inside_a_transaction_the_read_is_refused(move: HandMove, outer: str) ->
     # The rows are read in an earlier transaction: a mover waits for writers, and this is a reader.
     with pytest.raises(KeyMoved, match="Run the transaction or the query again"):
         with transaction.atomic(outer):
-            with before_statement(SOURCE, _moved_elsewhere(move)):
+            with before_statement(SOURCE, lambda: elsewhere(move.switch)):
                 list(photos())
     assert [photo.title for photo in photos()] == ["p"]
-
-
-def _moved_elsewhere(move: HandMove) -> Callable[[], None]:
-    """Return a function that moves the key by connections of another thread."""
-
-    def switch() -> None:
-        try:
-            move.switch()
-        finally:
-            for name in (alias(SOURCE), alias(TARGET), "directory"):
-                # The close() of Django's SQLite backend does not close databases in memory.
-                BaseDatabaseWrapper.close(connections[name])
-
-    def run() -> None:
-        thread = Thread(target=switch)
-        thread.start()
-        thread.join()
-
-    return run
 
 
 def test_an_iterator_is_confirmed_with_its_first_row(move: HandMove) -> None:
