@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.db.models import Count, Exists, F, Max, OuterRef, Q, Subquery, Sum
 from django.test.utils import CaptureQueriesContext
 
-from sharded_orm import runtime
+from sharded_orm import runtime, scatter
 from sharded_orm.exceptions import KeyMoved, UnknownKeyOfRows
 from sharded_orm.models import KeyMove
 from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
@@ -19,6 +19,8 @@ from sharded_orm.models.tables.placement import DatabaseDirectory
 from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.shards import misplaced_rows
 from sharded_orm.operations.shards.misplaced_rows import RowScan
+from sharded_orm.routing.placement_lease import KeyInFlight
+from sharded_orm.scatter import Target
 from tests.authors.models import Author, Book, Novel, Page
 from tests.photos.models import Album, Comment, Photo, Tag, Vote
 from tests.queries.conftest import DATABASES
@@ -31,6 +33,7 @@ from tests.queries.moves.hand_move import (
     before_scatter_reads,
     before_statement,
 )
+from tests.samples.models import Handle, Letter
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -406,3 +409,22 @@ def test_keys_of_another_type_are_no_rows_of_a_table(moving: HandMove) -> None:
     keys = runtime.placement_lease().renew().moves.in_flight  # type: ignore[union-attr]
     table = Photo._meta.db_table
     assert RowsOfKeys("photos", keys).condition(table, table) is None
+
+
+def test_text_keys_are_told_apart_exactly(moving: HandMove) -> None:
+    """The directory stores a digest of the key. The key of a letter is a foreign key."""
+    strategy: Any = runtime.strategy("photos")
+    strategy.store.place(
+        "photos", {strategy.entry(name): SOURCE for name in ("Ada", "ada", "Ada ")}
+    )
+    for name in ("Ada", "ada", "Ada "):
+        handle = Handle.objects.create(name=name)
+        Letter.objects.create(handle=handle)
+    key = KeyInFlight("photos", strategy.entry("Ada"), "Ada", 1, TARGET, SOURCE, "switching")
+    shard, hidden = runtime.shard("photos", SOURCE), RowsOfKeys("photos", [key])
+    for model, name in ((Handle, "name"), (Letter, "handle_id")):
+        rows = model.objects.scatter()
+        visible = rows._for_target(Target(shard, rows.query, hidden))
+        assert sorted(visible.values_list(name, flat=True)) == ["Ada ", "ada"]
+        merged = scatter.fetch(rows, [Target(shard, rows.query, hidden)])
+        assert sorted(getattr(row, name) for row in merged) == ["Ada ", "ada"]
