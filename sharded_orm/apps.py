@@ -33,6 +33,7 @@ class ShardedOrmConfig(AppConfig):
 
     def ready(self) -> None:
         from sharded_orm.backends import creation, text_keys
+        from sharded_orm.backends.group import transaction_memory
         from sharded_orm.backends.group.test_databases import provide_test_databases
         from sharded_orm.backends.write_hooks import observer, route_check
         from sharded_orm.cache import request_cache
@@ -45,9 +46,11 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.models.cached import cached_model, invalidation
         from sharded_orm.models.cached.write_observer import CacheObserver
         from sharded_orm.models.moves.repetition import refuse_former_route
+        from sharded_orm.models.moves.transactions import check_use, poll_before_snapshot
         from sharded_orm.models.tables.placement import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
         from sharded_orm.operations.tickets import TestSequences
+        from sharded_orm.routing import transaction_uses
         from sharded_orm.topology.aliases import ShardedDatabases
 
         for module in ("cache", "commands", "databases", "models"):
@@ -55,6 +58,8 @@ class ShardedOrmConfig(AppConfig):
         runtime.provide_directory(DatabaseDirectory)
         observer.provide_observer(CacheObserver())
         route_check.provide_check(refuse_former_route)
+        transaction_uses.provide_check(check_use)
+        transaction_memory.provide_knowledge(poll_before_snapshot)
         text_keys.provide_guard(guard)
         creation.provide_isolation(_cache_isolation)
         provide_test_databases(_test_databases)

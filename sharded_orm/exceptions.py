@@ -20,7 +20,8 @@
     │   ├── BoundKeyMismatch       (RuntimeError)          a query or row has another key than the bound one
     │   ├── UnplacedKey            (LookupError)           a key has no shard, and must not get one
     │   ├── KeyMoved               (OperationalError)      a key moved while an operation used its old shard
-    │   │   └── KeyFenced                                  the old shard refused a write of a key that moves
+    │   │   ├── KeyFenced                                  the old shard refused a write of a key that moves
+    │   │   └── UnknownKeyOfRows                           no model tells the keys of a table while a key moves
     │   ├── DanglingShardKey       (IntegrityError)        a new key refers to no row of the global database
     │   └── UnknownModel           (LookupError)           no sharded model has that name
     ├── ScatterNotSupported        (NotSupportedError)     results of shards cannot be merged exactly
@@ -209,6 +210,14 @@ class KeyFenced(KeyMoved):
     """A shard has refused a write, because the key of the row is moving away or has moved away.
 
     The database itself raises the error, so raw SQL gets it as well. The row was not written.
+    """
+
+
+class UnknownKeyOfRows(KeyMoved):
+    """A statement for several shards uses a table while a key moves, and no model tells the keys of
+    the table's rows.
+
+    So rows of the key may be counted twice. The statement succeeds when the move has ended.
     """
 
 

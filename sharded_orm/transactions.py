@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Model
 
 from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm.models.moves.confirmation import refuse_repetition
+from sharded_orm.models.moves.transactions import moves_keys_now
 from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.options import ShardOptions, shard_key_required, shard_options
 from sharded_orm.topology.model import Shard
@@ -33,6 +38,7 @@ def atomic(
     :param durable: passed to ``transaction.atomic()``.
     :raises ShardKeyRequired: the model has no shard key, or the keyword is not the shard key.
     :raises DanglingShardKey: the key is new, and the row to which it refers does not exist.
+    :raises KeyMoved: the key has moved while the block began. Raised by entering the block.
 
     If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
     the key's rows. The transaction covers a single shard. Two such blocks for two shards commit one
@@ -48,12 +54,45 @@ def atomic(
         names = {options.key.name, options.key.attname}
         if len(key) != 1 or not names.issuperset(key):
             raise shard_key_required(options, f"atomic() was given {sorted(key)!r}")
-        alias = _place(options, *key.values()).alias
-    elif not model._state.adding and model._state.db:
-        alias = str(current_alias(options, model))
-    else:
-        alias = options.place(model).alias
-    return transaction.atomic(using=alias, savepoint=savepoint, durable=durable)
+    find = partial(_find_alias, options, model, key)
+    return _AtomicOnKey(options.group, find, savepoint, durable)
+
+
+class _AtomicOnKey(transaction.Atomic):
+    """An atomic block on the shard of a key, which must not have moved when the transaction begins.
+
+    As a decorator, it finds the shard again for each call.
+
+    :param find: returns the alias of the shard.
+    """
+
+    def __init__(self, group: str, find: Callable[[], str], savepoint: bool, durable: bool) -> None:
+        super().__init__(find(), savepoint, durable)
+        self._group, self._find, self._durable = group, find, durable
+
+    def _recreate_cm(self) -> _AtomicOnKey:
+        # contextlib.ContextDecorator calls this method for each call of the decorated function.
+        return _AtomicOnKey(self._group, self._find, self.savepoint, self._durable)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if not moves_keys_now(self._group):
+            return
+        try:
+            # The open transaction remembers that it uses the key at this shard.
+            if self._find() != self.using:
+                refuse_repetition(self._group)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+
+def _find_alias(options: ShardOptions, model: type[Model] | Model, key: Mapping[str, Any]) -> str:
+    if isinstance(model, type):
+        return _place(options, *key.values()).alias
+    if not model._state.adding and model._state.db:
+        return str(current_alias(options, model))
+    return options.place(model).alias
 
 
 def _place(options: ShardOptions, value: Any) -> Shard:

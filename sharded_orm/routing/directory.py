@@ -16,6 +16,7 @@ from sharded_orm.exceptions import InvalidConfiguration
 from sharded_orm.routing.base import Strategy, exact_text, utf8_bytes
 from sharded_orm.routing.placement_lease import MoveStore, PermanentLease, PlacementLease, Poll
 from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
+from sharded_orm.routing.transaction_uses import check_use
 from sharded_orm.topology.model import ShardGroup
 
 #: A pattern for the keys that the directory stores unchanged. The directory stores a digest of
@@ -101,8 +102,7 @@ class DirectoryStrategy(Strategy):
         known = self._remembered(text, poll)
         if known is None:
             return self._number(self._look_up([text], poll), text)
-        if (uses := current_uses()) is not None:
-            uses.record(self, text, known)
+        self._use(text, known)
         return known.shard
 
     def locate_many(self, keys: Iterable[Any]) -> dict[Any, int | None]:
@@ -115,9 +115,8 @@ class DirectoryStrategy(Strategy):
             known = self._remembered(text, poll)
             if known is not None:
                 placements[text] = known
-        if (uses := current_uses()) is not None:
-            for text, known in placements.items():
-                uses.record(self, text, known)
+        for text, known in placements.items():
+            self._use(text, known)
         missing = [text for text in texts if text not in placements]
         if missing:
             placements |= self._look_up(missing, poll)
@@ -167,8 +166,8 @@ class DirectoryStrategy(Strategy):
             known = uses.placement(self, text)
         if known is None:
             known = self._look_up([text], poll).get(text)
-        elif uses is not None:
-            uses.record(self, text, known)
+        else:
+            self._use(text, known)
         return known if known is not None and known.version else None
 
     def forget(self, key: Any | None = None) -> None:
@@ -240,21 +239,26 @@ class DirectoryStrategy(Strategy):
     ) -> dict[str, KnownPlacement]:
         # Invariant: _placements holds only committed placements. An uncommitted placement may be
         # rolled back with the caller's transaction, and its key would then have no shard.
-        uses = current_uses()
         placements = {}
         for text, (shard, committed, version) in stored.items():
             known = KnownPlacement(shard, version, 0 if poll is None else poll.number)
             placements[text] = known
             if not committed:
                 continue
-            if uses is not None:
-                uses.record(self, text, known)
+            self._use(text, known)
             if poll is not None and self._cache_size:
                 self._placements[text] = known
         while len(self._placements) > self._cache_size:
             with suppress(KeyError):  # Another thread may have removed the last one.
                 self._placements.popitem(last=False)
         return placements
+
+    def _use(self, text: str, known: KnownPlacement) -> None:
+        """Note that the running operation, and an open transaction, rely on a placement."""
+        if (uses := current_uses()) is not None:
+            uses.record(self, text, known)
+        if self.moves_keys:
+            check_use(self, text, known)
 
     @staticmethod
     def _number(placements: Mapping[str, KnownPlacement], text: str) -> int | None:

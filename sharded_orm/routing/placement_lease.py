@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -40,6 +41,11 @@ class KeyInFlight(NamedTuple):
     key: str
     #: The key itself, as text. The directory stores a digest of some keys.
     value: str
+    #: The number of the move, and those of the shards from which and to which it leads.
+    number: int
+    source: int
+    target: int
+    phase: str
 
 
 class MoveList(NamedTuple):
@@ -48,19 +54,24 @@ class MoveList(NamedTuple):
     in_flight: tuple[KeyInFlight, ...]
     #: The number of the move that was announced last; 0 if there was none.
     last: int
+    #: Moves that have ended, among those that the question was about.
+    ended: tuple[KeyInFlight, ...] = ()
 
 
 class MoveStore(Protocol):
     """A store that knows which keys are in flight."""
 
-    def moves(self) -> MoveList | None:
+    def moves(self, since: int | None = None) -> MoveList | None:
         """Return which keys are in flight; one query, which is not logged.
+
+        :param since: the number of a move; None for the last one. The list of ended moves has those
+            with higher numbers that are not in flight any more.
 
         Return None inside Django's ``TestCase``, whose transaction hides what other processes do.
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Poll:
     """An answer of the directory to the question which keys are in flight. Immutable.
 
@@ -77,6 +88,20 @@ class Poll:
     moves: MoveList
     #: The number of the last poll of the series that has seen a key in flight, by group and key.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
+
+    @cached_property
+    def _seen_in_groups(self) -> Mapping[str, int]:
+        latest: dict[str, int] = {}
+        for (group, _), number in self.seen.items():
+            latest[group] = max(number, latest.get(group, 0))
+        return latest
+
+    def is_quiet(self, group: str, number: int) -> bool:
+        """Whether no key of ``group`` has been in flight from poll ``number`` to this one.
+
+        The caller has to know that the lease of this poll is not over.
+        """
+        return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
         """Whether a placement of ``key`` that was looked up during poll ``number`` still holds.

@@ -39,6 +39,13 @@ class PlacementSource(Protocol):
         """
 
 
+class WatchedMoves(Protocol):
+    """The moves on which a statement for several shards relies."""
+
+    def holds(self) -> bool:
+        """Whether none of them has disturbed the statement."""
+
+
 class PlacementUses:
     """The placements on which one operation relies. Used by one thread at a time.
 
@@ -50,6 +57,7 @@ class PlacementUses:
         self.writes = writes
         self.placements: dict[PlacementSource, dict[str, KnownPlacement]] = {}
         self._changed = False
+        self._watched: list[WatchedMoves] = []
 
     def record(self, source: PlacementSource, key: str, placement: KnownPlacement) -> None:
         placements = self.placements.setdefault(source, {})
@@ -59,6 +67,10 @@ class PlacementUses:
         if known[:2] != placement[:2]:
             self._changed = True
 
+    def watch(self, moves: WatchedMoves) -> None:
+        """Rely on ``moves`` of a statement for several shards, too."""
+        self._watched.append(moves)
+
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
         """Return the placement of ``key`` on which the operation relies; None if there is none."""
         return self.placements.get(source, {}).get(key)
@@ -67,8 +79,10 @@ class PlacementUses:
         """Whether all keys are still where they were. No query, unless a key is in flight or the
         lease is over; then one query per group and 500 keys.
         """
-        return not self._changed and all(
-            source.holds(placements) for source, placements in self.placements.items()
+        return (
+            not self._changed
+            and all(source.holds(placements) for source, placements in self.placements.items())
+            and all(moves.holds() for moves in self._watched)
         )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.db.models import Avg, Count, Sum
@@ -131,7 +131,7 @@ def _summary_targets(targets: Sequence[tuple[Target, Summary]], change: Any) -> 
         key = id(summary.query)
         if key not in changed_queries:
             changed_queries[key] = change(summary.query)
-        changed_targets.append(Target(target.shard, changed_queries[key]))
+        changed_targets.append(replace(target, query=changed_queries[key]))
     return changed_targets
 
 

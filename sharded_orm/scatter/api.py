@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -225,5 +226,5 @@ def _transformed(targets: Sequence[Target], change: Callable[[Query], Query]) ->
         key = id(target.query)
         if key not in changed_queries:
             changed_queries[key] = change(target.query)
-        changed_targets.append(Target(target.shard, changed_queries[key]))
+        changed_targets.append(replace(target, query=changed_queries[key]))
     return changed_targets

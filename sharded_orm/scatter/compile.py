@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.query import Query
 
+    from sharded_orm.scatter.hidden_rows import HiddenRows
+
 
 @dataclass(frozen=True, eq=False)
 class Template:
@@ -107,12 +109,18 @@ class CompileOptions:
 
 
 def compile_query(
-    query: Query, wrapper: BaseDatabaseWrapper, options: CompileOptions, *, qualify: bool
+    query: Query,
+    wrapper: BaseDatabaseWrapper,
+    options: CompileOptions,
+    *,
+    qualify: bool,
+    hidden: HiddenRows | None = None,
 ) -> Template:
     """Compile a copy of ``query`` for all shards on the same node (database server).
 
     :param wrapper: the connection object of one of these shards.
     :param qualify: whether to write a placeholder for the schema in front of each table's name.
+    :param hidden: the rows of these shards that the query must not see; None to see all.
     :raises EmptyResultSet: the query can have no rows.
     :raises ScatterNotSupported: the results of the query cannot be merged exactly.
     """
@@ -123,7 +131,7 @@ def compile_query(
         # WhereNode uses. The type is ignored, because mypy expects a subclass of Django's Node.
         query.where = WhereNode([query.where, _PkAmong(query)])  # type: ignore[list-item]  # as good as a lookup
         query.clear_ordering(force=True)
-    facade = Facade(wrapper, qualify=qualify)
+    facade = Facade(wrapper, qualify=qualify, hidden=hidden)
     compiler = facade.root(_Root, query)
     compiler.options = options
     compiler.marks_rows = qualify

@@ -14,6 +14,7 @@ from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import ExtraWhere
 
 from sharded_orm import compat
+from sharded_orm.scatter.hidden_rows import HiddenRows, VisibleRows
 from sharded_orm.scatter.refusals import refuse
 
 if TYPE_CHECKING:
@@ -39,9 +40,12 @@ class Facade:
 
     :param wrapper: the connection object of one of the shards.
     :param qualify: whether to write a placeholder for the schema in front of each table's name.
+    :param hidden: the rows that the query must not see; None to see all.
     """
 
-    def __init__(self, wrapper: BaseDatabaseWrapper, *, qualify: bool) -> None:
+    def __init__(
+        self, wrapper: BaseDatabaseWrapper, *, qualify: bool, hidden: HiddenRows | None = None
+    ) -> None:
         # The copy that is made below never connects, so it cannot read the server's data (MySQL).
         # Make ``wrapper`` read and cache the data now. The copy gets the cached data.
         getattr(wrapper, "mysql_server_data", None)
@@ -57,6 +61,11 @@ class Facade:
         self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # of our compilers
         self._ops = wrapper.ops
         self._mixins: tuple[type, ...] = (Qualified, CheckedSQL) if qualify else (CheckedSQL,)
+        # What stands in front of the name of each table, also in SQL of expressions.
+        self.connection.table_prefix = f"{SCHEMA_MARK}." if qualify else ""  # type: ignore[attr-defined]  # of our compilers
+        if hidden is not None:
+            self._mixins = (VisibleRows, *self._mixins)
+            self.connection.hidden_rows = hidden  # type: ignore[attr-defined]  # of our compilers
         self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # for this one query
 
     def compiler(self, compiler_name: str) -> type[SQLCompiler]:

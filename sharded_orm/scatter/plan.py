@@ -29,6 +29,7 @@ from sharded_orm.scatter.refusals import refuse
 if TYPE_CHECKING:
     from django.db.models.sql.query import Query
 
+    from sharded_orm.scatter.hidden_rows import HiddenRows
     from sharded_orm.topology.model import Shard
 
 # The largest number of branches (SELECTs for one shard) in a UNION ALL that is not streamed. The
@@ -54,6 +55,8 @@ class Target:
 
     shard: Shard
     query: Query
+    #: The rows of the shard that the query must not see; None to see all.
+    hidden: HiddenRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,8 @@ def make_plan(
 ) -> ScatterPlan:
     """Plan the statements for ``targets``.
 
-    Each query is compiled once per node (database server). A query that can have no rows is not
+    Each query is compiled once per node (database server), and once more for each shard with hidden
+    rows. A query that can have no rows is not
     sent. If a node does not answer while a query is compiled for it, all shards of the node are
     added to ``failures``, and the plan has no statement for the node.
 
@@ -208,12 +212,12 @@ def make_plan(
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}
-    templates: dict[tuple[int, str], Template | None] = {}
+    templates: dict[tuple[int, str, int], Template | None] = {}
     unreachable: dict[str, DatabaseError] = {}
     for index, target in enumerate(targets):
         if pks is not None and index not in pks:
             continue
-        node_query = (id(target.query), target.shard.node)
+        node_query = (id(target.query), target.shard.node, id(target.hidden))
         if cause := unreachable.get(target.shard.node):
             failures.add([target.shard], cause)
             continue
@@ -264,7 +268,11 @@ def _compile(target: Target, options: CompileOptions) -> Template | None:
     try:
         with wrapper.wrap_database_errors:
             return compile_query(
-                target.query, wrapper, options, qualify=wrapper.features.can_union_shards
+                target.query,
+                wrapper,
+                options,
+                qualify=wrapper.features.can_union_shards,
+                hidden=target.hidden,
             )
     except EmptyResultSet:
         return None

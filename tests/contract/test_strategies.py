@@ -37,7 +37,7 @@ class Store:
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
         return {key: StoredPlacement(self.rows[key], True) for key in keys if key in self.rows}
 
-    def moves(self) -> MoveList:
+    def moves(self, since: int | None = None) -> MoveList:
         return MoveList((), 0)
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:

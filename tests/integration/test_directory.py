@@ -137,8 +137,12 @@ def test_the_directory_knows_the_keys_in_flight_and_counts_the_moves_of_each() -
         KeyMove.objects.filter(pk=former.pk).update(phase="settled")
     with CaptureQueriesContext(connections["directory"]) as captured:
         moves = store.moves()
-    assert moves == ((("photos", "81", "81"),), move.pk)
+    moving = ("photos", "81", "81", move.pk, 5, 9, "switching")
+    assert moves == ((moving,), move.pk, ())
     assert len(captured) == 0  # It is not logged: assertNumQueries must not depend on the time.
+    since = store.moves(since=former.pk)
+    assert (since.in_flight, since.last) == ((moving,), move.pk)
+    assert [(ended.number, ended.phase) for ended in since.ended] == [(move.pk - 1, "switching")]
     assert store.find("photos", ["81", "82"]) == {
         "81": (5, True, former.pk),
         "82": (5, True, 0),

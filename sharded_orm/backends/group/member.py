@@ -21,6 +21,7 @@ from django.utils.functional import cached_property
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.contract import GroupAlias
 from sharded_orm.backends.group.test_databases import prepare_shards, test_databases
+from sharded_orm.backends.group.transaction_memory import knowledge_of
 from sharded_orm.backends.query_log import ShardExecuteWrappers, ShardQueryLog
 from sharded_orm.backends.shard_database import ShardDatabaseMixin
 from sharded_orm.backends.shard_errors import ShardErrorWrapper
@@ -49,6 +50,11 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     _unlogged = False
     # Whether this object was used since the group last looked for obsolete connections to close.
     is_active = False
+    #: What was known of the keys of the group before the first statement of the open transaction, in
+    #: which its snapshot is taken; None if nothing.
+    known_at_snapshot: Any = None
+    #: Whether a transaction is open, and no statement of it was sent.
+    awaits_snapshot = False
     #: Number of open schema editors. A migration is running if the number is not 0.
     open_editors = 0
 
@@ -124,6 +130,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 group.shards.record_use(self)
             if self._touched is not None:
                 self._touched.add(self.alias)
+            if self.awaits_snapshot and self.shard is not None:
+                # Ask first: the snapshot must not be older than the answer.
+                self.awaits_snapshot = False
+                self.known_at_snapshot = knowledge_of(self.shard)
         return super()._cursor(name)
 
     @property
@@ -281,8 +291,10 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     def set_autocommit(self, autocommit: bool, *args: Any, **kwargs: Any) -> None:
         if self._generation != relocation.generation and self._generation is not None:
             relocation.follow(self)
-        super().set_autocommit(autocommit, *args, **kwargs)
         group = self.group_wrapper
+        if group is not None and not autocommit and not self._unlogged:
+            self.known_at_snapshot, self.awaits_snapshot = None, True
+        super().set_autocommit(autocommit, *args, **kwargs)
         if group is not None:
             group.record_transaction(self.alias, self._in_atomic_block or not autocommit)
             if not self.is_active:

@@ -55,7 +55,7 @@ class ShardConnections:
         evicted wrapper stays separate, like ``connection.copy()``.
         """
         alias = wrapper.alias
-        current = _thread_wrapper(alias)
+        current = thread_wrapper(alias)
         if current is not None and current is not wrapper:
             return
         connections[alias] = cast("BaseDatabaseWrapper", wrapper)
@@ -93,7 +93,7 @@ class ShardConnections:
         self.active.pop(id(wrapper), None)
         if self.wrappers.get(alias) is wrapper:
             del self.wrappers[alias]
-        if _thread_wrapper(alias) is wrapper:
+        if thread_wrapper(alias) is wrapper:
             del connections[alias]
 
     def close_obsolete(self) -> None:
@@ -123,7 +123,7 @@ class ShardConnections:
                 self.record_connect(wrapper)
 
 
-def _thread_wrapper(alias: str) -> Any:
+def thread_wrapper(alias: str) -> Any:
     """Return this thread's connection object of ``alias``, or None. Unlike Django's look-up, creates
     nothing.
     """

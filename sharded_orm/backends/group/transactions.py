@@ -50,8 +50,11 @@ class GroupTransactions(BaseDatabaseWrapper):
     _broken: set[str]
     _in_transaction: set[str]
     _orphaned_hooks: list[Hook]
+    #: What upper layers remember until no transaction is open any more, on the group and its shards.
+    transaction_memory: dict[str, Any]
 
     def init_transactions(self) -> None:
+        self.transaction_memory = {}
         self.levels = []
         self.participants = {}
         # Aliases of the participants that need a rollback. If there is any, the whole group needs a
@@ -78,6 +81,12 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     def record_transaction(self, alias: str, is_open: bool) -> None:
         (self._in_transaction.add if is_open else self._in_transaction.discard)(alias)
+        if self.transaction_memory and not self.is_in_transaction():
+            self.transaction_memory.clear()
+
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction of the group, or of one of its shards, is open in this thread."""
+        return bool(self.levels or self._in_transaction)
 
     def open_transactions(self) -> frozenset[str]:
         """Return the aliases of the group's shards that are in a transaction in this thread."""
@@ -139,7 +148,7 @@ class GroupTransactions(BaseDatabaseWrapper):
         if self.participants:
             # An open transaction is committed when autocommit is switched on, as in any database.
             self._commit()
-        self.levels.clear()
+        self._end_levels()
 
     def _savepoint_allowed(self) -> bool:
         return not self.autocommit
@@ -253,8 +262,14 @@ class GroupTransactions(BaseDatabaseWrapper):
         self.participants.clear()
         self._broken.clear()
         if self.levels:
+            self._end_levels()
             # Autocommit is still off, so the next transaction begins at once.
             self._begin()
+
+    def _end_levels(self) -> None:
+        self.levels.clear()
+        if not self._in_transaction:
+            self.transaction_memory.clear()
 
     def abandon_levels(self) -> None:
         """Roll back the group's transaction on all shards that take part in it.
@@ -269,7 +284,7 @@ class GroupTransactions(BaseDatabaseWrapper):
             logger.debug("closing %r inside a transaction", self.alias, exc_info=True)
         self.participants.clear()
         self._broken.clear()
-        self.levels.clear()
+        self._end_levels()
 
     # ##### on_commit #####
 

@@ -99,13 +99,15 @@ def _stream(
 def refuse_repetition(group: str) -> None:
     """Raise :exc:`KeyMoved` if a transaction is open on a shard of ``group`` or on the group."""
     if in_transaction(group):
+        # The transaction that is run again must not begin with what was known before the move.
+        runtime.placement_lease().renew()
         raise key_moved(group, "moved to another shard while a transaction used it")
 
 
 def in_transaction(group: str) -> bool:
     """Whether this thread has an open transaction on ``group`` or on one of its shards."""
     wrapper: Any = connections[group]
-    return bool(wrapper.levels or wrapper.open_transactions())
+    return bool(wrapper.is_in_transaction())
 
 
 def key_moved(group: str, what: str) -> KeyMoved:

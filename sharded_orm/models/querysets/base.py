@@ -8,6 +8,7 @@ from typing import Any, Self
 from asgiref.sync import sync_to_async
 from django.core.exceptions import FieldError
 from django.db.models.query import EmptyQuerySet
+from django.db.models.sql.where import AND, WhereNode
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, RoutingError
@@ -174,6 +175,12 @@ class RoutedQuerySet(CachedQuerySet[M]):
         clone = self._chain()
         clone.query = target.query.chain()
         clone._db, clone._is_using_called = target.shard.alias, True
+        if target.hidden is not None:
+            query = clone.query
+            alias = query.get_initial_alias()
+            condition = target.hidden.condition(query.get_meta().db_table, alias)
+            if condition is not None:
+                query.where.add(WhereNode([condition], negated=True), AND)
         return clone
 
     def explain_routing(self) -> Route:

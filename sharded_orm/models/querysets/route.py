@@ -21,6 +21,7 @@ from django.db.models.sql.where import AND, NothingNode, WhereNode
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import ScatterNotSupported
+from sharded_orm.models.moves.scatter import keys_left_out
 from sharded_orm.models.sharding import ordering
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.expressions import is_known, is_plain_value
@@ -30,6 +31,7 @@ from sharded_orm.models.sharding.options import (
     shard_key_required,
     where_key,
 )
+from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
 from sharded_orm.routing.where_clause import Bound, OnShard, WhereReader, compares_as
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
@@ -306,6 +308,7 @@ def _bound_of_hints(options: ShardOptions, hints: dict[str, Any]) -> Bound | Non
 def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route) -> list[Target]:
     """Return each shard of ``route``, paired with the query to send to it.
 
+    On a shard that may have a second copy of rows, because their key is moving, the copy is hidden.
     If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's keys.
 
     :param group: the shard group that ``options`` names.
@@ -313,13 +316,20 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     shards = _shards(group, route.shards)
     if len(shards) < 2:
         return [Target(shard, query) for shard in shards]
+    hidden = {
+        number: RowsOfKeys(options.group, keys)
+        for number, keys in keys_left_out(options.group).items()
+    }
     reader = _reader(options, query)
     key_lists = [lookup.rhs for _, _, lookup in _key_lists(reader, query.where)]
     if not key_lists and not any(True for _ in _on_shards(query.where)):
-        return [Target(shard, query) for shard in shards]
+        return [Target(shard, query, hidden.get(shard.number)) for shard in shards]
     keys = dict.fromkeys(key for keys in key_lists for key in keys if key is not None)
     numbers = _locate(options.group, list(keys)) if keys else {}
-    return [Target(shard, _narrowed_query(reader, query, shard, numbers)) for shard in shards]
+    return [
+        Target(shard, _narrowed_query(reader, query, shard, numbers), hidden.get(shard.number))
+        for shard in shards
+    ]
 
 
 def _on_shards(where: WhereNode) -> Iterator[tuple[WhereNode, int, OnShard]]:

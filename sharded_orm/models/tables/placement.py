@@ -55,7 +55,8 @@ _LAST_MOVE = Subquery(
 #: The moves in flight, and the one that was announced last.
 _OPEN_MOVES = KeyMove.objects.filter(
     Q(in_flight=True) | Q(id=Subquery(KeyMove.objects.order_by("-id").values("id")[:1]))
-).values_list("id", "group", "key", "value", "in_flight")
+)
+_MOVE_COLUMNS = ("in_flight", "group", "key", "value", "id", "source", "target", "phase")
 
 
 class DatabaseDirectory:
@@ -89,11 +90,14 @@ class DatabaseDirectory:
             query.get_compiler(connection=connection).execute_sql()
         return self._find(connection, committed, group, list(placements))
 
-    def moves(self) -> MoveList | None:
+    def moves(self, since: int | None = None) -> MoveList | None:
         connection, committed = self._connections.get(self._alias)
         if not committed:
             return None
-        query = _OPEN_MOVES.using(self._alias).query
+        moves = _OPEN_MOVES
+        if since is not None:
+            moves = KeyMove.objects.filter(Q(in_flight=True) | Q(id__gt=since))
+        query = moves.using(self._alias).values_list(*_MOVE_COLUMNS).query
         sql, params = query.get_compiler(connection=connection).as_sql()
         # Pass by Django's cursor, which would log the query: it is sent every few seconds, and tests
         # count logged queries.
@@ -101,10 +105,10 @@ class DatabaseDirectory:
         with connection.cursor() as cursor, connection.wrap_database_errors:
             cursor.cursor.execute(sql, params)
             rows = cursor.cursor.fetchall()
-        in_flight = tuple(
-            KeyInFlight(group, key, value) for _, group, key, value, is_open in rows if is_open
-        )
-        return MoveList(in_flight, max((row[0] for row in rows), default=0))
+        in_flight = tuple(KeyInFlight(*move) for is_open, *move in rows if is_open)
+        ended = tuple(KeyInFlight(*move) for is_open, *move in rows if not is_open)
+        last = max((move.number for move in (*in_flight, *ended)), default=0)
+        return MoveList(in_flight, max(last, since or 0), ended)
 
     def _find(
         self, connection: BaseDatabaseWrapper, committed: bool, group: str, keys: list[str]

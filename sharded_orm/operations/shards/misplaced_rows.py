@@ -12,6 +12,7 @@ from django.db.models import Field
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey
+from sharded_orm.models.moves.scatter import MovingKeys
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.operations.nodes import Alive
 from sharded_orm.operations.shards.status import error_line
@@ -79,6 +80,8 @@ class RowScan:
     def read(self, wrapper: Any, shards: Sequence[Shard], alive: Alive) -> None:
         """Check whether the rows on ``shards`` are on the shard of their key.
 
+        Rows of keys that are moving, or that have moved meanwhile, are not reported.
+
         ``shards`` must all be on one node and belong to one group.
 
         Cost for each model: a sample takes one statement per 256 shards. A scan of all rows takes
@@ -96,6 +99,12 @@ class RowScan:
             one: Any = connections[shards[0].alias]
             counts = TableRows(options.model, one, self.sample).value_counts(key)
             read = TableRead(one, options.model, [key], counts)
+            # Rows of these keys may be on two shards for a moment.
+            try:
+                moving = MovingKeys(options.group)
+            except Error as exc:
+                self._record_failure(options.group, exc)
+                return
             misplaced: dict[str, Misplaced] = {}
             batch: list[tuple[Shard, Any, int]] = []
             for shard, (value, count) in read.rows(
@@ -104,12 +113,17 @@ class RowScan:
                 # Strategies expect the key as the database stores it.
                 batch.append((shard, key.get_prep_value(value), count))
                 if len(batch) >= KEYS:
-                    self._check_rows(options, batch, misplaced)
+                    self._check_rows(options, batch, misplaced, moving)
                     batch.clear()
                     alive()
-            self._check_rows(options, batch, misplaced)
+            self._check_rows(options, batch, misplaced, moving)
             self.misplaced += misplaced.values()
             alive()
+
+    def _record_failure(self, group: str, exc: Error) -> None:
+        # This error comes from the server of the directory (the table of the shard of each key), not
+        # from the node with the rows. So report it under the group's name.
+        self.errors[group] = f"its keys cannot be looked up ({error_line(exc)})"
 
     def add(self, other: RowScan) -> None:
         """Add to this object the results in ``other``, which come from another node."""
@@ -122,19 +136,20 @@ class RowScan:
         options: ShardOptions,
         rows: Iterable[tuple[Shard, Any, int]],
         misplaced: dict[str, Misplaced],
+        moving: MovingKeys,
     ) -> None:
         rows = list(rows)
         try:
             homes = _homes(options.group, {key for _, key, _ in rows})
+            elsewhere = {key for shard, key, _ in rows if homes[key] != shard.number}
+            elsewhere -= moving.among(elsewhere) if elsewhere else set()
         except Error as exc:
-            # This error comes from the server of the directory (the table of the shard of each
-            # key), not from the node with the rows. So report it under the group's name.
-            self.errors[options.group] = f"its keys cannot be looked up ({error_line(exc)})"
+            self._record_failure(options.group, exc)
             return
         strays: dict[tuple[str, Any], tuple[Shard, int]] = {}
         for shard, key, count in rows:
             self.looked_at += count
-            if homes[key] != shard.number:
+            if key in elsewhere and homes[key] != shard.number:
                 before = strays.get((shard.alias, key), (shard, 0))[1]
                 strays[shard.alias, key] = (shard, before + count)
         for (alias, key), (shard, count) in strays.items():

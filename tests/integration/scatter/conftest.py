@@ -11,12 +11,17 @@ from django.db import connections
 from django.db.models import Model, QuerySet
 
 from sharded_orm import runtime, scatter
+from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
+from sharded_orm.routing.placement_lease import KeyInFlight
 from sharded_orm.scatter import Target, plan, two_phase
 from tests.samples.models import Part, Sample
 
 # Shards of both nodes. The last one holds all rows, and is never queried with the others.
 SHARDS = (0, 1, 2, 8, 9)
 WHOLE = "photos_00015"
+#: Owners whose rows are moving: they are on the shard of the owner, and hidden on this one of SHARDS.
+COPIES = {0: 3, 1: 0, 4: 0}
+_copies: dict[int, int] = {}
 
 
 @dataclass
@@ -29,7 +34,16 @@ class Outcome:
 
 def targets(queryset: QuerySet[Any]) -> list[Target]:
     group = runtime.group("photos")
-    return [Target(group.shard(number), queryset.query) for number in SHARDS]
+    return [
+        Target(group.shard(number), queryset.query, _hidden(position))
+        for position, number in enumerate(SHARDS)
+    ]
+
+
+def _hidden(position: int) -> RowsOfKeys | None:
+    owners = [str(owner) for owner, copy in _copies.items() if copy == position]
+    moves = [KeyInFlight("photos", text, text, 1, 0, 0, "switching") for text in owners]
+    return RowsOfKeys("photos", moves) if moves else None
 
 
 def fetch(queryset: QuerySet[Any], **options: Any) -> list[Any]:
@@ -51,6 +65,8 @@ def store(samples: Sequence[Sample], parts: Sequence[Part] = ()) -> None:
         by_alias: dict[str, list[Any]] = {WHOLE: list(rows)}
         for row in rows:
             by_alias.setdefault(aliases[row.owner % len(aliases)], []).append(row)
+            if row.owner in _copies:
+                by_alias.setdefault(aliases[_copies[row.owner]], []).append(row)
         for alias, own in by_alias.items():
             if own:
                 insert(own, alias)
@@ -72,8 +88,13 @@ def insert(rows: Sequence[Model], alias: str) -> None:
         cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", values)
 
 
-@pytest.fixture(params=["one batch", "many batches"])
+@pytest.fixture(params=["one batch", "many batches", "copies"])
 def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch sizes for merging in the server and in Python; two phases whenever possible."""
+    """Batch sizes for merging in the server and in Python; two phases whenever possible; some rows on
+    two shards, because their keys are moving.
+    """
     monkeypatch.setattr(two_phase, "MIN_CANDIDATES", 0)
-    monkeypatch.setattr(plan, "BATCH", 256 if request.param == "one batch" else 1)
+    monkeypatch.setattr(plan, "BATCH", 1 if request.param == "many batches" else 256)
+    if request.param == "copies":
+        for owner, copy in COPIES.items():
+            monkeypatch.setitem(_copies, owner, copy)

@@ -50,20 +50,35 @@ class HandMove:
 
     def switch(self) -> None:
         """Copy the rows, and switch the directory. The rows of the source are then taken away."""
-        conditions = {table: f"{column} = %s" for table, column in self.tables.items()}
-        conditions |= self.links
-        for table, condition in conditions.items():
+        self.publish()
+        self.switch_directory()
+        self.set_aside()
+
+    def publish(self) -> None:
+        """Copy the rows. Both shards have them from now on, and the source owns them."""
+        KeyMove.objects.filter(pk=self.move.pk).update(phase="switching")
+        for table, condition in self._conditions().items():
             for row in self._execute(self.source, f"SELECT * FROM {table} WHERE {condition}"):
                 marks = ", ".join(["%s"] * len(row))
                 with connections[alias(self.target)].cursor() as cursor:
                     cursor.execute(f"INSERT INTO {table} VALUES ({marks})", row)
+
+    def switch_directory(self) -> None:
+        """Give the key to the target. Both shards have the rows."""
         with transaction.atomic("directory"):
             Placement.objects.filter(group="photos", key=str(self.key)).update(shard=self.target)
             KeyMove.objects.filter(pk=self.move.pk).update(
                 phase="switched", switched_at=timezone.now()
             )
-        for table, condition in reversed(conditions.items()):
+
+    def set_aside(self) -> None:
+        """Take the rows of the source away."""
+        for table, condition in reversed(self._conditions().items()):
             self._execute(self.source, f"DELETE FROM {table} WHERE {condition}")
+
+    def _conditions(self) -> dict[str, str]:
+        conditions = {table: f"{column} = %s" for table, column in self.tables.items()}
+        return conditions | self.links
 
     def settle(self) -> None:
         KeyMove.objects.filter(pk=self.move.pk).update(phase="settled", in_flight=None)
@@ -124,6 +139,26 @@ def elsewhere(run: Callable[[], object]) -> Callable[[], None]:
         assert not errors, errors
 
     return run_and_wait
+
+
+@contextmanager
+def before_scatter_reads(shard: int, run: Callable[[], object]) -> Iterator[None]:
+    """Within the block, call ``run`` before the first statement for several shards reaches ``shard``."""
+    is_done = False
+    is_file = connections[alias(shard)].vendor == "sqlite"
+
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal is_done
+        own = context["connection"].alias == alias(shard) if is_file else alias(shard) in sql
+        if own and not is_done:
+            is_done = True
+            # An open cursor of this thread locks a file against other threads.
+            run() if is_file else elsewhere(run)()
+        return execute(sql, params, many, context)
+
+    with connections["photos"].execute_wrapper(wrapper):
+        yield
+    assert is_done
 
 
 @contextmanager

@@ -79,3 +79,20 @@ def test_a_cached_answer_is_confirmed_as_well(photos: list[CachedPhoto]) -> None
     move.switch()
     set_titles(TARGET, "on the target")
     assert titles() == ["on the target"] * 5
+
+
+@pytest.mark.parametrize("step", ["publish", "switch_directory"])
+def test_a_scattered_write_while_the_key_is_on_two_shards(
+    photos: list[CachedPhoto], step: str
+) -> None:
+    titles()
+    move = HandMove(ONE, TABLES)
+    move.announce()
+    move.publish()
+    if step == "switch_directory":
+        move.switch_directory()
+    assert CachedPhoto.objects.scatter().update(title="updated") == 5
+    assert titles() == ["updated"] * 5
+    assert CachedPhoto.objects.scatter().filter(stars__lt=3).delete()[0] == 3
+    assert titles() == ["updated"] * 2
+    assert CachedPhoto.objects.scatter().count() == 2

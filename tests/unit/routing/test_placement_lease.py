@@ -54,13 +54,15 @@ class Directory:
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:
         raise AssertionError("no key is new")
 
-    def moves(self) -> MoveList | None:
+    def moves(self, since: int | None = None) -> MoveList | None:
         if self.is_down:
             raise OperationalError("the directory is down")
         if self.is_in_test_case:
             return None
         self.polls += 1
-        answer = MoveList(tuple(KeyInFlight("g", key, key) for key in self.in_flight), 0)
+        answer = MoveList(
+            tuple(KeyInFlight("g", key, key, 1, 0, 1, "copying") for key in self.in_flight), 0
+        )
         self.polling()
         return answer
 

@@ -115,7 +115,7 @@ class MemoryStore:
         self.queries += 1
         return {k: StoredPlacement(self.rows[k], self.committed) for k in keys if k in self.rows}
 
-    def moves(self) -> MoveList:
+    def moves(self, since: int | None = None) -> MoveList:
         return MoveList((), 0)
 
     def place(self, group: str, placements: Mapping[str, int]) -> dict[str, StoredPlacement]:

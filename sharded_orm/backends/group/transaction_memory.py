@@ -1,0 +1,28 @@
+"""What upper layers remember of a group's open transactions, and what was known when each began.
+
+A key may move to another shard while a transaction is open. Only an upper layer knows keys and moves,
+so the app provides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sharded_orm.topology.model import Shard
+
+_knowledge: Callable[[Shard], Any] | None = None
+
+
+def provide_knowledge(knowledge: Callable[[Shard], Any]) -> None:
+    """Set the function that :func:`knowledge_of` calls. The package's Django app does so."""
+    global _knowledge
+    _knowledge = knowledge
+
+
+def knowledge_of(shard: Shard) -> Any:
+    """Return what the upper layers know of the keys of the group now; None if nothing.
+
+    Called before the first statement of each transaction on ``shard``.
+    """
+    return None if _knowledge is None else _knowledge(shard)

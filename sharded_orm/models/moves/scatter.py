@@ -1,0 +1,86 @@
+"""Statements for several shards see each row once, although keys are moving between these shards.
+
+See :mod:`sharded_orm.routing.scattered_keys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import InvalidShardKey
+from sharded_orm.models.moves.transactions import refused_use, remember_scatter, snapshots
+from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.routing.placement_lease import KeyInFlight
+from sharded_orm.routing.placement_uses import current_uses
+from sharded_orm.routing.scattered_keys import (
+    ScatterMoves,
+    Snapshot,
+    keys_to_leave_out,
+)
+
+
+def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
+    """Return the keys whose rows a statement for several shards must not see, by number of the shard.
+
+    Called before the first statement is sent. The running operation is confirmed at its end
+    (:func:`~sharded_orm.models.moves.confirmation.confirmed`).
+
+    Costs a look at the clock; a query, while a key of the group is in flight.
+
+    :raises KeyMoved: a transaction is open, and a key may have moved since it began.
+    """
+    strategy = runtime.strategy(group)
+    if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
+        return {}
+    lease, uses = strategy.lease, current_uses()
+    poll = lease.current()
+    if uses is None or (poll is None and lease.is_suspended):
+        return {}
+    taken = snapshots(strategy)
+    is_quiet = poll is not None and poll.is_quiet(group, poll.number)
+    if not is_quiet:
+        poll = lease.renew()
+    if poll is None:
+        # The answer took longer than the lease.
+        raise refused_use(group, "may have moved meanwhile")
+    remember_scatter(group, poll)
+    if is_quiet or taken:
+        taken.append(Snapshot(poll))
+    used = poll.moves
+    uses.watch(ScatterMoves(group, strategy.store, lease, used, taken, is_quiet=is_quiet))
+    starts = [snapshot.poll.moves for snapshot in taken]
+    return keys_to_leave_out(group, used, starts, announced=uses.writes)
+
+
+class MovingKeys:
+    """The keys of a group that have been moving since this object was made.
+
+    Their rows may be on two shards, or were read on the former one. Not thread-safe.
+    """
+
+    def __init__(self, group: str) -> None:
+        strategy = runtime.strategy(group)
+        self._strategy = strategy if isinstance(strategy, DirectoryStrategy) else None
+        poll = self._strategy.lease.current() if self._strategy is not None else None
+        self._before = None if poll is None else poll.moves
+
+    def among(self, keys: Iterable[Any]) -> set[Any]:
+        """Return those of ``keys`` that are moving or have moved; one query.
+
+        :param keys: as the database stores them. Keys that no row can have are ignored.
+        """
+        if self._strategy is None or self._before is None or not self._strategy.moves_keys:
+            return set()
+        now = self._strategy.store.moves(since=self._before.last)
+        moves = [*self._before.in_flight, *(() if now is None else (*now.in_flight, *now.ended))]
+        moving = {move.key for move in moves if move.group == self._strategy.group.name}
+        return {key for key in keys if moving and self._entry(key) in moving}
+
+    def _entry(self, key: Any) -> str | None:
+        assert self._strategy is not None
+        try:
+            return self._strategy.entry(key)
+        except InvalidShardKey:
+            return None

@@ -1,0 +1,136 @@
+"""Conditions for the rows of shard keys, in every table of a group.
+
+A table has the key in a column of its own, or foreign keys lead to the row that has it: from an
+automatic many-to-many table, or from the table of a child model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import apps
+from django.core.exceptions import ValidationError
+from django.db.models import BooleanField, Field, Model
+from django.db.models.expressions import Col, Expression
+from django.db.models.lookups import In
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import InvalidShardKey, UnknownKeyOfRows
+from sharded_orm.models.sharding.options import group_of, required_options, target_field
+from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.routing.placement_lease import KeyInFlight
+
+
+class RowsOfKeys:
+    """The rows of some keys of a group.
+
+    Immutable. Knows the models that are installed at the moment of a call.
+    """
+
+    def __init__(self, group: str, keys: Sequence[KeyInFlight]) -> None:
+        self.group, self.keys = group, tuple(keys)
+
+    def condition(self, table: str, alias: str) -> Expression | None:
+        """Return a condition for those rows of ``table`` that have one of the keys.
+
+        Return None if the table cannot have such rows, because its keys have another type.
+
+        :param alias: the name of the table in the statement.
+        :raises UnknownKeyOfRows: no model of the group has this table.
+        """
+        for model in apps.get_models(include_auto_created=True):
+            if model._meta.db_table == table and group_of(model) == self.group:
+                return self.condition_of(model, alias)
+        names = ", ".join(repr(key.value) for key in self.keys)
+        raise UnknownKeyOfRows(
+            f"The statement for several shards uses the table {table!r} while keys of group"
+            f" {self.group!r} move ({names}), and no model of the group has this table. So rows may be"
+            " counted twice. Name the shards with using(), or run it again when the move has ended."
+        )
+
+    def condition_of(self, model: type[Model], alias: str) -> Expression | None:
+        """Return the condition for the table of ``model``, as :meth:`condition` does."""
+        links, key = way_to_key(model)
+        values = self._values(key)
+        return (
+            HasKey(Col(alias, links[0] if links else key), links, key, values) if values else None
+        )
+
+    def _values(self, key: Field[Any, Any]) -> list[Any]:
+        """Return the keys as values of the field ``key``.
+
+        Fields of one group may have several types. The directory stores the number 7 and the text "7"
+        under one name.
+        """
+        strategy = runtime.strategy(self.group)
+        assert isinstance(strategy, DirectoryStrategy)
+        field = target_field(key)
+        values = []
+        for moved in self.keys:
+            for text in dict.fromkeys((moved.value, moved.key)):
+                try:
+                    value = field.get_prep_value(field.to_python(text))
+                    if strategy.entry(value) == moved.key:
+                        values.append(value)
+                except (InvalidShardKey, TypeError, ValueError, ValidationError):
+                    continue  # No row of this table can have the key.
+        return list(dict.fromkeys(values))
+
+
+def way_to_key(model: type[Model]) -> tuple[list[Any], Any]:
+    """Return the foreign keys that lead from a row of ``model`` to the row with its shard key, and the
+    field of the key.
+    """
+    options = required_options(model)
+    key: Any = options.key
+    if key is not None and key in model._meta.local_concrete_fields:
+        return [], key
+    # An automatic many-to-many table has the key of the row that declares the relation. The table of
+    # a child model has the key of its parent's row.
+    link: Any = options.relations[0] if key is None else model._meta.get_ancestor_link(key.model)
+    links, key = way_to_key(link.target_field.model)
+    return [link, *links], key
+
+
+class HasKey(Expression):
+    """Whether the row of a table has one of the keys ``values``.
+
+    :param column: the first of ``links`` in the table of the row, or the key itself without links.
+    """
+
+    conditional = True
+
+    def __init__(self, column: Col, links: Sequence[Any], key: Any, values: Sequence[Any]) -> None:
+        super().__init__(output_field=BooleanField())
+        self._column, self._links, self._key, self._values = column, links, key, values
+
+    def get_source_expressions(self) -> list[Any]:
+        return [self._column]
+
+    def set_source_expressions(self, exprs: Sequence[Any]) -> None:
+        (self._column,) = exprs
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        if not self._links:
+            # NULL is no key, and a row without a key must not become unknown.
+            sql, params = compiler.compile(In(self._column, self._values))
+            if self._key.null:
+                column, more = compiler.compile(self._column)
+                return f"({sql} AND {column} IS NOT NULL)", (*params, *more)
+            return sql, tuple(params)
+        quote, prefix = connection.ops.quote_name, getattr(connection, "table_prefix", "")
+        referring, _ = compiler.compile(self._column)
+        tables, conditions = [], []
+        for number, link in enumerate(self._links):
+            target, alias = link.target_field, f"sharded_orm_key{number}"
+            table = target.model._meta.db_table
+            if (tables_read := getattr(connection, "tables_read", None)) is not None:
+                tables_read.add(table)
+            tables.append(f"{prefix}{quote(table)} {quote(alias)}")
+            conditions.append(f"{quote(alias)}.{quote(target.column)} = {referring}")
+            if number + 1 < len(self._links):
+                referring = f"{quote(alias)}.{quote(self._links[number + 1].column)}"
+        key_sql, params = compiler.compile(In(Col(alias, self._key), self._values))
+        where = " AND ".join([*conditions, key_sql])
+        return f"EXISTS(SELECT 1 FROM {', '.join(tables)} WHERE {where})", tuple(params)

@@ -1,0 +1,31 @@
+"""The check that a transaction does not use a key at two places.
+
+The routing strategy calls it for each key that it looks up. Transactions belong to another layer, so
+the app provides the check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sharded_orm.routing.placement_uses import KnownPlacement
+
+_check: Callable[[Any, str, KnownPlacement], None] | None = None
+
+
+def provide_check(check: Callable[[Any, str, KnownPlacement], None]) -> None:
+    """Set the function that :func:`check_use` calls. The package's Django app does so."""
+    global _check
+    _check = check
+
+
+def check_use(strategy: Any, key: str, placement: KnownPlacement) -> None:
+    """Raise an error if an open transaction must not use ``key`` at ``placement``.
+
+    :param strategy: the directory strategy that has found the placement.
+    :param key: the text under which the directory stores the key.
+    :raises KeyMoved: the key has moved, or may have moved, since the transaction began.
+    """
+    if _check is not None:
+        _check(strategy, key, placement)
