@@ -11,6 +11,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 import sharded_orm
+from sharded_orm import runtime
 from sharded_orm.exceptions import ShardKeyChanged
 from tests.photos.models import Album, Comment, Photo, Tag
 from tests.queries.conftest import DATABASES
@@ -106,6 +107,8 @@ def test_an_instance_follows_a_key_that_comes_back(move: HandMove) -> None:
 
 
 def test_a_changed_key_is_refused_although_the_other_key_has_moved(move: HandMove) -> None:
+    store = runtime.strategy("photos").store  # type: ignore[attr-defined]
+    store.place("photos", {str(KEY + 1): SOURCE})
     other = Photo.objects.create(user_id=KEY + 1, title="o")
     move.whole()
     other.user_id = KEY
