@@ -292,19 +292,3 @@ def test_inside_a_transaction_nothing_is_repeated(move: HandMove, name: str) -> 
                 write(row)
     rows = list(Photo.objects.filter(user_id=KEY).values_list("title", "stars"))
     assert rows == [("p", 1)]
-
-
-def test_a_key_of_another_group_in_flight_does_not_delay_a_write(move: HandMove) -> None:
-    """Keys of two groups may have the same text."""
-    from sharded_orm.models import KeyMove
-
-    uses = PlacementUses(writes=True)
-    with recorded_uses(uses):
-        runtime.strategy("photos").locate(KEY)
-    KeyMove.objects.create(
-        group="other", key=str(KEY), value=str(KEY), source=1, target=2, in_flight=True
-    )
-    runtime.placement_lease().renew()
-    import time
-
-    assert repetition._wait(uses, time.monotonic() + 0.5)
