@@ -16,6 +16,7 @@ from django.db.models import Model, Q
 
 from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.moves.repetition import repeated, write_in_part
 from sharded_orm.models.sharding.bound_rows import refuse_other_key, related_rows_checked
 from sharded_orm.models.sharding.current_shard import current_alias
@@ -193,8 +194,10 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would leave it out
         # without an error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # If create() or get_or_create() calls this, the related row is stored already.
-        write_in_part()
+        # If create() or get_or_create() calls this, the related row is stored already. If set() does, a
+        # transaction is open, which is rolled back as a whole.
+        if not in_transaction(self._options.group):
+            write_in_part()
         add = super().add  # type: ignore[misc]  # of Django's manager
         defaults = self._through_with_key(through_defaults)
         self._repeated(lambda: add(*objs, through_defaults=defaults))
