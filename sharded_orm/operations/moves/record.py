@@ -40,7 +40,7 @@ def in_flight(group: str) -> QuerySet[KeyMove]:
 
 
 def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
-    """Announce the moves of keys. All of them are announced, or none. Two statements.
+    """Announce the moves of keys. All of them are announced, or none. Three statements.
 
     :raises MoveRefused: one of the keys is in flight already.
     """
@@ -59,6 +59,9 @@ def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
     alias = runtime.config().directory
     try:
         with transaction.atomic(using=alias):
+            # Announcements are made one after the other, those of other groups, too. So the numbers of
+            # moves become visible in their order.
+            rows().select_for_update().order_by("pk").first()
             rows().bulk_create(moves)
     except IntegrityError as exc:
         taken = in_flight(group).filter(key__in=[key.text for key in keys])

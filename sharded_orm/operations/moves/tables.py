@@ -9,7 +9,8 @@ from django.apps import apps
 from django.db.models import AutoField, Model
 
 from sharded_orm.backends.change_capture import CapturedTable, KeyLink
-from sharded_orm.models.sharding.options import required_options, shard_options
+from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.models.sharding.rows_of_keys import way_to_key
 
 
 def tables_of_group(group: str) -> list[CapturedTable]:
@@ -31,9 +32,16 @@ def tables_of_group(group: str) -> list[CapturedTable]:
 
 
 def _table(model: type[Model]) -> CapturedTable:
-    key, links = _way_to_key(model)
+    links, key = way_to_key(model)
     pks = tuple(_column(field) for field in model._meta.pk_fields)
-    return CapturedTable(model._meta.db_table, pks, key, tuple(links), _gets_fresh_ids(model))
+    return CapturedTable(
+        model._meta.db_table, pks, _column(key), tuple(map(_link, links)), _gets_fresh_ids(model)
+    )
+
+
+def _link(reference: Any) -> KeyLink:
+    target = reference.target_field
+    return KeyLink(_column(reference), target.model._meta.db_table, _column(target))
 
 
 def _gets_fresh_ids(model: type[Model]) -> bool:
@@ -47,20 +55,6 @@ def _gets_fresh_ids(model: type[Model]) -> bool:
         and isinstance(model._meta.pk, AutoField)
         and not is_referred_to
     )
-
-
-def _way_to_key(model: type[Model]) -> tuple[str, list[KeyLink]]:
-    """Return the column with the shard key of a row, and the foreign keys that lead to its table."""
-    options = required_options(model)
-    key: Any = options.key
-    if key is not None and key in model._meta.local_concrete_fields:
-        return _column(key), []
-    # An automatic many-to-many table has the key of the row that declares the relation. The table of
-    # a child model has the key of its parent's row.
-    link: Any = options.relations[0] if key is None else model._meta.get_ancestor_link(key.model)
-    target = link.target_field
-    column, others = _way_to_key(target.model)
-    return column, [KeyLink(_column(link), target.model._meta.db_table, _column(target)), *others]
 
 
 def _column(field: Any) -> str:
