@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, Error, IntegrityError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
 
 from sharded_orm.database_clock import DatabaseClock
@@ -93,7 +94,8 @@ class Lease:
                 else:
                     self._renewed = sent_at
         finally:
-            connections.close_all()
+            # The close() of Django's SQLite backend leaves a database in memory open, as tests have it.
+            BaseDatabaseWrapper.close(connections[DEFAULT_DB_ALIAS])
 
     def release(self) -> None:
         """Give the run up, so that another process can take it at once.

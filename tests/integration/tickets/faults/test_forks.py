@@ -35,7 +35,9 @@ def fork(
     for server in pair:
         server.create(sequence)
     project = Project(
-        {server.alias: server.for_clients for server in pair}, {"BLOCK_SIZE": block_size}
+        {server.alias: server.for_clients for server in pair},
+        # A busy machine must not make a server look dead.
+        {"BLOCK_SIZE": block_size, "TIMEOUT": PATIENCE},
     )
     file = folder / "project"
     file.write_bytes(pickle.dumps(project))
