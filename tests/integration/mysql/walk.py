@@ -110,6 +110,9 @@ def arguments(connection: Any) -> dict[str, Any]:
         "style": no_style(), "high_mark": 5, "func": print, "_worker_id": 1, "writer": writer,
         "writers": [writer], "wrapper": lambda execute, *args: execute(*args),
         "constraint": models.CheckConstraint(condition=Q(number=1), name="one"),
+        # Since Django 6.0 or 6.1.
+        "operation": "CASCADE", "num": 1, "key_transforms": ["key"],
+        "compiler": Sample.objects.all().query.get_compiler(connection=connection),
         "index": index, "old_index": index, "new_index": other_index,
         "description": FieldInfo(*[None] * (len(FieldInfo._fields) - 1), data_type="int")._replace(
             extra="auto_increment"
@@ -122,6 +125,7 @@ DEFAULTED: Any = models.IntegerField(db_default=1, name="x")
 PARTICULAR: dict[str, dict[str, Any]] = {
     "schema.db_default_sql": {"field": DEFAULTED},
     "ops.adapt_datetimefield_value": {"value": None},
+    "ops.adapt_durationfield_value": {"value": None},
     "ops.adapt_timefield_value": {"value": None},
     "ops.convert_datetimefield_value": {"value": None},
     "ops.convert_durationfield_value": {"value": None},
