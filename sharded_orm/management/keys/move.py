@@ -19,7 +19,7 @@ from sharded_orm.operations import moves
 from sharded_orm.operations.moves.plan import shards_of
 
 
-class Move(Action):
+class MoveKeys(Action):
     name = "move"
     help = (
         "Move all rows of keys to another shard, while the site reads and writes them. After an"
@@ -176,7 +176,7 @@ class Repair(Action):
             raise problems_error(f"{key}: {why}" for key, why in report.failures.items())
 
 
-ACTIONS: tuple[type[Action], ...] = (Move, Abort, Repair)
+ACTIONS: tuple[type[Action], ...] = (MoveKeys, Abort, Repair)
 
 
 def show_report(command: BaseCommand, report: moves.MoveReport, *, as_json: bool) -> None:

@@ -17,9 +17,9 @@ from django.db import connections
 from sharded_orm import runtime
 from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationHeld, OperationStopped
 from sharded_orm.operations.moves import preflight, record
-from sharded_orm.operations.moves.cleaning import Cleaning, clean
 from sharded_orm.operations.moves.group_keys import GroupKeys
 from sharded_orm.operations.moves.key_mover import KeyMover
+from sharded_orm.operations.moves.leftovers import remove_leftovers
 from sharded_orm.operations.moves.plan import MovePlan, plan_moves
 from sharded_orm.operations.moves.record import MoveRecord
 from sharded_orm.operations.moves.request import (
@@ -173,8 +173,8 @@ class _Run:
 
     def finish(self) -> None:
         """Remove fences that nobody needs any more and rows that were kept for long enough."""
-        cleaning: Cleaning = clean(self._group, self._tables)
-        self.report.notes += cleaning.notes
+        left = remove_leftovers(self._group, self._tables)
+        self.report.notes += left.notes
         failures = self.report.failures
         if failures:
             self._run.finish("failed", f"{len(failures)} keys were not moved")

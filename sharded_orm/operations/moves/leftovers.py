@@ -23,7 +23,7 @@ FENCE_KEPT: Final = timedelta(days=1)
 
 
 @dataclass
-class Cleaning:
+class CleanupReport:
     """What was removed, and what has to stay.
 
     :param fences: number of fences that were removed.
@@ -36,12 +36,12 @@ class Cleaning:
     notes: list[str] = field(default_factory=list)
 
 
-def clean(group: str, tables: Sequence[CapturedTable]) -> Cleaning:
+def remove_leftovers(group: str, tables: Sequence[CapturedTable]) -> CleanupReport:
     """Remove fences that no old session needs, and old rows that were kept for long enough.
 
     Can be repeated. Costs some statements for each move that has something left.
     """
-    cleaning = Cleaning()
+    report = CleanupReport()
     left = 0
     unreachable: dict[str, str] = {}
     with ShardSessions(group) as sessions:
@@ -51,21 +51,21 @@ def clean(group: str, tables: Sequence[CapturedTable]) -> Cleaning:
             if alias in unreachable:
                 continue
             try:
-                left += _clean(row, tables, sessions, cleaning)
+                left += _clean(row, tables, sessions, report)
             except Error as exc:
                 unreachable[alias] = one_line(exc)
                 sessions.close()
     if left:
-        cleaning.notes.append(
+        report.notes.append(
             f"{left} fences of moved keys stay: sessions of before the switch are open, or the database"
             f" does not tell. 'manage.py keys repair {group}' removes them later"
         )
-    cleaning.notes += [f"{alias} was not cleaned: {why}" for alias, why in unreachable.items()]
-    return cleaning
+    report.notes += [f"{alias} was not cleaned: {why}" for alias, why in unreachable.items()]
+    return report
 
 
 def _clean(
-    row: KeyMove, tables: Sequence[CapturedTable], sessions: ShardSessions, cleaning: Cleaning
+    row: KeyMove, tables: Sequence[CapturedTable], sessions: ShardSessions, report: CleanupReport
 ) -> bool:
     """Return whether the fence of the move has to stay."""
     position = dict(row.position)
@@ -74,7 +74,7 @@ def _clean(
         copy.prepare(tables)
         copy.discard(tables, row.pk)
         position["kept_until"] = None
-        cleaning.copies += 1
+        report.copies += 1
     if position["fenced"]:
         capture = sessions.capture(row.source)
         if not _needs_fence(row, capture):
@@ -82,7 +82,7 @@ def _clean(
             capture.unwatch(row.pk)
             capture.uninstall(TRIGGER_PATIENCE)
             position |= {"fenced": False, "sessions": None}
-            cleaning.fences += 1
+            report.fences += 1
     if position != row.position:
         has_ended = not position["kept_until"] and not position["fenced"]
         record.rows().filter(pk=row.pk).update(
