@@ -21,7 +21,11 @@ from sharded_orm.exceptions import MoveFailed
 
 #: The column of a side table with the number of the copy.
 COPY: Final = "sharded_orm_copy"
+#: Beginning of the names of side tables.
+SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
 BATCH: Final = 200
+#: Rows of an old copy that one statement deletes.
+DELETED: Final = 1000
 
 Row = tuple[Any, ...]
 
@@ -64,6 +68,11 @@ class RowCopy(ABC):
 
     def __exit__(self, *exc_info: object) -> None:
         self._connection.close()
+
+    def _count_changed(self, sql: str, *params: Any) -> int:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
 
     def _run(self, sql: str, *params: Any) -> list[Row]:
         with self._connection.cursor() as cursor:
@@ -134,6 +143,12 @@ class RowCopy(ABC):
         """Remove a copy."""
         for table in tables:
             self._run(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
+
+    def discard_everywhere(self, number: int) -> None:
+        """Remove a copy from all side tables in small batches, also if its table was changed since."""
+        for name in self._side_tables():
+            while self._delete_batch(self._quote(name), number):
+                pass
 
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
@@ -271,6 +286,14 @@ class RowCopy(ABC):
         """Yield the columns of each unique index that has no condition and no expression."""
 
     @abstractmethod
+    def _side_tables(self) -> list[str]:
+        """Return the names of all side tables on the shard."""
+
+    @abstractmethod
+    def _delete_batch(self, side: str, number: int) -> int:
+        """Delete at most :data:`DELETED` rows of a copy. Return how many were deleted."""
+
+    @abstractmethod
     def _side_statements(self, table: CapturedTable) -> Iterator[str]: ...
 
     @abstractmethod
@@ -351,7 +374,7 @@ class RowCopy(ABC):
         # copies are kept.
         text = repr((table.name, self.columns(table)))
         digest = md5(text.encode(), usedforsecurity=False).hexdigest()[:16]
-        return str(self._quote(f"{OWN_PREFIX}rows_{digest}"))
+        return str(self._quote(f"{SIDE_PREFIX}{digest}"))
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:

@@ -8,7 +8,14 @@ from operator import itemgetter
 from typing import Any, Final
 
 from sharded_orm.backends.change_capture import CapturedTable
-from sharded_orm.backends.row_copy import COPY, CopiedColumn, RowCopy, RowDigests
+from sharded_orm.backends.row_copy import (
+    COPY,
+    DELETED,
+    SIDE_PREFIX,
+    CopiedColumn,
+    RowCopy,
+    RowDigests,
+)
 
 # Types whose bytes are copied as they are, in the character set of the column.
 _BYTES: Final = frozenset(
@@ -42,6 +49,14 @@ class MySQLRowCopy(RowCopy):
         for name, kind, extra in rows:
             if "GENERATED" not in str(extra).upper().replace("DEFAULT_GENERATED", ""):
                 yield CopiedColumn(str(name), str(kind).lower())
+
+    def _side_tables(self) -> list[str]:
+        like = SIDE_PREFIX.replace("_", r"\_") + "%"
+        return [str(name) for (name,) in self._run("SHOW TABLES LIKE %s", like)]
+
+    def _delete_batch(self, side: str, number: int) -> int:
+        delete = f"DELETE FROM {side} WHERE {self._quote(COPY)} = %s LIMIT {DELETED:d}"
+        return self._count_changed(delete, number)
 
     def _side_statements(self, table: CapturedTable) -> Iterator[str]:
         copy, pks = self._quote(COPY), ", ".join(map(self._quote, table.pks))

@@ -7,7 +7,14 @@ from hashlib import sha256
 from typing import Any
 
 from sharded_orm.backends.change_capture import CapturedTable
-from sharded_orm.backends.row_copy import COPY, CopiedColumn, RowCopy, RowDigests
+from sharded_orm.backends.row_copy import (
+    COPY,
+    DELETED,
+    SIDE_PREFIX,
+    CopiedColumn,
+    RowCopy,
+    RowDigests,
+)
 
 # Arguments per call of a function, of which SQLite allows a hundred or more.
 _ARGUMENTS = 50
@@ -26,6 +33,14 @@ class SQLiteRowCopy(RowCopy):
         for _, name, kind, *_, hidden in self._run(f"PRAGMA table_xinfo({self._quote(table)})"):
             if not hidden:
                 yield CopiedColumn(str(name), str(kind).lower())
+
+    def _side_tables(self) -> list[str]:
+        names = self._run("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return [str(name) for (name,) in names if str(name).startswith(SIDE_PREFIX)]
+
+    def _delete_batch(self, side: str, number: int) -> int:
+        rows = f"SELECT rowid FROM {side} WHERE {self._quote(COPY)} = %s LIMIT {DELETED:d}"
+        return self._count_changed(f"DELETE FROM {side} WHERE rowid IN ({rows})", number)
 
     def _side_statements(self, table: CapturedTable) -> Iterator[str]:
         # The columns of the new table have the affinities of the table's columns.

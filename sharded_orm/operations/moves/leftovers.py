@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -11,7 +10,7 @@ from django.db import Error
 from django.utils import timezone
 
 from sharded_orm import runtime
-from sharded_orm.backends.change_capture import CapturedTable, ChangeCapture
+from sharded_orm.backends.change_capture import ChangeCapture
 from sharded_orm.models.tables.key_move import KeyMove
 from sharded_orm.operations.moves import record
 from sharded_orm.operations.moves.key_mover import TRIGGER_PATIENCE
@@ -36,7 +35,7 @@ class CleanupReport:
     notes: list[str] = field(default_factory=list)
 
 
-def remove_leftovers(group: str, tables: Sequence[CapturedTable]) -> CleanupReport:
+def remove_leftovers(group: str) -> CleanupReport:
     """Remove fences that no old session needs, and old rows that were kept for long enough.
 
     Can be repeated. Costs some statements for each move that has something left.
@@ -51,7 +50,7 @@ def remove_leftovers(group: str, tables: Sequence[CapturedTable]) -> CleanupRepo
             if alias in unreachable:
                 continue
             try:
-                left += _clean(row, tables, sessions, report)
+                left += _clean(row, sessions, report)
             except Error as exc:
                 unreachable[alias] = one_line(exc)
                 sessions.close()
@@ -64,15 +63,11 @@ def remove_leftovers(group: str, tables: Sequence[CapturedTable]) -> CleanupRepo
     return report
 
 
-def _clean(
-    row: KeyMove, tables: Sequence[CapturedTable], sessions: ShardSessions, report: CleanupReport
-) -> bool:
+def _clean(row: KeyMove, sessions: ShardSessions, report: CleanupReport) -> bool:
     """Return whether the fence of the move has to stay."""
     position = dict(row.position)
     if position["kept_until"] and datetime.fromisoformat(position["kept_until"]) <= timezone.now():
-        copy = sessions.copy(row.source)
-        copy.prepare(tables)
-        copy.discard(tables, row.pk)
+        sessions.copy(row.source).discard_everywhere(row.pk)
         position["kept_until"] = None
         report.copies += 1
     if position["fenced"]:

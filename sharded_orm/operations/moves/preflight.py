@@ -7,13 +7,14 @@ from typing import Any
 
 from django.apps import apps
 from django.db import Error, connections
+from django.db.models import BinaryField
 
 from sharded_orm import runtime
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.models.fields import PackedIDField
-from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.models.sharding.options import shard_options, target_field
 from sharded_orm.operations.moves.group_keys import GroupKeys
 from sharded_orm.operations.moves.request import KeyToMove
 from sharded_orm.operations.moves.shard_sessions import ShardSessions
@@ -71,6 +72,12 @@ def _group_problems(group: str) -> Iterator[str]:
         return
     yield from GroupKeys(group).problems()
     for model in models:
+        for pk in model._meta.pk_fields:
+            if isinstance(target_field(pk), BinaryField):
+                yield (
+                    f"the primary key {pk.name!r} of {model._meta.label} has bytes, which the journal of"
+                    " changes cannot name: use another primary key"
+                )
         for field in model._meta.local_concrete_fields:
             if isinstance(field, PackedIDField):
                 yield (

@@ -72,7 +72,11 @@ def move_keys(
     preflight.check_group(group)
     with journal.hold_run(KIND, group, {"to": to}) as run:
         mover.begin(run)
-        plan = plan_moves(group, keys, to)
+        try:
+            plan = plan_moves(group, keys, to)
+        except Exception as exc:
+            run.finish("refused", str(exc))
+            raise
         mover.move(plan)
         mover.finish()
     return mover.report
@@ -173,7 +177,7 @@ class _Run:
 
     def finish(self) -> None:
         """Remove fences that nobody needs any more and rows that were kept for long enough."""
-        left = remove_leftovers(self._group, self._tables)
+        left = remove_leftovers(self._group)
         self.report.notes += left.notes
         failures = self.report.failures
         if failures:

@@ -6,6 +6,10 @@ import pytest
 
 from tests.integration.moves.site import Site
 
+_UNFINISHED = """
+from sharded_orm.models import OperationRun
+print(list(OperationRun.objects.filter(kind="move keys", unfinished=True)))
+"""
 _MIGRATION = """
 from sharded_orm.operations.runs import journal
 with journal.hold_run("migrate", "books", {}) as run:
@@ -16,6 +20,8 @@ with journal.hold_run("migrate", "books", {}) as run:
 def refused(site: Site, *arguments: str, group: str = "books") -> str:
     done = site.manage("keys", "move", group, *arguments, code=1)
     assert site.left() == ""
+    # A refused move does not stand in the way of other operations.
+    assert site.run(_UNFINISHED) == "[]"
     return done.err
 
 

@@ -216,3 +216,26 @@ def test_copies_of_two_times_lie_beside_each_other(pair: Pair) -> None:
     assert pair.differing(2) == []
     pair.writer.discard(TABLES, 1)
     assert pair.differing(2) == []
+
+
+def test_a_copy_is_removed_although_its_table_has_another_form_by_now(pair: Pair) -> None:
+    pair.copy(1)
+    pair.copy(2)
+    run(pair.at_source, "ALTER TABLE photo ADD COLUMN later INT")
+    run(pair.at_target, "ALTER TABLE photo ADD COLUMN later INT")
+    pair.reader, pair.writer = pair.source.copy(), pair.target.copy()
+    pair.copy(2)
+
+    def kept() -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for table in pair.writer._side_tables():
+            for number, count in run(
+                pair.at_target, f"SELECT sharded_orm_copy, COUNT(*) FROM {table} GROUP BY 1"
+            ):
+                counts[number] = counts.get(number, 0) + count
+        return counts
+
+    photos = len(pair.reader.key_rows(PHOTO, KEY))
+    before = kept()
+    pair.writer.discard_everywhere(1)
+    assert kept() == {2: before[1] + photos}
