@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import md5
 from typing import Any, ClassVar, Final, Self
 
+from sharded_orm.backends.fence import CLOSED_TABLE, MARKER
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
@@ -43,10 +44,12 @@ class KeyLink:
 class CapturedTable:
     """A table whose changes are recorded.
 
-    :param pks: the columns of the primary key.
+    :param pks: the columns that the journal records: those of the primary key, and perhaps others.
     :param key: the column with the shard key, in this table or at the end of ``links``.
     :param links: the way to the table with the shard key; empty if the table has it itself.
     :param fresh_ids: whether another shard gives the rows new primary keys. Nothing refers to them.
+    :param fence: captures the table whole: every row belongs to the fence of this value, whatever
+        its key is. It must be an identifier.
     """
 
     name: str
@@ -54,6 +57,12 @@ class CapturedTable:
     key: str
     links: tuple[KeyLink, ...] = ()
     fresh_ids: bool = False
+    fence: str | None = None
+
+    @property
+    def refusal(self) -> str:
+        """The message with which the database refuses a change while the fence is closed."""
+        return MARKER if self.fence is None else CLOSED_TABLE
 
 
 @dataclass(frozen=True)
@@ -101,9 +110,10 @@ class ChangeCapture(ABC):
         """
 
     @abstractmethod
-    def check_privileges(self) -> None:
+    def check_privileges(self, *, sessions: bool = True) -> None:
         """Make sure that the account of this session may do the work. Leaves nothing behind.
 
+        :param sessions: whether :meth:`sessions` will be needed.
         :raises MoveRefused: it may not; each reason says what to grant.
         """
 
@@ -257,6 +267,10 @@ class ChangeCapture(ABC):
         :raises django.db.OperationalError: a transaction on one of the tables took longer.
         """
 
+    def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
+        """Return the names of those tables whose rows the database changes without any trigger."""
+        return []
+
     def triggers(self) -> set[str]:
         """Return the names of the triggers of this module on the shard."""
         names = (str(name) for (name,) in self._rows(self._all_triggers))
@@ -280,6 +294,8 @@ class ChangeCapture(ABC):
         :param row: NEW or OLD.
         """
         quote = self._quote
+        if table.fence is not None:
+            return f"'{table.fence}'"
         if not table.links:
             return f"{row}.{quote(table.key)}"
         first, *others = table.links

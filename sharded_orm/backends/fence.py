@@ -9,6 +9,11 @@ from __future__ import annotations
 
 #: The message of a trigger that refuses a write begins with this text.
 MARKER = "sharded_orm: the shard key of this row is moving to another shard"
+#: The message of a trigger of a table that is captured whole. MySQL allows 128 characters.
+CLOSED_TABLE = (
+    "sharded_orm: this table has moved to shards and is closed for writes; see"
+    " 'manage.py shards import --unfollow'"
+)
 #: The SQLSTATE of the error. The server reports it with the error number below.
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.

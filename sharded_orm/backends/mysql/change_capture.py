@@ -21,7 +21,7 @@ from sharded_orm.backends.change_capture import (
     rows_of,
     trigger_name,
 )
-from sharded_orm.backends.fence import MARKER, SQLSTATE
+from sharded_orm.backends.fence import SQLSTATE
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
@@ -71,7 +71,7 @@ class MySQLChangeCapture(ChangeCapture):
         finally:
             self._rows("DO RELEASE_LOCK(%s)", name)
 
-    def check_privileges(self) -> None:
+    def check_privileges(self, *, sessions: bool = True) -> None:
         ((user,),) = self._rows("SELECT CURRENT_USER()")
         problems = []
         try:
@@ -83,14 +83,15 @@ class MySQLChangeCapture(ChangeCapture):
                 "set log_bin_trust_function_creators = ON on the server, or grant SUPER to the"
                 " account"
                 if exc.args[0] == _NO_SUPER
-                else "grant it ALL PRIVILEGES on the schemas of the shards"
+                else "grant it ALL PRIVILEGES on that database"
             )
             problems.append(
                 f"the account {user!r} cannot create triggers on {self._connection.alias!r}"
                 f" ({exc.args[-1]}): {remedy}"
             )
         try:
-            self._transactions()
+            if sessions:
+                self._transactions()
         except OperationalError as exc:
             if exc.args[0] not in _DENIED:
                 raise
@@ -194,6 +195,17 @@ class MySQLChangeCapture(ChangeCapture):
     def _has_tables(self) -> bool:
         return bool(self._rows("SHOW TABLES LIKE %s", FENCES.replace("_", r"\_")))
 
+    def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
+        # InnoDB fires no triggers for rows that it changes itself because of a foreign key.
+        marks = ", ".join(["%s"] * len(tables))
+        rows = self._rows(
+            "SELECT DISTINCT table_name FROM information_schema.referential_constraints WHERE"
+            " constraint_schema = DATABASE() AND (delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR"
+            f" update_rule NOT IN ('RESTRICT', 'NO ACTION')) AND table_name IN ({marks})",
+            *(table.name for table in tables),
+        )
+        return sorted(str(name) for (name,) in rows)
+
     def _pass_through(self, table: CapturedTable) -> None:
         self._rows(f"LOCK TABLES {self._quote(table.name)} WRITE")
         self._rows("UNLOCK TABLES")
@@ -251,13 +263,14 @@ class MySQLChangeCapture(ChangeCapture):
         )
         # An aggregate always returns a row. LOCK IN SHARE MODE reads what is committed now, also in
         # a transaction whose snapshot is older than the fence.
+        refusal = table.refusal.replace("'", "''")
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"
             f" ON {self._quote(table.name)} FOR EACH ROW BEGIN"
             " DECLARE watched INT; DECLARE refused INT;"
             f" SELECT COUNT(*), COALESCE(MAX(state = 'closed'), 0) INTO watched, refused"
             f" FROM {fences} WHERE value IN ({', '.join(keys)}) LOCK IN SHARE MODE;"
-            f" IF refused THEN SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = '{MARKER}';"
+            f" IF refused THEN SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = '{refusal}';"
             f" END IF; IF watched THEN{inserts} END IF; END"
         )
 

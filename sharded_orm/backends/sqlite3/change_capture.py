@@ -17,7 +17,6 @@ from sharded_orm.backends.change_capture import (
     rows_of,
     trigger_name,
 )
-from sharded_orm.backends.fence import MARKER
 from sharded_orm.exceptions import MoveRefused
 
 # Seconds to wait for other writers while it is checked whether the file can be written.
@@ -48,7 +47,7 @@ class SQLiteChangeCapture(ChangeCapture):
             self._rows("ROLLBACK")
             raise
 
-    def check_privileges(self) -> None:
+    def check_privileges(self, *, sessions: bool = True) -> None:
         try:
             with self.exclusively(_PROBE):
                 pass
@@ -99,11 +98,12 @@ class SQLiteChangeCapture(ChangeCapture):
     def _trigger(self, table: CapturedTable, event: str) -> str:
         fences, journal = self._quote(FENCES), self._quote(JOURNAL)
         name = "'" + table.name.replace("'", "''") + "'"
+        refusal = table.refusal.replace("'", "''")
         body = ""
         for row in rows_of(event):
             watched = f"FROM {fences} WHERE value = {self._key_of(table, row)}"
             body += (
-                f" SELECT RAISE(ABORT, '{MARKER}') {watched} AND state = 'closed';"
+                f" SELECT RAISE(ABORT, '{refusal}') {watched} AND state = 'closed';"
                 f" INSERT INTO {journal} (fence, tbl, pk)"
                 f" SELECT id, {name}, {self._pk(table, row)} {watched} AND state = 'open';"
             )

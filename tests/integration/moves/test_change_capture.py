@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import Error, OperationalError
 
 from sharded_orm.backends.change_capture import (
     FENCES,
@@ -272,3 +272,38 @@ def test_a_cascade_of_innodb_is_recorded_for_its_root_only(
     capture.close(1, PATIENCE)
     assert refuses(session, "DELETE FROM photo WHERE id = 1")
     assert run(session, "SELECT COUNT(*) FROM label") == [(1,)]
+
+
+def test_a_table_that_is_captured_whole(database: Database) -> None:
+    """Every row belongs to one fence. Other columns than those of the primary key are recorded, too."""
+    session, capture = database.session(), database.capture()
+    whole = [
+        CapturedTable("photo", ("id", "user_id"), "user_id", fence="photos"),
+        CapturedTable("vote", ("user_id", "word"), "user_id", fence="others"),
+    ]
+    capture.prepare()
+    capture.watch(1, "photos")
+    capture.install(whole, PATIENCE)
+    run(session, "INSERT INTO photo (id, user_id, title) VALUES (3, 9, 'c')")
+    run(session, "UPDATE photo SET user_id = 10 WHERE id = 3")
+    run(session, "DELETE FROM photo WHERE id = 2")
+    run(session, "INSERT INTO vote VALUES (7, 'of another fence')")
+    assert changed(capture) == [
+        *[("photo", ("3", "9"))] * 2,
+        ("photo", ("3", "10")),
+        ("photo", ("2", "8")),
+    ]
+    capture.close(1, PATIENCE)
+    with pytest.raises(Error, match="this table has moved to shards and is closed for writes"):
+        run(session, "UPDATE photo SET title = 'x'")
+    run(session, "INSERT INTO vote VALUES (7, 'more')")
+
+
+@pytest.mark.parametrize("database", ["read committed"], indirect=True)
+def test_tables_that_cascades_of_innodb_change(database: Database) -> None:
+    session = database.session()
+    run(
+        session,
+        "ALTER TABLE label ADD FOREIGN KEY (photo_id) REFERENCES photo (id) ON DELETE CASCADE",
+    )
+    assert database.capture().tables_with_silent_changes(TABLES) == ["label"]
