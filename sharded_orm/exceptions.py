@@ -65,6 +65,7 @@
     │   ├── GrowthRefused          (ValueError)            a group cannot get these shards
     │   ├── ImportRefused          (ValueError)            tables cannot be imported into shards
     │   ├── ImportConflict         (IntegrityError)        a shard has another row with the same id
+    │   ├── ImportFailed           (OperationalError)      an error has stopped an import
     │   └── MoveFailed             (OperationalError)      an error has stopped the move of a key
     ├── TopologyError
     │   ├── InvalidTopology        (ValueError)            a topology document cannot be used
@@ -466,6 +467,10 @@ class ImportConflict(OperationError, IntegrityError):
 
     Neither row was changed. The message names both.
     """
+
+
+class ImportFailed(OperationError, OperationalError):
+    """An error has stopped an import. The message says what the state is, and how to go on."""
 
 
 class MoveRefused(OperationError, ValueError):

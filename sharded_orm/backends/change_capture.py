@@ -124,6 +124,10 @@ class ChangeCapture(ABC):
         for statement in self._table_statements():
             self._rows(statement)
 
+    @abstractmethod
+    def is_prepared(self) -> bool:
+        """Whether the table of fences exists, so :meth:`prepare` was called before."""
+
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a key. Does nothing if the fence exists.
 

@@ -182,7 +182,7 @@ class MySQLChangeCapture(ChangeCapture):
             return self._uninstall(time.monotonic() + patience)
 
     def _uninstall(self, deadline: float) -> bool:
-        if not self._has_tables():
+        if not self.is_prepared():
             return True
         if self.fences():
             return False
@@ -192,7 +192,7 @@ class MySQLChangeCapture(ChangeCapture):
         self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}, {self._quote(FENCES)}")
         return True
 
-    def _has_tables(self) -> bool:
+    def is_prepared(self) -> bool:
         return bool(self._rows("SHOW TABLES LIKE %s", FENCES.replace("_", r"\_")))
 
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:

@@ -67,7 +67,7 @@ class SQLiteChangeCapture(ChangeCapture):
 
     def uninstall(self, patience: float) -> bool:
         with self.exclusively(patience):
-            if not self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES):
+            if not self.is_prepared():
                 return True
             if self.fences():
                 return False
@@ -76,6 +76,9 @@ class SQLiteChangeCapture(ChangeCapture):
             self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}")
             self._rows(f"DROP TABLE IF EXISTS {self._quote(FENCES)}")
             return True
+
+    def is_prepared(self) -> bool:
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = %s", FENCES))
 
     def _wait_for_others(self, patience: float) -> None:
         """Let each later statement wait for other writers, for at most ``patience`` seconds."""

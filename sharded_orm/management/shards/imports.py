@@ -16,6 +16,7 @@ from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations import imports
+from sharded_orm.operations.imports import source_follower
 from sharded_orm.operations.imports.request import ROWS
 
 
@@ -58,6 +59,36 @@ class Import(Action):
             help="Give rows that differ on their shard the values of the source. Only while nobody"
             " writes to the shards.",
         )
+        modes.add_argument(
+            "--follow",
+            action="store_true",
+            help="After the rows, apply each later change of the source, deletes included, until the"
+            " command is interrupted. Triggers on the source record the changes.",
+        )
+        modes.add_argument(
+            "--switch",
+            action="store_true",
+            help="Follow the source until few changes are left. Then close its tables for writes, and"
+            " apply the last changes.",
+        )
+        modes.add_argument(
+            "--unfollow",
+            action="store_true",
+            help="Remove the triggers of --follow from the source, and open its tables for writes.",
+        )
+        parser.add_argument(
+            "--until-current",
+            action="store_true",
+            help="With --follow: end as soon as no change is left.",
+        )
+        parser.add_argument(
+            "--patience",
+            type=_seconds,
+            default=source_follower.PATIENCE,
+            metavar="SECONDS",
+            help="With --switch: how long to wait for open transactions on the source."
+            " Default: %(default)s",
+        )
         parser.add_argument(
             "--workers",
             type=_positive,
@@ -92,6 +123,11 @@ class Import(Action):
         if options["dry_run"]:
             self._show_plan(command, request, options)
             return
+        if options["until_current"] and not options["follow"]:
+            raise CommandError("--until-current goes with --follow only.")
+        if options["follow"] or options["switch"] or options["unfollow"]:
+            self._follow(command, request, options)
+            return
         execute = imports.compare_rows if options["verify"] else imports.copy_rows
         progress = ShardProgress(
             command, options["verbosity"], bar=not options["json"], unit="ranges"
@@ -116,21 +152,69 @@ class Import(Action):
             raise error
 
     def _show(self, command: BaseCommand, report: imports.ImportReport) -> None:
-        if report.tables:
-            names = list(next(iter(report.tables.values())))
-            write_table(
-                command,
-                ("table", *(f">{name}" for name in names)),
-                [
-                    (label, *(f"{counts[name]:,}" for name in names))
-                    for label, counts in report.tables.items()
-                ],
-            )
+        self._show_counts(command, report.tables)
         for note in report.notes:
             command.stdout.write(note)
         if report.ok:
             rounds = "1 round" if report.rounds == 1 else f"{report.rounds} rounds"
             command.stdout.write(command.style.SUCCESS(f"Done in {rounds}."))
+
+    def _show_counts(self, command: BaseCommand, tables: dict[str, dict[str, int]]) -> None:
+        if not tables:
+            return
+        names = list(next(iter(tables.values())))
+        rows = [
+            (label, *(f"{counts[name]:,}" for name in names)) for label, counts in tables.items()
+        ]
+        write_table(command, ("table", *(f">{name}" for name in names)), rows)
+
+    def _follow(
+        self, command: BaseCommand, request: imports.ImportRequest, options: dict[str, Any]
+    ) -> None:
+        progress = ShardProgress(
+            command, options["verbosity"], bar=not options["json"], unit="ranges"
+        )
+
+        def tell(line: str) -> None:
+            if options["verbosity"]:
+                command.stderr.write(line, style_func=str)
+
+        with stop_signals() as stopping:
+            work = (request, options["workers"], progress, stopping, tell)
+            try:
+                if options["unfollow"]:
+                    report = imports.unfollow_source(request)
+                elif options["switch"]:
+                    report = imports.switch_source(*work, patience=options["patience"])
+                else:
+                    until_current = options["until_current"]
+                    report = imports.follow_source(*work, until_current=until_current)
+            finally:
+                progress.end()
+        if options["json"]:
+            command.stdout.write(json.dumps(report.to_json(), indent=2))
+        else:
+            self._show_following(command, request, report)
+        if not report.ok:
+            problems = list(report.problems)
+            if report.stopped:
+                problems += [report.stopped, "the same command goes on from here"]
+            error = problems_error(problems)
+            error.returncode = stopping.status
+            raise error
+
+    def _show_following(
+        self, command: BaseCommand, request: imports.ImportRequest, report: imports.FollowReport
+    ) -> None:
+        self._show_counts(command, report.tables)
+        for note in report.notes:
+            command.stdout.write(note)
+        command.stdout.write(f"{report.applied:,} changes were applied.")
+        if report.seconds is not None:
+            command.stdout.write(
+                f"{request.source!r} is closed for writes of these tables. The shards had all rows"
+                f" {report.seconds:.1f} s after that."
+            )
 
     def _show_plan(
         self, command: BaseCommand, request: imports.ImportRequest, options: dict[str, Any]
@@ -166,6 +250,16 @@ def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
         raise ArgumentTypeError(f"{text!r} is no positive number")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return seconds
 
 
 ACTIONS: tuple[type[Action], ...] = (Import,)

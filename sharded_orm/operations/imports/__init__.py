@@ -1,6 +1,7 @@
 """Importing the rows of unsharded tables into the shards of a group (P12).
 
-The tables keep their rows: an import only reads the source. Its work is cut into ranges of primary
+The tables keep their rows: an import only reads the source, and if it follows the source, it adds
+triggers there. Its work is cut into ranges of primary
 keys, which several processes share (:mod:`~sharded_orm.operations.runs.farm`).
 """
 
@@ -10,12 +11,22 @@ from sharded_orm.operations.imports.preflight import ImportPlan, plan_import
 from sharded_orm.operations.imports.request import ImportReport, ImportRequest
 from sharded_orm.operations.imports.row_comparison import compare_rows
 from sharded_orm.operations.imports.row_copy import copy_rows
+from sharded_orm.operations.imports.source_follower import (
+    FollowReport,
+    follow_source,
+    switch_source,
+    unfollow_source,
+)
 
 __all__ = [
+    "FollowReport",
     "ImportPlan",
     "ImportReport",
     "ImportRequest",
     "compare_rows",
     "copy_rows",
+    "follow_source",
     "plan_import",
+    "switch_source",
+    "unfollow_source",
 ]

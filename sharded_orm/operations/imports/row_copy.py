@@ -8,23 +8,16 @@ from typing import Any
 
 from django.db import connections
 
-from sharded_orm import runtime
-from sharded_orm.exceptions import (
-    ImportConflict,
-    ImportRefused,
-    OperationStopped,
-    ShardedOrmError,
-)
+from sharded_orm.exceptions import ImportConflict, OperationStopped
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.invalidation import void_shards
-from sharded_orm.models.fields import TicketField
-from sharded_orm.operations import tickets
-from sharded_orm.operations.imports.embedded_ids import refuse_id_of_other_shard
+from sharded_orm.operations.imports.placement import rows_by_alias
 from sharded_orm.operations.imports.preflight import check_import
 from sharded_orm.operations.imports.ranges import range_units, report_of
 from sharded_orm.operations.imports.request import ImportReport, ImportRequest, add_counts
 from sharded_orm.operations.imports.shard_tables import EXAMPLES, ShardTable, Stored
 from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
+from sharded_orm.operations.imports.ticket_ids import advance_tickets
 from sharded_orm.operations.runs.farm import Farm, FarmProgress, Job, PlannedUnit
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
@@ -99,7 +92,7 @@ class _CopyJob(Job):
         # earlier one that was given up.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
-            for alias, rows_there in sorted(_by_alias(table, rows).items()):
+            for alias, rows_there in sorted(rows_by_alias(table, rows).items()):
                 unit.check()
                 if stopping():
                     raise OperationStopped(f"{unit.description} was left, to be gone on with.")
@@ -150,7 +143,7 @@ class _CopyJob(Job):
                 "differing": counts["differing"],
             }
         problems = self._problems(last, len(rounds))
-        notes, ticket_problems = self._advance_tickets()
+        notes, ticket_problems = advance_tickets(self._request.tables)
         return {
             "tables": tables,
             "rounds": len(rounds),
@@ -183,43 +176,6 @@ class _CopyJob(Job):
             )
         return problems
 
-    def _advance_tickets(self) -> tuple[list[str], list[str]]:
-        """Move the ticket servers past the imported ids. Return notes and problems."""
-        fields = (column.field for table in self._request.tables for column in table.columns)
-        names = sorted({f.sequence_name for f in fields if isinstance(f, TicketField)})
-        if not names:
-            return [], []
-        remedy = (
-            f"Then run 'manage.py tickets advance {' '.join(names)}', before new rows are stored"
-        )
-        try:
-            behind = [result.name for result in tickets.verify(names) if result.problem]
-            moved = tickets.advance(sorted(set(behind))) if behind else []
-        except (ShardedOrmError, ValueError) as exc:
-            return [], [f"the ticket servers were not moved past the imported ids: {exc} {remedy}"]
-        problems = [f"{result.problem} {remedy}" for result in moved if result.problem]
-        notes = [
-            f"sequence {result.name!r} on {result.alias!r} was moved to {result.after}"
-            for result in moved
-            if not result.problem and result.after != result.before
-        ]
-        return notes, problems
-
 
 def _total(rounds: Sequence[Mapping[str, Any]], label: str, name: str) -> int:
     return sum(part["tables"].get(label, {}).get(name, 0) for part in rounds)
-
-
-def _by_alias(table: SourceTable, rows: Sequence[SourceRow]) -> dict[str, list[SourceRow]]:
-    """Return rows by the alias of the shard of their key. New keys are placed."""
-    for row in rows:
-        if row.key is None:
-            raise ImportRefused([f"{table.label}(pk={row.pk!r}) has no shard key"])
-    group = runtime.group(table.options.group)
-    numbers = table.options.place_keys({row.key for row in rows})
-    by_alias: dict[str, list[SourceRow]] = {}
-    for row in rows:
-        shard = runtime.shard_in(group, numbers[row.key])
-        refuse_id_of_other_shard(table, row, shard.number)
-        by_alias.setdefault(shard.alias, []).append(row)
-    return by_alias

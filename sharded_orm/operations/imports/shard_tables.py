@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,6 +146,39 @@ class ShardTable:
                         f" that row has the key {there!r}. Neither was changed. Delete one of them,"
                         " or give it another primary key."
                     )
+
+    # ##### Removing #####
+
+    def remove(self, anchors: Mapping[Any, set[Any]], dependents: Sequence[SourceTable]) -> int:
+        """Delete rows of this shard, and the rows of ``dependents`` that have their key from them.
+
+        All of it is one transaction.
+
+        :param anchors: by primary key, the anchors (:attr:`SourceTable.anchor_field`) with which the
+            row is deleted. A row with another anchor is that of somebody else, and stays.
+        :param dependents: tables whose key link may lead to this table, and those behind them.
+        :returns: the number of rows, those of ``dependents`` included.
+        """
+        removed = 0
+        with self._transaction() as cursor:
+            for batch in batched(anchors, LOOK_UPS):
+                self._lock(cursor, batch)
+                there = self._table.anchors(self._alias, batch)
+                doomed = [pk for pk, anchor in there.items() if anchor in anchors[pk]]
+                removed += self._delete(cursor, doomed, dependents)
+        return removed
+
+    def _delete(self, cursor: Any, pks: Sequence[Any], dependents: Sequence[SourceTable]) -> int:
+        removed = len(pks)
+        for table in dependents if pks else ():
+            if table.key_link is not None and table.key_link.related_model is self._table.model:
+                other = ShardTable(table, self._alias, update=self._update)
+                rows = table.linked_pks(self._alias, self._table, pks)
+                removed += other._delete(cursor, rows, dependents)
+        for pk in pks:
+            condition, params = self._pk_condition(pk)
+            cursor.execute(f"DELETE FROM {self._name} WHERE {condition}", params)
+        return removed
 
     # ##### Writing #####
 

@@ -88,6 +88,11 @@ class SourceTable:
         return self.model._meta.get_ancestor_link(self.key_field.model)
 
     @property
+    def anchor_field(self) -> Any:
+        """The field by whose value the owner of a row is known: the shard key, or the key link."""
+        return self.key_field if self.key_link is None else self.key_link
+
+    @property
     def key_path(self) -> str:
         """The name of the shard key in queries of this table, perhaps of another table's column."""
         name: str = self.key_field.attname
@@ -132,6 +137,30 @@ class SourceTable:
                 row = self._converted(values)
                 rows[self._pk(row)] = row
         return rows
+
+    def anchors(self, alias: str, pks: Iterable[Any]) -> dict[Any, Any]:
+        """Return the anchors of rows on a database, by primary key. Missing rows are left out."""
+        anchors = {}
+        names = (*self.pk_names, self.anchor_field.attname)
+        for batch in batched(pks, LOOK_UPS):
+            for *pk, anchor in self.query(alias).filter(pk__in=batch).values_list(*names):
+                converted = self.anchor_field.get_prep_value(anchor)
+                anchors[pk[0] if len(pk) == 1 else tuple(pk)] = converted
+        return anchors
+
+    def linked_pks(self, alias: str, table: SourceTable, pks: Iterable[Any]) -> list[Any]:
+        """Return the primary keys of rows on a database whose key link leads to rows of ``table``.
+
+        :param pks: the primary keys of those rows.
+        """
+        link = self.key_link
+        found: list[Any] = []
+        for batch in batched(pks, LOOK_UPS):
+            targets = table.query(alias).filter(pk__in=batch)
+            values = list(targets.values_list(link.target_field.attname, flat=True))
+            rows = self.query(alias).filter(**{f"{link.attname}__in": values})
+            found += rows.values_list(*self.pk_names)
+        return [pk[0] if len(pk) == 1 else tuple(pk) for pk in found]
 
     def _converted(self, values: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(

@@ -1,0 +1,170 @@
+"""Storing on the shards what has changed on the source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.backends.change_capture import Change
+from sharded_orm.models.cached.cached_model import cached_model
+from sharded_orm.models.cached.invalidation import void_shards
+from sharded_orm.operations.imports.placement import rows_by_alias
+from sharded_orm.operations.imports.shard_tables import ShardTable, Stored
+from sharded_orm.operations.imports.source_journal import SourceJournal
+from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
+from sharded_orm.operations.relations import batched
+
+# By table and primary key, the anchors that a row had.
+_Changed = dict[SourceTable, dict[Any, set[Any]]]
+
+
+class ChangeApplication:
+    """Applies entries of the source's journal to the shards. May be repeated, also in part.
+
+    :param tables: in the order of their relations.
+    :param check: called before each shard. Raises an error if this process must not go on.
+    """
+
+    def __init__(
+        self, tables: Sequence[SourceTable], journal: SourceJournal, check: Callable[[], None]
+    ) -> None:
+        self._tables = tables
+        self._journal = journal
+        self._check = check
+
+    def apply(self, changes: Iterable[Change], *, afresh: bool = False) -> None:
+        """Bring the rows of ``changes`` on the shards to the state that they have on the source now.
+
+        A row whose shard key changed also takes along the rows that have their key from it.
+        Two queries for each shard, table and 500 rows, and those that write.
+
+        :param afresh: whether rows that stay are deleted and inserted again, so that rows may have
+            exchanged unique values.
+        :raises ImportConflict: a shard has another row with the same primary key.
+        :raises IntegrityError: a constraint of a shard refuses a row, perhaps because another row
+            has changed as well.
+        """
+        changed = self._changed(changes)
+        rows = {table: self._read(table, changed) for table in self._tables}
+        written: dict[SourceTable, set[str]] = {}
+        try:
+            for table in reversed(self._tables):
+                there = {} if afresh else rows[table]
+                self._remove(table, _gone(table, changed[table], there), written)
+            for table in self._tables:
+                self._store(table, list(rows[table].values()), written)
+        finally:
+            for table, aliases in written.items():
+                cached = cached_model(table.model)
+                if cached is not None:
+                    void_shards(cached, sorted(aliases))
+
+    def _changed(self, changes: Iterable[Change]) -> _Changed:
+        changed: _Changed = {table: {} for table in self._tables}
+        for change in changes:
+            table = self._journal.table_of(change)
+            if table is not None:
+                pk, anchor = self._journal.row_of(table, change)
+                changed[table].setdefault(pk, set()).add(anchor)
+        return changed
+
+    def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
+        """Return the rows as they are on the source, and note those that depend on them."""
+        rows: dict[Any, SourceRow] = {}
+        for batch in batched(changed[table], LOOK_UPS):
+            rows.update((row.pk, row) for row in table.read(table.query().filter(pk__in=batch)))
+        for dependent in self._dependents(table):
+            for pk in dependent.linked_pks(table.alias, table, rows):
+                changed[dependent].setdefault(pk, set())
+        return rows
+
+    def _dependents(self, table: SourceTable) -> list[SourceTable]:
+        """Return the tables whose rows have their shard key from a row of ``table``."""
+        return [
+            other
+            for other in self._tables
+            if other.key_link is not None and other.key_link.related_model is table.model
+        ]
+
+    def _remove(
+        self,
+        table: SourceTable,
+        gone: Mapping[Any, set[Any]],
+        written: dict[SourceTable, set[str]],
+    ) -> None:
+        by_alias: dict[str, dict[Any, set[Any]]] = {}
+        keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
+        for pk, anchors in gone.items():
+            for anchor in anchors:
+                # Without a key, no row was stored; or the row on which it depends goes, too.
+                shard = (
+                    runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
+                )
+                if shard is not None:
+                    by_alias.setdefault(shard.alias, {}).setdefault(pk, set()).add(anchor)
+        for alias, anchors_there in sorted(by_alias.items()):
+            with _Shard(alias, self._check):
+                for other in (table, *self._tables_behind(table)):
+                    written.setdefault(other, set()).add(alias)
+                ShardTable(table, alias, update=True).remove(anchors_there, self._tables)
+
+    def _tables_behind(self, table: SourceTable) -> list[SourceTable]:
+        dependents = self._dependents(table)
+        return [*dependents, *(far for near in dependents for far in self._tables_behind(near))]
+
+    def _keys(self, table: SourceTable, anchors: set[Any]) -> dict[Any, Any]:
+        """Return the shard keys of anchors, as far as there are any."""
+        anchors = anchors - {None}
+        link = table.key_link
+        if link is None:
+            return {anchor: anchor for anchor in anchors}
+        related = SourceTable(link.related_model, table.alias)
+        keys = {}
+        for batch in batched(anchors, LOOK_UPS):
+            name = link.target_field.attname
+            parents = related.query().filter(**{f"{name}__in": batch})
+            for anchor, key in parents.values_list(name, related.key_path):
+                if key is not None:
+                    keys[link.get_prep_value(anchor)] = related.key_field.get_prep_value(key)
+        return keys
+
+    def _store(
+        self, table: SourceTable, rows: list[SourceRow], written: dict[SourceTable, set[str]]
+    ) -> None:
+        for alias, rows_there in sorted(rows_by_alias(table, rows).items()) if rows else ():
+            with _Shard(alias, self._check):
+                written.setdefault(table, set()).add(alias)
+                ShardTable(table, alias, update=True).store(rows_there, Stored())
+
+
+def _gone(
+    table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
+) -> dict[Any, set[Any]]:
+    """Return the primary keys and anchors in ``changed`` that no row in ``rows`` has."""
+    names = [column.name for column in table.columns]
+    place = names.index(table.anchor_field.attname)
+    gone = {}
+    for pk, anchors in changed.items():
+        row = rows.get(pk)
+        now = set() if row is None else {table.anchor_field.get_prep_value(row.values[place])}
+        if anchors - now:
+            gone[pk] = anchors - now
+    return gone
+
+
+class _Shard:
+    """A context manager: work on a shard, which leaves no connection behind."""
+
+    def __init__(self, alias: str, check: Callable[[], None]) -> None:
+        self._alias = alias
+        check()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *exc_info: object) -> None:
+        connection: Any = connections[self._alias]
+        connection.close_and_forget()

@@ -1,0 +1,25 @@
+"""The shards on which imported rows belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import ImportRefused
+from sharded_orm.operations.imports.embedded_ids import refuse_id_of_other_shard
+from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
+
+
+def rows_by_alias(table: SourceTable, rows: Sequence[SourceRow]) -> dict[str, list[SourceRow]]:
+    """Return rows by the alias of the shard of their key. New keys are placed."""
+    for row in rows:
+        if row.key is None:
+            raise ImportRefused([f"{table.label}(pk={row.pk!r}) has no shard key"])
+    group = runtime.group(table.options.group)
+    numbers = table.options.place_keys({row.key for row in rows})
+    by_alias: dict[str, list[SourceRow]] = {}
+    for row in rows:
+        shard = runtime.shard_in(group, numbers[row.key])
+        refuse_id_of_other_shard(table, row, shard.number)
+        by_alias.setdefault(shard.alias, []).append(row)
+    return by_alias

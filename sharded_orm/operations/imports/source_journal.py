@@ -1,0 +1,189 @@
+"""The journal of changed rows on the source of an import, and the fence that closes the source.
+
+docs/decisions/0034-following-a-source.md tells what the entries contain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import md5
+from typing import Any, Final, Self
+
+from django.core.exceptions import ValidationError
+from django.db import connections, models
+from django.db.models import Field
+from django.utils.module_loading import import_string
+
+from sharded_orm.backends.change_capture import (
+    EVENTS,
+    CapturedTable,
+    Change,
+    ChangeCapture,
+    trigger_name,
+)
+from sharded_orm.exceptions import ImportRefused, MoveRefused
+from sharded_orm.models.sharding.options import target_field
+from sharded_orm.operations.imports.request import ImportRequest
+from sharded_orm.operations.imports.source_tables import SourceTable
+
+#: Seconds to try to create or drop triggers.
+TRIGGER_PATIENCE: Final = 30.0
+# The classes for Django's own backends, by vendor.
+_CAPTURES = {
+    "mysql": "sharded_orm.backends.mysql.change_capture.MySQLChangeCapture",
+    "sqlite": "sharded_orm.backends.sqlite3.change_capture.SQLiteChangeCapture",
+}
+# Field classes whose values are the same after a trigger has written them as text.
+_RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
+
+
+class SourceJournal:
+    """The journal and the fence of the tables of a request. For one thread.
+
+    All tables of a group have one fence. As a context manager, it closes its session at the end.
+
+    :raises ImportRefused: the backend of the source has no triggers that the library knows.
+    """
+
+    def __init__(self, request: ImportRequest) -> None:
+        self._tables = {table.model._meta.db_table: table for table in request.tables}
+        self._group = request.group
+        self._source = request.source
+        digest = md5(request.group.encode(), usedforsecurity=False).digest()
+        # Every process must find the same number, also a later one that has no run.
+        self._number = int.from_bytes(digest[:7])
+        self._capture = _open_capture(request.source)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._capture.__exit__(*exc_info)
+
+    def check(self) -> None:
+        """Make sure that the changes of the source can be recorded. Leaves nothing behind.
+
+        :raises ImportRefused: they cannot. The error lists every reason.
+        """
+        problems = list(self._problems())
+        try:
+            self._capture.check_privileges(sessions=False)
+        except MoveRefused as exc:
+            problems += exc.problems
+        if problems:
+            raise ImportRefused(problems)
+
+    def _problems(self) -> Iterator[str]:
+        for table in self._tables.values():
+            for field in (*table.pk_fields, table.anchor_field):
+                plain = target_field(field)
+                if not isinstance(plain, _RECORDABLE) or hasattr(plain, "from_db_value"):
+                    yield (
+                        f"the changes of {table.label} cannot be followed: a trigger cannot record"
+                        f" {field.name!r}, a {type(plain).__name__}. Import without --follow"
+                    )
+        for name in self._capture.tables_with_silent_changes(list(self._captured())):
+            yield (
+                f"the changes of the table {name!r} on {self._source!r} cannot be followed: a foreign"
+                " key changes or deletes its rows by itself (ON DELETE or ON UPDATE), for which MySQL"
+                " and MariaDB call no trigger. Make the foreign key anew without it"
+            )
+
+    def install(self) -> None:
+        """Create the journal, the fence and the triggers. Can be repeated.
+
+        Afterwards, each change of the tables is in the journal, or was committed before.
+
+        :raises django.db.OperationalError: a transaction on one of the tables took longer than 30
+            seconds.
+        """
+        with self._capture.exclusively(TRIGGER_PATIENCE):
+            self._capture.prepare()
+            self._capture.watch(self._number, self._group)
+            self._capture.install(list(self._captured()), TRIGGER_PATIENCE)
+
+    def is_installed(self) -> bool:
+        """Whether the journal, the fence and all triggers exist."""
+        if not self._capture.is_prepared() or self._number not in self._capture.fences():
+            return False
+        names = {trigger_name(table, event) for table in self._tables for event in EVENTS}
+        return names <= self._capture.triggers()
+
+    def remove(self) -> bool:
+        """Remove the fence, and the triggers and the journal unless another group needs them.
+
+        :returns: whether the triggers and the journal were removed.
+        """
+        if not self._capture.is_prepared():
+            return True
+        self._capture.prepare()  # One of its tables may be missing.
+        self._capture.unwatch(self._number)
+        return self._capture.uninstall(TRIGGER_PATIENCE)
+
+    def close(self, patience: float) -> None:
+        """Have the database refuse changes of the tables, after those that are under way.
+
+        :param patience: seconds to wait for open transactions.
+        :raises django.db.OperationalError: they took longer. The source is open as before.
+        """
+        self._capture.close(self._number, patience)
+
+    def is_closed(self) -> bool:
+        """Whether the tables refuse writes."""
+        return self._capture.is_prepared() and self._capture.fences().get(self._number) == "closed"
+
+    def changes(self, limit: int) -> list[Change]:
+        return self._capture.changes(self._number, limit)
+
+    def forget(self, changes: Sequence[Change]) -> None:
+        self._capture.forget(changes)
+
+    def table_of(self, change: Change) -> SourceTable | None:
+        """Return the table of an entry; None if it is not imported."""
+        return self._tables.get(change.table)
+
+    def row_of(self, table: SourceTable, change: Change) -> tuple[Any, Any]:
+        """Return the primary key of the row of an entry, and the anchor that the row had."""
+        size = len(table.pk_fields)
+        values: list[Any] = [
+            _parsed(field, text)
+            for field, text in zip(table.pk_fields, change.pk[:size], strict=True)
+        ]
+        # MySQL leaves out NULL.
+        text = change.pk[size] if len(change.pk) > size else ""
+        anchor = table.anchor_field
+        return values[0] if size == 1 else tuple(values), anchor.get_prep_value(
+            _parsed(anchor, text)
+        )
+
+    def _captured(self) -> Iterator[CapturedTable]:
+        for name, table in self._tables.items():
+            anchor = str(table.anchor_field.column)
+            columns = (*(str(field.column) for field in table.pk_fields), anchor)
+            yield CapturedTable(name, columns, anchor, fence=self._group)
+
+
+def _open_capture(alias: str) -> ChangeCapture:
+    connection: Any = connections[alias]
+    if hasattr(connection, "change_capture"):
+        capture: ChangeCapture = connection.change_capture()
+        return capture
+    path = _CAPTURES.get(connection.vendor)
+    if path is None:
+        raise ImportRefused(
+            [
+                f"the changes of {alias!r} cannot be followed: its backend is"
+                f" {connection.vendor!r}, and triggers are made on MariaDB, MySQL and SQLite only."
+                " Import without --follow"
+            ]
+        )
+    opened: ChangeCapture = import_string(path)(connection.copy())
+    return opened
+
+
+def _parsed(field: Field[Any, Any], text: str) -> Any:
+    """Return a value that a trigger has recorded; None if it is no value of the field."""
+    try:
+        return target_field(field).to_python(text)
+    except ValidationError:
+        return None

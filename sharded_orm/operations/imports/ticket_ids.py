@@ -1,0 +1,31 @@
+"""Moving the ticket servers past the ids of imported rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.models.fields import TicketField
+from sharded_orm.operations import tickets
+from sharded_orm.operations.imports.source_tables import SourceTable
+
+
+def advance_tickets(tables: Sequence[SourceTable]) -> tuple[list[str], list[str]]:
+    """Move the ticket servers past the ids of the tables' rows. Return notes and problems."""
+    fields = (column.field for table in tables for column in table.columns)
+    names = sorted({f.sequence_name for f in fields if isinstance(f, TicketField)})
+    if not names:
+        return [], []
+    remedy = f"Then run 'manage.py tickets advance {' '.join(names)}', before new rows are stored"
+    try:
+        behind = [result.name for result in tickets.verify(names) if result.problem]
+        moved = tickets.advance(sorted(set(behind))) if behind else []
+    except (ShardedOrmError, ValueError) as exc:
+        return [], [f"the ticket servers were not moved past the imported ids: {exc} {remedy}"]
+    problems = [f"{result.problem} {remedy}" for result in moved if result.problem]
+    notes = [
+        f"sequence {result.name!r} on {result.alias!r} was moved to {result.after}"
+        for result in moved
+        if not result.problem and result.after != result.before
+    ]
+    return notes, problems
