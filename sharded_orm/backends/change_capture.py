@@ -203,8 +203,11 @@ class ChangeCapture(ABC):
 
     def unwatch(self, number: int) -> None:
         """Remove a fence and what the journal has of its key. Does nothing if there is no fence."""
-        self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
+        if not self.is_prepared():
+            return  # Another operation has removed the last fence, and the tables.
+        # The fence goes last: as long as it is there, nobody drops the tables.
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
+        self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     # ##### Sessions of others #####
 

@@ -49,8 +49,9 @@ class MoveKeys(Action):
             type=_positive,
             default=1000,
             metavar="MS",
-            help="The longest time in milliseconds for which writes of a key may wait. If it is not"
-            " enough, the key stays where it is. Default: %(default)s",
+            help="Milliseconds for which writes of a key may wait until its copy is complete; publishing"
+            " and comparing the rows come in addition. If they are not enough, the key stays where it"
+            " is. Default: %(default)s",
         )
         parser.add_argument(
             "--rate",

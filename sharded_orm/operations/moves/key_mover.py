@@ -103,6 +103,10 @@ class KeyMover:
 
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
         with capture.exclusively(TRIGGER_PATIENCE):
+            # A process that aborts this move passes through this lock afterwards. So if the move is not
+            # aborted now, that process removes the fence; and else no fence is made.
+            move.check()
+            self._check()
             capture.prepare()
             capture.watch(move.number, move.value, closed=closed)
             capture.install(self._tables, TRIGGER_PATIENCE)
@@ -217,17 +221,20 @@ class KeyMover:
         """
         if not move.abort(why):
             return False
-        # The transactions below wait for those of a mover that was paused. It finds no fence then.
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        source.prepare()
-        target.prepare()
+        # The source owns the key for certain, so its writes pass first. A mover that was paused while it
+        # made fences ends before this, or finds the move aborted.
+        for capture in (source, target):
+            with capture.exclusively(TRIGGER_PATIENCE):
+                capture.prepare()
+            if capture is source:
+                source.unwatch(move.number)
         copy = self._sessions.copy(move.target)
         published = self._tables if move.may_be_published else ()
+        # This waits for the transaction of a paused mover, which finds no fence later.
         copy.withdraw(published, move.number, move.value, move.former_fence())
-        source.unwatch(move.number)
-        copy.prepare(self._tables)
-        copy.discard(self._tables, move.number)
+        copy.discard_everywhere(move.number)
         move.finish_abort()
         for capture in (source, target):
             capture.uninstall(TRIGGER_PATIENCE)

@@ -114,6 +114,14 @@ class MoveRecord:
             raise self._lost()
         self.phase = phase
 
+    def check(self) -> None:
+        """Make sure that the move is still in the phase that this process knows. One query.
+
+        :raises MoveFailed: another process has ended or aborted the move.
+        """
+        if not self._row().exists():
+            raise self._lost()
+
     def switch(self) -> None:
         """Let the target own the key: the one commit point of the move. One transaction.
 

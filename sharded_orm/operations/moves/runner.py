@@ -75,7 +75,8 @@ def move_keys(
         try:
             plan = plan_moves(group, keys, to)
         except Exception as exc:
-            run.finish("refused", str(exc))
+            if not record.in_flight(group).exists():
+                run.finish("refused", str(exc))
             raise
         mover.move(plan)
         mover.finish()
@@ -88,11 +89,11 @@ def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None
     :param key: the shard key, its model instance, or text that means it.
     :raises MoveFailed: the key was not moved. The message says why.
     """
-    report = move_keys(group, [key], to, options=options)
-    if report.failures:
-        raise MoveFailed("; ".join(report.failures.values()))
-    (shard,) = report.moved.values() or [to]
-    return int(shard)
+    name = str(preflight.check_group(group).value(key))
+    report = move_keys(group, [name], to, options=options)
+    if name in report.failures:
+        raise MoveFailed(report.failures[name])
+    return int(report.moved.get(name, to))
 
 
 def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
@@ -173,13 +174,16 @@ class _Run:
         finally:
             self._progress.end()
         self.report.stopped = self._stopping.cause
-        self.report.left = len(plan.keys) - len(self.report.moved) - len(self.report.failures)
+        ended = {*self.report.moved, *self.report.failures}
+        self.report.left = sum(str(key.value) not in ended for key in plan.keys)
 
     def finish(self) -> None:
         """Remove fences that nobody needs any more and rows that were kept for long enough."""
         left = remove_leftovers(self._group)
         self.report.notes += left.notes
         failures = self.report.failures
+        if record.in_flight(self._group).exists():
+            return  # The run stays unfinished, so that no migration begins beside a closed fence.
         if failures:
             self._run.finish("failed", f"{len(failures)} keys were not moved")
         else:
@@ -266,7 +270,9 @@ class _Run:
         except LeaseLost:
             raise
         except Exception as exc:
-            sessions.close()  # One of them may have been the cause.
+            # One of these connections may have been the cause.
+            sessions.close()
+            connections[runtime.config().directory].close_if_unusable_or_obsolete()
             self._undo(mover, move, exc)
             return False
         return True
