@@ -47,8 +47,9 @@ def test_old_rows_are_kept_and_then_removed(site: Site) -> None:
     site.manage("keys", "repair", "books")
     (last, first) = site.manage("keys", "status", "books", "--json").json["moves"]
     assert first["kept_until"] and not last["kept_until"]
-    # The sessions of before the switch have ended. SQLite does not tell, so its fence stays a day.
-    assert last["fenced"] == (site.backend == "sqlite3")
+    # SQLite does not tell which sessions have ended, so the fence stays a day. A server may have other
+    # sessions that are idle since before the switch.
+    assert last["fenced"] or site.backend == "mysql"
 
 
 def test_from_python(site: Site) -> None:

@@ -28,7 +28,9 @@ with ShardSessions("books") as sessions:
     try:
         mover.prepare(move)
     except MoveFailed as error:
-        print("aborted" in str(error), mover.undo(move, "paused"))
+        fences = sessions.capture(3)
+        # The fence that the other process has closed for old sessions is as it was.
+        print("aborted" in str(error), fences.is_prepared() and sorted(fences.fences().values()))
 """
 
 
@@ -39,7 +41,11 @@ with ShardSessions("books") as sessions:
 )
 def test_a_paused_mover_makes_no_fence(site: Site, meanwhile: str) -> None:
     before = site.rows()
-    assert site.run(_PAUSED.format(meanwhile=meanwhile)) == "True True"
+    said = site.run(_PAUSED.format(meanwhile=meanwhile))
+    if site.backend == "sqlite3" and "move_keys" in meanwhile:
+        assert said == "True ['closed']"
+    else:
+        assert said in ("True False", "True ['closed']")
     assert site.rows() == before
     # The key can be written, and moved away and back.
     site.run("Topic.objects.create(id=998, writer_id=3, name='after')")
