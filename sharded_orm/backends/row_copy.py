@@ -150,6 +150,15 @@ class RowCopy(ABC):
             while self._delete_batch(self._quote(name), number):
                 pass
 
+    def copies(self) -> set[int]:
+        """Return the numbers of all copies on the shard. One statement per side table."""
+        column = self._quote(COPY)
+        return {
+            int(number)
+            for name in self._side_tables()
+            for (number,) in self._run(f"SELECT DISTINCT {column} FROM {self._quote(name)}")
+        }
+
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
         """Insert the rows of a copy into the real tables, in one transaction. The copy stays.
 

@@ -103,7 +103,7 @@ class MoveKeys(Action):
         show_report(command, report, as_json=options["json"])
         if not report.ok:
             error = problems_error(
-                [f"{key}: {why}" for key, why in report.failures.items()]
+                report.problems()
                 + (
                     [f"{report.stopped}; keys that are left: {report.left}"]
                     if report.stopped
@@ -174,7 +174,7 @@ class Repair(Action):
         report = moves.repair(options["group"])
         show_report(command, report, as_json=options["json"])
         if not report.ok:
-            raise problems_error(f"{key}: {why}" for key, why in report.failures.items())
+            raise problems_error(report.problems())
 
 
 ACTIONS: tuple[type[Action], ...] = (MoveKeys, Abort, Repair)

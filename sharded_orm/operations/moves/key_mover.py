@@ -203,19 +203,22 @@ class KeyMover:
     # ##### After the switch #####
 
     def settle(self, move: MoveRecord) -> None:
-        """Open the target, and put the old rows aside. Can be repeated after the switch."""
+        """Open the target, and put the old rows aside. Can be repeated after the switch.
+
+        The triggers stay: :func:`~sharded_orm.operations.moves.leftovers.remove_leftovers` drops them
+        when no fence is left.
+        """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)
+        # When the move is settled, nobody looks for its copy on the target any more.
+        self._sessions.copy(move.target).discard_everywhere(move.number)
         move.settle(self._options.keep, sessions)
-        self._sessions.copy(move.target).prepare(self._tables)
-        self._sessions.copy(move.target).discard(self._tables, move.number)
-        target.uninstall(TRIGGER_PATIENCE)
 
     def undo(self, move: MoveRecord, why: str) -> bool:
-        """Abort a move that was not switched, and remove everything of it. Can be repeated.
+        """Abort a move that was not switched, and remove its rows and fences. Can be repeated.
 
         Return False if the move was switched before.
         """
@@ -236,8 +239,6 @@ class KeyMover:
         copy.withdraw(published, move.number, move.value, move.former_fence())
         copy.discard_everywhere(move.number)
         move.finish_abort()
-        for capture in (source, target):
-            capture.uninstall(TRIGGER_PATIENCE)
         return True
 
     def _continue(self) -> None:

@@ -39,6 +39,16 @@ def in_flight(group: str) -> QuerySet[KeyMove]:
     return rows().filter(group=group, in_flight=True).order_by("pk")
 
 
+def shards_of(group: str) -> set[int]:
+    """Return the numbers of all shards between which keys of ``group`` were ever moved. Two queries."""
+    moves = rows().filter(group=group)
+    return {
+        number
+        for column in ("source", "target")
+        for number in moves.values_list(column, flat=True).distinct()
+    }
+
+
 def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
     """Announce the moves of keys. All of them are announced, or none. Three statements.
 

@@ -49,6 +49,8 @@ class MoveReport:
     :param moved: the shard on which each moved key is now, by key.
     :param already: keys that were on their target before.
     :param failures: why keys were not moved, by key. Their rows are where they were.
+    :param unsettled: what is left to be done for keys that were moved, by key. Their old rows are still
+        beside the new ones, or their new shard still refuses writes.
     :param notes: sentences about what else is to know, such as tables without a model.
     :param recovered: number of moves that a killed process had left and that were ended first.
     :param stopped: why the work was stopped early; "" if it was not.
@@ -60,6 +62,7 @@ class MoveReport:
     moved: dict[str, int] = field(default_factory=dict)
     already: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    unsettled: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     recovered: int = 0
     rows: int = 0
@@ -67,9 +70,13 @@ class MoveReport:
     stopped: str = ""
     left: int = 0
 
+    def problems(self) -> list[str]:
+        """Return a sentence for each key about which an operator has to do something."""
+        return [f"{key}: {why}" for key, why in (self.failures | self.unsettled).items()]
+
     @property
     def ok(self) -> bool:
-        return not self.failures and not self.stopped
+        return not self.failures and not self.unsettled and not self.stopped
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,6 +86,7 @@ class MoveReport:
             "moved": self.moved,
             "already": self.already,
             "failures": self.failures,
+            "unsettled": self.unsettled,
             "notes": self.notes,
             "recovered": self.recovered,
             "rows": self.rows,

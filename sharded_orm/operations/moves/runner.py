@@ -6,6 +6,7 @@ says how far each move is, so another process can end what a killed process has 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,8 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.routing.placement_lease import now
+
+logger = logging.getLogger("sharded_orm.operations")
 
 KIND: Final = "move keys"
 #: Seconds for which a move waits in addition to the lease, because clocks of machines run at slightly
@@ -93,6 +96,8 @@ def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None
     report = move_keys(group, [name], to, options=options)
     if name in report.failures:
         raise MoveFailed(report.failures[name])
+    for why in report.unsettled.values():
+        logger.warning("%s: %s", name, why)
     return int(report.moved.get(name, to))
 
 
@@ -107,6 +112,7 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
     preflight.check_group(group)
     with journal.hold_run(KIND, group, {"to": "repair"}) as run:
         mover.begin(run)
+        mover.sweep(record.shards_of(group))
         mover.finish()
     return mover.report
 
@@ -146,6 +152,8 @@ class _Run:
         self._tables = tables_of_group(group)
         self._lock = threading.Lock()
         self._run: Any = None
+        #: The shards on which this process has worked.
+        self._shards: set[int] = set()
         self.report = MoveReport(group)
 
     def begin(self, run: journal.JournalRun) -> None:
@@ -177,9 +185,13 @@ class _Run:
         ended = {*self.report.moved, *self.report.failures}
         self.report.left = sum(str(key.value) not in ended for key in plan.keys)
 
+    def sweep(self, shards: Iterable[int]) -> None:
+        """Look at ``shards`` in the end, too, although nothing is known to be left there."""
+        self._shards.update(shards)
+
     def finish(self) -> None:
         """Remove fences that nobody needs any more and rows that were kept for long enough."""
-        left = remove_leftovers(self._group)
+        left = remove_leftovers(self._group, self._shards)
         self.report.notes += left.notes
         failures = self.report.failures
         if record.in_flight(self._group).exists():
@@ -212,12 +224,11 @@ class _Run:
 
     def _switch(self, mover: KeyMover, move: MoveRecord) -> None:
         mover.switch(move)
-        mover.settle(move)
         with self._lock:
-            self.report.moved[move.text] = move.target
             self.report.rows += mover.rows
             self.report.pauses.append(mover.pause)
-            self._progress.done(move.text, f"moved to shard {move.target}")
+        mover.settle(move)
+        self._moved(move)
 
     def _recover(self, mover: KeyMover, move: MoveRecord) -> None:
         if not mover.undo(move, move_error(move)):
@@ -265,6 +276,7 @@ class _Run:
         move: MoveRecord,
         work: Callable[[KeyMover, MoveRecord], None],
     ) -> bool:
+        self._shards |= {move.source, move.target}
         try:
             work(mover, move)
         except LeaseLost:
@@ -273,12 +285,13 @@ class _Run:
             # One of these connections may have been the cause.
             sessions.close()
             connections[runtime.config().directory].close_if_unusable_or_obsolete()
-            self._undo(mover, move, exc)
+            self._end(mover, move, exc)
             return False
         return True
 
-    def _undo(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
-        why = journal.one_line(cause)
+    def _end(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
+        """Undo a move that has failed; or bring it to its end, if it was switched before."""
+        why = journal.one_line(cause).rstrip(".")
         try:
             if mover.undo(move, why):
                 if not isinstance(cause, OperationStopped):
@@ -288,12 +301,24 @@ class _Run:
         except LeaseLost:
             raise
         except Exception as exc:
-            self._fail(
-                move,
-                f"{why}. The move was not ended either ({journal.one_line(exc)}). Nothing is lost: run"
-                f" 'manage.py keys repair {self._group}' when the cause is mended",
-            )
+            again = journal.one_line(exc).rstrip(".")
+            repair = f"run 'manage.py keys repair {self._group}' when the cause is mended"
+            if move.phase in (record.SWITCHED, record.SETTLED):
+                self._moved(move)
+                with self._lock:
+                    self.report.unsettled[move.text] = (
+                        f"moved to shard {move.target}, but what is left on shard {move.source} or"
+                        f" {move.target} could not be removed ({again}). Nothing is lost: {repair}"
+                    )
+            else:
+                self._fail(
+                    move,
+                    f"{why}. The move was not ended either ({again}). Nothing is lost: {repair}",
+                )
             return
+        self._moved(move)
+
+    def _moved(self, move: MoveRecord) -> None:
         with self._lock:
             self.report.moved[move.text] = move.target
             self._progress.done(move.text, f"moved to shard {move.target}")

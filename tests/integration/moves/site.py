@@ -52,6 +52,52 @@ def counts(writer):
     return {n: sum(execute(f"books_{n:05d}", f"SELECT COUNT(*) FROM {t} WHERE writer_id = %s", writer)[0][0]
             for t in tables) for n in range(4)}
 """
+#: What a test needs that takes the steps of a mover itself.
+MOVER = """
+from sharded_orm.backends.change_capture import ChangeCapture
+from sharded_orm.backends.row_copy import RowCopy
+from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationHeld
+from sharded_orm.models import KeyMove, OperationRun
+from sharded_orm.operations import moves
+from sharded_orm.operations.moves import key_mover, leftovers, record, runner
+from sharded_orm.operations.moves.group_keys import GroupKeys
+from sharded_orm.operations.moves.key_mover import KeyMover
+from sharded_orm.operations.moves.plan import plan_moves
+from sharded_orm.operations.moves.record import MoveRecord
+from sharded_orm.operations.moves.shard_sessions import ShardSessions
+from sharded_orm.operations.moves.tables import tables_of_group
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.rollout import Stopping
+
+def announced(key, target):
+    (move,) = record.announce("books", plan_moves("books", [key], target).keys)
+    move.value = GroupKeys("books").stored(move.value)
+    return move
+
+def mover_with(sessions):
+    return KeyMover(tables_of_group("books"), moves.MoveOptions(), sessions, Stopping(), lambda: None)
+
+def after(owner, name, action, times=1):
+    \"\"\"Call ``action`` with the same arguments after the first calls of a method.\"\"\"
+    method, left = getattr(owner, name), [times]
+    def wrapper(*args, **kwargs):
+        result = method(*args, **kwargs)
+        if left[0]:
+            left[0] -= 1
+            action(*args, **kwargs)
+        return result
+    setattr(owner, name, wrapper)
+
+def before(owner, name, action, times=1):
+    \"\"\"Call ``action`` with the same arguments before the first calls of a method.\"\"\"
+    method, left = getattr(owner, name), [times]
+    def wrapper(*args, **kwargs):
+        if left[0]:
+            left[0] -= 1
+            action(*args, **kwargs)
+        return method(*args, **kwargs)
+    setattr(owner, name, wrapper)
+"""
 
 
 class Site(library_site.Site):
