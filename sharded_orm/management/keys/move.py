@@ -152,11 +152,15 @@ class Abort(Action):
         parser.add_argument("keys", nargs="*", metavar="KEY", help="By default all under way.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        aborted = moves.abort(options["group"], options["keys"])
-        for key in aborted:
+        report = moves.abort(options["group"], options["keys"])
+        for key in report.aborted:
             command.stdout.write(f"{key}: aborted; its rows are where they were")
-        if not aborted:
+        if not report.aborted:
             command.stdout.write("No move could be aborted: none is under way before its switch.")
+        for note in report.notes:
+            command.stdout.write(f"Note: {note}.")
+        if not report.ok:
+            raise problems_error(report.problems())
 
 
 class Repair(Action):

@@ -94,6 +94,7 @@ class KeyMover:
 
     def _catch_up(self, move: MoveRecord) -> None:
         for _ in range(MOST_ROUNDS):
+            self._continue(move)
             if self._follow(move) <= FEW_CHANGES:
                 return
         raise MoveFailed(
@@ -115,7 +116,7 @@ class KeyMover:
         source, target = self._sessions.copy(move.source), self._sessions.copy(move.target)
         last: tuple[object, ...] = ()
         while True:
-            self._continue()
+            self._continue(move)
             began = time.monotonic()
             rows = source.read(table, move.value, BATCH, last)
             if rows:
@@ -128,7 +129,6 @@ class KeyMover:
 
     def _follow(self, move: MoveRecord) -> int:
         """Copy the rows that have changed since. Return the number of changes."""
-        self._continue()
         changes = self._sessions.capture(move.source).changes(move.number)
         if changes:
             self._apply(move, changes)
@@ -182,7 +182,7 @@ class KeyMover:
         except OperationalError as exc:
             raise _TooLong from exc  # A transaction on the key is open.
         while self._follow(move):
-            pass
+            _require_time(deadline)
         for name in self._sessions.copy(move.source).cascading(self._tables):
             copy.discard([self._by_name[name]], move.number)
             self._copy(move, self._by_name[name])
@@ -241,10 +241,11 @@ class KeyMover:
         move.finish_abort()
         return True
 
-    def _continue(self) -> None:
+    def _continue(self, move: MoveRecord) -> None:
         if self._stopping():
             raise OperationStopped(f"The work was stopped: {self._stopping.cause}.")
         self._check()
+        move.check()
 
 
 def _require_time(deadline: float) -> None:

@@ -93,6 +93,11 @@ def _with_number(move: KeyMove, number: int) -> KeyMove:
     return move
 
 
+def moves_in_flight(group: str) -> list[MoveRecord]:
+    """Return the moves of :func:`in_flight`. Their values are still to be set. One query."""
+    return [MoveRecord(row, None) for row in in_flight(group)]
+
+
 class MoveRecord:
     """The record of one move. For one thread at a time.
 

@@ -43,10 +43,11 @@ class KeyToMove:
 
 @dataclass
 class MoveReport:
-    """The outcome of :func:`~sharded_orm.operations.moves.runner.move_keys`.
+    """The outcome of the functions of :mod:`~sharded_orm.operations.moves.runner`.
 
     :param run: the id of the run in the journal; None if there was nothing to do.
     :param moved: the shard on which each moved key is now, by key.
+    :param aborted: keys whose moves were aborted by an operator, by this call.
     :param already: keys that were on their target before.
     :param failures: why keys were not moved, by key. Their rows are where they were.
     :param unsettled: what is left to be done for keys that were moved, by key. Their old rows are still
@@ -60,6 +61,7 @@ class MoveReport:
     group: str
     run: int | None = None
     moved: dict[str, int] = field(default_factory=dict)
+    aborted: list[str] = field(default_factory=list)
     already: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     unsettled: dict[str, str] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class MoveReport:
             "group": self.group,
             "run": self.run,
             "moved": self.moved,
+            "aborted": self.aborted,
             "already": self.already,
             "failures": self.failures,
             "unsettled": self.unsettled,

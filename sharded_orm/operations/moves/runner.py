@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, Final
 
 from django.db import connections
@@ -117,26 +118,33 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
     return mover.report
 
 
-def abort(group: str, keys: Iterable[Any] = ()) -> list[str]:
-    """Abort moves that are not switched yet. The keys stay where they are. Return the keys.
+def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
+    """Abort moves that are not switched yet. The keys stay where they are.
 
-    If a process is moving them, it removes what it has copied. Otherwise, this one does.
+    If a process is moving them, it notices within a batch, and removes what it has copied. Otherwise,
+    this one does. Other moves stay as they are.
 
     :param keys: shard keys, or text that means them; by default all that are in flight.
+    :raises OperationHeld: another operation is under way on the group, so what was copied cannot be
+        removed. Nothing was changed.
     """
     group_keys = preflight.check_group(group)
     texts = {group_keys.text(group_keys.value(key)) for key in keys}
-    aborted = []
-    for row in record.in_flight(group):
-        if texts and row.key not in texts:
-            continue
-        if MoveRecord(row, None).abort("aborted by an operator"):
-            aborted.append(row.value)
-    try:
-        repair(group)
-    except OperationHeld:
-        pass  # The process that moves them notices, and cleans up.
-    return aborted
+    work = _Run(group, MoveOptions(), NoProgress(), Stopping())
+    with ExitStack() as stack:
+        try:
+            run = stack.enter_context(journal.hold_run(KIND, group, {"to": "abort"}))
+        except OperationHeld as exc:
+            if work.mark_aborted(texts):
+                work.report.notes.append(
+                    "what was copied is removed by the process that moves it; if it does not,"
+                    f" 'manage.py keys repair {group}' does. {str(exc).rstrip('.')}"
+                )
+            return work.report
+        work.hold(run)
+        work.recover(work.mark_aborted(texts))
+        work.finish()
+    return work.report
 
 
 class _Run:
@@ -156,15 +164,39 @@ class _Run:
         self._shards: set[int] = set()
         self.report = MoveReport(group)
 
-    def begin(self, run: journal.JournalRun) -> None:
-        """End the moves that an earlier process has left."""
+    def hold(self, run: journal.JournalRun) -> None:
+        """Work under ``run`` from now on.
+
+        :raises OperationHeld: an operation is under way beside which no keys may be moved.
+        """
         self._run, self.report.run = run, run.id
         refuse_conflicts(run)
-        left = list(record.in_flight(self._group))
-        if not left:
+
+    def begin(self, run: journal.JournalRun) -> None:
+        """End the moves that an earlier process has left."""
+        self.hold(run)
+        self.recover(record.moves_in_flight(self._group))
+
+    def mark_aborted(self, keys: set[str]) -> list[MoveRecord]:
+        """Abort those moves in flight that are not switched. Return them.
+
+        :param keys: the keys' text in the directory; empty for all.
+        """
+        aborted = [
+            move
+            for move in record.moves_in_flight(self._group)
+            if (not keys or move.key in keys) and move.abort("aborted by an operator")
+        ]
+        self.report.aborted += [move.text for move in aborted]
+        return aborted
+
+    def recover(self, moves: Sequence[MoveRecord]) -> None:
+        """Bring moves to their end that no process works on any more."""
+        if not moves:
             return
         keys = GroupKeys(self._group)
-        moves = [MoveRecord(row, keys.stored(keys.value(row.value))) for row in left]
+        for move in moves:
+            move.value = keys.stored(keys.value(move.text))
         self._in_threads(moves, self._recover)
         self.report.recovered = len(moves) - len(self.report.failures)
 
