@@ -5,19 +5,23 @@ docs/decisions/0031-mover-of-keys.md tells why each step is where it is.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
-from django.db import OperationalError
+from django.db import Error, OperationalError
 
 from sharded_orm.backends.change_capture import CapturedTable, Change, ChangeCapture
-from sharded_orm.exceptions import MoveFailed, OperationStopped
+from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationStopped
 from sharded_orm.operations.moves import record as records
 from sharded_orm.operations.moves.record import MoveRecord
 from sharded_orm.operations.moves.request import MoveOptions
 from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.moves.verification import differences
+from sharded_orm.operations.runs.journal import one_line
 from sharded_orm.operations.runs.rollout import Stopping
+
+logger = logging.getLogger("sharded_orm.operations")
 
 #: Rows that are read and written at once.
 BATCH = 500
@@ -153,6 +157,7 @@ class KeyMover:
 
         :raises MoveFailed: the copy differs, the target refuses a row, or writes would have waited
             for too long. The source owns the key, and its fence may be closed.
+        :raises LeaseLost: another process may move keys now. The key can be written.
         """
         move.enter(records.SWITCHING)
         for attempt in range(ATTEMPTS):
@@ -164,6 +169,9 @@ class KeyMover:
                 self._sessions.capture(move.source).reopen(move.number)
                 self._stopping.wait(0.1 * (attempt + 1))
                 continue
+            except LeaseLost as exc:
+                self._give_up(move, exc)
+                raise
             self.pause = time.monotonic() - began
             return
         raise MoveFailed(
@@ -171,6 +179,20 @@ class KeyMover:
             f" writes would still have waited for more than {self._options.max_pause * 1000:.0f} ms."
             " A transaction on the key may be open for long. Try again, or allow a longer --max-pause."
         )
+
+    def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
+        """Open the source, although this process may do no more for the move.
+
+        Once the move is aborted, nobody can switch the key. And the fence is that of this move: if
+        another process has removed the fence, or a later move has taken it over, this one finds none.
+        """
+        try:
+            if move.abort(one_line(cause)):
+                self._sessions.capture(move.source).reopen(move.number)
+        except MoveFailed:
+            pass  # The process that has the lease was faster.
+        except Error as exc:
+            logger.warning("the %s was broken off, and its fence stays closed: %s", move, exc)
 
     def _switch_once(self, move: MoveRecord, deadline: float) -> None:
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
