@@ -245,6 +245,11 @@ class ChangeCapture(ABC):
         )
         return [Change(int(row[0]), str(row[1]), self._parse_pk(str(row[2]))) for row in rows]
 
+    def backlog(self, number: int) -> int:
+        """Return how many changes of a key :meth:`changes` would return without a limit."""
+        count = f"SELECT COUNT(*) FROM {self._quote(JOURNAL)} WHERE fence = %s"
+        return int(self._rows(count, number)[0][0])
+
     def forget(self, changes: Iterable[Change]) -> None:
         """Remove entries from the journal, after the rows that they name were handled."""
         numbers = [change.number for change in changes]

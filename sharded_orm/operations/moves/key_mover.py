@@ -27,7 +27,8 @@ logger = logging.getLogger("sharded_orm.operations")
 BATCH = 500
 #: The copy counts as current if the journal has at most this many changes.
 FEW_CHANGES = 50
-#: After this many rounds through the journal, the source changes faster than the mover copies.
+#: Changes of this many reads of the journal are copied while the backlog does not become smaller. Then
+#: the source changes faster than the mover copies.
 MOST_ROUNDS = 100
 #: How often the switch is tried, before the move is given up.
 ATTEMPTS = 10
@@ -82,7 +83,7 @@ class KeyMover:
         move.enter(records.COPYING)
         for table in self._tables:
             self._copy(move, table, self._options.rate)
-        self._catch_up(move)
+        self.catch_up(move)
 
     def _require_no_rows(self, move: MoveRecord) -> None:
         """Make sure that the target has no rows of the key, which an undo would take for copies."""
@@ -96,15 +97,30 @@ class KeyMover:
                     " move them away first."
                 )
 
-    def _catch_up(self, move: MoveRecord) -> None:
-        for _ in range(MOST_ROUNDS):
-            self._continue(move)
-            if self._follow(move) <= FEW_CHANGES:
-                return
-        raise MoveFailed(
-            f"The {move} was given up, and the key is where it was: its rows change faster than they"
-            " are copied. Try again at a quieter time, or with a higher --rate."
-        )
+    def catch_up(self, move: MoveRecord) -> None:
+        """Copy the rows that have changed since, until few changes are left.
+
+        Goes on as long as the backlog becomes smaller, whatever its size is.
+
+        :raises OperationStopped: the work was asked to stop.
+        :raises MoveFailed: as :meth:`prepare`.
+        """
+        capture = self._sessions.capture(move.source)
+        least, rounds = None, 0
+        self._continue(move)
+        while (backlog := capture.backlog(move.number)) > FEW_CHANGES:
+            if least is None or backlog < least:
+                least, rounds = backlog, 0
+            elif rounds >= MOST_ROUNDS:
+                raise MoveFailed(
+                    f"The {move} was given up, and the key is where it was: {backlog} changes of its"
+                    f" rows are still to be copied, because changes came as fast as they were copied."
+                    " Try again when the key is written less."
+                )
+            while backlog > 0:
+                self._continue(move)
+                backlog -= self._follow(move) or backlog
+                rounds += 1
 
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
         with capture.exclusively(TRIGGER_PATIENCE):
@@ -161,7 +177,7 @@ class KeyMover:
         """
         move.enter(records.SWITCHING)
         for attempt in range(ATTEMPTS):
-            self._catch_up(move)
+            self.catch_up(move)
             began = time.monotonic()
             try:
                 self._switch_once(move, began + self._options.max_pause)

@@ -45,6 +45,9 @@ KIND: Final = "move keys"
 #: Seconds for which a move waits in addition to the lease, because clocks of machines run at slightly
 #: different speeds.
 MARGIN: Final = 1.0
+#: Seconds after which the mover copies what has changed while it waits. It also notices then if a move
+#: was aborted.
+FOLLOWED_EVERY: Final = 1.0
 #: Keys that are announced at once. Until they have moved, each use of them costs a look-up.
 ANNOUNCED_AT_ONCE: Final = 100
 
@@ -241,7 +244,8 @@ class _Run:
         lease = runtime.config().placement_lease
         assert lease is not None
         while (left := announced_at + lease + MARGIN - now()) > 0 and not self._stopping():
-            self._stopping.wait(left)
+            self._stopping.wait(min(left, FOLLOWED_EVERY))
+            copied = self._in_threads(copied, self._catch_up)
         self._in_threads(copied, self._switch)
 
     def _announced(self, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
@@ -253,6 +257,9 @@ class _Run:
 
     def _prepare(self, mover: KeyMover, move: MoveRecord) -> None:
         mover.prepare(move)
+
+    def _catch_up(self, mover: KeyMover, move: MoveRecord) -> None:
+        mover.catch_up(move)
 
     def _switch(self, mover: KeyMover, move: MoveRecord) -> None:
         mover.switch(move)
@@ -292,6 +299,8 @@ class _Run:
             finally:
                 connections.close_all()
 
+        if not moves:
+            return []
         count = max(1, min(self._options.workers, len(moves)))
         with ThreadPoolExecutor(count, thread_name_prefix="sharded_orm mover") as threads:
             futures = [threads.submit(worker) for _ in range(count)]

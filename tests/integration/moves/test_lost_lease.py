@@ -9,19 +9,19 @@ from tests.integration.moves.site import MOVER, Site
 _LOST = (
     MOVER
     + """
-from sharded_orm.operations.runs.journal import JournalRun
+from sharded_orm.operations.runs.lease import Lease
 def lose(self, *args):
     {meanwhile}
-    def lost(run):
+    def lost(lease):
         raise LeaseLost("the lease is lost")
-    JournalRun.check = lost
-check = JournalRun.check
-after(ChangeCapture, "close", lose)
+    Lease.check = lost
+check = Lease.check
+after(RowCopy, "publish", lose)
 try:
     moves.move_keys("books", [3], 1)
 except LeaseLost as error:
     print("lost", end=" ")
-JournalRun.check = check
+Lease.check = check
 with ShardSessions("books") as sessions:
     capture = sessions.capture(3)
     print(sorted(capture.fences().values()) if capture.is_prepared() else [])
