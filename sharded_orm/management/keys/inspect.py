@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentTypeError
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +23,7 @@ class Status(Action):
         parser.add_argument("group", metavar="GROUP", help="A group with a directory.")
         parser.add_argument(
             "--last",
-            type=int,
+            type=_count,
             default=10,
             metavar="N",
             help="Show the last N moves that have ended completely. Default: %(default)s",
@@ -76,7 +77,8 @@ class Verify(Action):
             for key in found:
                 command.stdout.write(f"{key.key}: {key.rows} rows on shard {key.shard}")
         problems = [
-            f"{key.key} belongs to shard {key.shard}, but shard {number} has {count} rows of it"
+            f"{key.key} belongs to shard {key.shard}, but shard {number} has {count} rows of it:"
+            f" {', '.join(key.examples[number])}"
             for key in found
             for number, count in key.elsewhere.items()
         ]
@@ -85,6 +87,12 @@ class Verify(Action):
 
 
 ACTIONS: tuple[type[Action], ...] = (Status, Verify)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ArgumentTypeError(f"{text!r} is no number of moves")
+    return int(text)
 
 
 def _left(move: status.MoveStatus) -> str:

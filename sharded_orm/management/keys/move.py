@@ -189,7 +189,10 @@ def show_report(command: BaseCommand, report: moves.MoveReport, *, as_json: bool
         command.stdout.write(json.dumps(report.to_json(), indent=2))
         return
     if report.recovered:
-        command.stdout.write(f"{report.recovered} moves that were broken off were ended first.")
+        places = [f"{key!r} is on shard {shard}" for key, shard in report.recovered.items()]
+        command.stdout.write(
+            f"{len(places)} moves that were broken off were ended first: {', '.join(places)}."
+        )
     if report.already:
         command.stdout.write(f"{len(report.already)} keys were there already.")
     for note in report.notes:

@@ -53,7 +53,8 @@ class MoveReport:
     :param unsettled: what is left to be done for keys that were moved, by key. Their old rows are still
         beside the new ones, or their new shard still refuses writes.
     :param notes: sentences about what else is to know, such as tables without a model.
-    :param recovered: number of moves that a killed process had left and that were ended first.
+    :param recovered: the shards of the keys whose moves a killed process had left, and that were ended
+        first, by key.
     :param stopped: why the work was stopped early; "" if it was not.
     :param left: number of keys that were not begun.
     """
@@ -66,7 +67,7 @@ class MoveReport:
     failures: dict[str, str] = field(default_factory=dict)
     unsettled: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    recovered: int = 0
+    recovered: dict[str, int] = field(default_factory=dict)
     rows: int = 0
     pauses: list[float] = field(default_factory=list)
     stopped: str = ""

@@ -17,7 +17,13 @@ from typing import Any, Final
 from django.db import connections
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationHeld, OperationStopped
+from sharded_orm.exceptions import (
+    LeaseLost,
+    MoveFailed,
+    MoveRefused,
+    OperationHeld,
+    OperationStopped,
+)
 from sharded_orm.operations.moves import preflight, record
 from sharded_orm.operations.moves.group_keys import GroupKeys
 from sharded_orm.operations.moves.key_mover import KeyMover
@@ -84,6 +90,8 @@ def move_keys(
         except Exception as exc:
             if not record.in_flight(group).exists():
                 run.finish("refused", str(exc))
+            if isinstance(exc, MoveRefused) and mover.report.failures:
+                raise MoveRefused([*exc.problems, *mover.report.problems()]) from exc
             raise
         mover.move(plan)
         mover.finish()
@@ -165,6 +173,7 @@ class _Run:
         self._run: Any = None
         #: The shards on which this process has worked.
         self._shards: set[int] = set()
+        self._repair = f"run 'manage.py keys repair {group}' when the cause is mended"
         self.report = MoveReport(group)
 
     def hold(self, run: journal.JournalRun) -> None:
@@ -200,8 +209,7 @@ class _Run:
         keys = GroupKeys(self._group)
         for move in moves:
             move.value = keys.stored(keys.value(move.text))
-        self._in_threads(moves, self._recover)
-        self.report.recovered = len(moves) - len(self.report.failures)
+        self._in_threads(moves, self._recover, self._not_recovered)
 
     def move(self, plan: MovePlan) -> None:
         self.report.notes += plan.notes
@@ -237,7 +245,12 @@ class _Run:
             self._run.finish("stopped" if self._stopping() else "done")
 
     def _move_batch(self, keys: Sequence[KeyToMove]) -> None:
-        moves = self._announced(keys)
+        try:
+            moves = self._announced(keys)
+        except MoveRefused as exc:
+            for key in keys:
+                self._fail(str(key.value), f"not begun: {'; '.join(exc.problems)}")
+            return
         announced_at = now()
         copied = self._in_threads(moves, self._prepare)
         # Now every process knows that the keys are in flight, or its lease is over.
@@ -270,13 +283,29 @@ class _Run:
         self._moved(move)
 
     def _recover(self, mover: KeyMover, move: MoveRecord) -> None:
-        if not mover.undo(move, move_error(move)):
+        if not mover.undo(move, f"broken off in the phase {move.phase!r}"):
             mover.settle(move)
+        with self._lock:
+            is_moved = move.phase == record.SETTLED
+            self.report.recovered[move.text] = move.target if is_moved else move.source
+
+    def _not_recovered(self, mover: KeyMover, move: MoveRecord, cause: Exception) -> None:
+        self._fail(
+            move.text,
+            f"its move was broken off, and could not be ended ({journal.one_line(cause).rstrip('.')})."
+            f" Nothing is lost: {self._repair}",
+        )
 
     def _in_threads(
-        self, moves: Sequence[MoveRecord], work: Callable[[KeyMover, MoveRecord], None]
+        self,
+        moves: Sequence[MoveRecord],
+        work: Callable[[KeyMover, MoveRecord], None],
+        on_error: Callable[[KeyMover, MoveRecord, Exception], None] | None = None,
     ) -> list[MoveRecord]:
-        """Call ``work`` for each move, in several threads. Return the moves for which it succeeded."""
+        """Call ``work`` for each move, in several threads. Return the moves for which it succeeded.
+
+        :param on_error: called if it has failed; by default the move is undone, or brought to its end.
+        """
         queue, succeeded = deque(moves), list[MoveRecord]()
 
         def worker() -> None:
@@ -290,7 +319,7 @@ class _Run:
                             if not queue:
                                 return
                             move = queue.popleft()
-                        if self._attempt(mover, sessions, move, work):
+                        if self._attempt(mover, sessions, move, work, on_error or self._end):
                             with self._lock:
                                 succeeded.append(move)
             except BaseException as exc:
@@ -316,6 +345,7 @@ class _Run:
         sessions: ShardSessions,
         move: MoveRecord,
         work: Callable[[KeyMover, MoveRecord], None],
+        on_error: Callable[[KeyMover, MoveRecord, Exception], None],
     ) -> bool:
         self._shards |= {move.source, move.target}
         try:
@@ -326,7 +356,7 @@ class _Run:
             # One of these connections may have been the cause.
             sessions.close()
             connections[runtime.config().directory].close_if_unusable_or_obsolete()
-            self._end(mover, move, exc)
+            on_error(mover, move, exc)
             return False
         return True
 
@@ -336,25 +366,24 @@ class _Run:
         try:
             if mover.undo(move, why):
                 if not isinstance(cause, OperationStopped):
-                    self._fail(move, str(cause))
+                    self._fail(move.text, str(cause))
                 return
             mover.settle(move)
         except LeaseLost:
             raise
         except Exception as exc:
             again = journal.one_line(exc).rstrip(".")
-            repair = f"run 'manage.py keys repair {self._group}' when the cause is mended"
             if move.phase in (record.SWITCHED, record.SETTLED):
                 self._moved(move)
                 with self._lock:
                     self.report.unsettled[move.text] = (
                         f"moved to shard {move.target}, but what is left on shard {move.source} or"
-                        f" {move.target} could not be removed ({again}). Nothing is lost: {repair}"
+                        f" {move.target} could not be removed ({again}). Nothing is lost: {self._repair}"
                     )
             else:
                 self._fail(
-                    move,
-                    f"{why}. The move was not ended either ({again}). Nothing is lost: {repair}",
+                    move.text,
+                    f"{why}. The move was not ended either ({again}). Nothing is lost: {self._repair}",
                 )
             return
         self._moved(move)
@@ -364,11 +393,7 @@ class _Run:
             self.report.moved[move.text] = move.target
             self._progress.done(move.text, f"moved to shard {move.target}")
 
-    def _fail(self, move: MoveRecord, why: str) -> None:
+    def _fail(self, key: str, why: str) -> None:
         with self._lock:
-            self.report.failures[move.text] = why
-            self._progress.unit_failed(move.text, why)
-
-
-def move_error(move: MoveRecord) -> str:
-    return f"broken off in the phase {move.phase!r}"
+            self.report.failures[key] = why
+            self._progress.unit_failed(key, why)

@@ -15,6 +15,7 @@ from sharded_orm.operations.moves.group_keys import GroupKeys
 from sharded_orm.operations.moves.request import keys_text
 from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.moves.tables import tables_of_group
+from sharded_orm.operations.moves.verification import NAMED, row_names
 from sharded_orm.operations.relations import batched
 
 _LOOK_UPS = 500
@@ -78,12 +79,14 @@ class KeyRows:
     :param shard: the shard on which the directory places the key.
     :param rows: number of rows there.
     :param elsewhere: number of rows on other shards of the group, by the number of the shard.
+    :param examples: some of these rows, as table and primary key, by the number of the shard.
     """
 
     key: str
     shard: int
     rows: int
     elsewhere: dict[int, int]
+    examples: dict[int, list[str]]
 
 
 def verify(group: str, keys: Iterable[Any]) -> list[KeyRows]:
@@ -103,20 +106,28 @@ def verify(group: str, keys: Iterable[Any]) -> list[KeyRows]:
         places |= {text: placement.shard for text, placement in found.items()}
     flying = set(record.in_flight(group).values_list("key", flat=True))
     problems = []
-    if unplaced := [text for text in values if text not in places]:
+    if unplaced := [str(value) for text, value in values.items() if text not in places]:
         problems.append(f"the directory has no shard of {keys_text(unplaced)}")
-    if moving := [text for text in values if text in flying]:
+    if moving := [str(value) for text, value in values.items() if text in flying]:
         problems.append(f"{keys_text(moving)} are being moved: wait until that has ended")
     if problems:
         raise MoveRefused(problems)
     counts: dict[str, dict[int, int]] = {text: {} for text in values}
+    examples: dict[str, dict[int, list[str]]] = {text: {} for text in values}
     with ShardSessions(group) as sessions:
         for number in range(runtime.group(group).count):
             copy = sessions.copy(number)
             for text, value in values.items():
                 stored = group_keys.stored(value)
-                digests = [copy.key_digests(table, stored) for table in tables]
-                counts[text][number] = sum(digest.count for digest in digests)
+                digests = {table: copy.key_digests(table, stored) for table in tables}
+                counts[text][number] = sum(digest.count for digest in digests.values())
+                if number != places[text] and counts[text][number]:
+                    examples[text][number] = [
+                        f"{table.name} {name}"
+                        for table, digest in digests.items()
+                        if digest.count
+                        for name in row_names(copy.key_rows(table, stored))
+                    ][:NAMED]
             sessions.close()  # Do not hold a session on each shard.
     return [
         KeyRows(
@@ -124,6 +135,7 @@ def verify(group: str, keys: Iterable[Any]) -> list[KeyRows]:
             places[text],
             counts[text].pop(places[text]),
             {number: count for number, count in counts[text].items() if count},
+            examples[text],
         )
         for text, value in values.items()
     ]

@@ -6,11 +6,11 @@ each row, to name those that differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sharded_orm.backends.change_capture import CapturedTable
-from sharded_orm.backends.row_copy import RowCopy
+from sharded_orm.backends.row_copy import Row, RowCopy
 
 #: The most rows per table that a message names.
 NAMED = 5
@@ -33,6 +33,17 @@ def differences(
     return count, problems
 
 
+def row_names(pks: Collection[Row]) -> list[str]:
+    """Return the names of some rows, by their primary keys as :meth:`RowCopy.key_rows` returns them."""
+    names = [", ".join(map(_text, pk)) for pk in pks]
+    return sorted(names, key=lambda name: (len(name), name))[:NAMED]
+
+
+def _text(value: object) -> str:
+    # Text comes as bytes from some databases.
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
 def _difference(source: RowCopy, target: RowCopy, table: CapturedTable, key: Any) -> str:
     here, there = source.key_rows(table, key), target.key_rows(table, key)
     parts = []
@@ -42,6 +53,5 @@ def _difference(source: RowCopy, target: RowCopy, table: CapturedTable, key: Any
         ("with other values", {pk for pk in here.keys() & there.keys() if here[pk] != there[pk]}),
     ):
         if pks:
-            names = ", ".join(", ".join(map(str, pk)) for pk in sorted(pks, key=repr)[:NAMED])
-            parts.append(f"{len(pks)} rows {what} (such as {names})")
+            parts.append(f"{len(pks)} rows {what} (such as {', '.join(row_names(pks))})")
     return f"{table.name}: {'; '.join(parts) or 'the same rows with another digest'}"

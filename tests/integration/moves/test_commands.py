@@ -70,3 +70,10 @@ def test_from_python(site: Site) -> None:
         )
     )
     assert "inside a transaction" in refused
+
+
+def test_a_number_of_moves_is_not_negative(site: Site) -> None:
+    done = site.python("manage.py", "keys", "status", "books", "--last", "-1")
+    assert done.code == 2
+    assert "'-1' is no number of moves" in done.err
+    assert "was ever moved" in site.manage("keys", "status", "books", "--last", "0").out
