@@ -13,9 +13,12 @@ from sharded_orm.models.fields.text import ExactCharField
 class KeyMove(models.Model):
     """The move of one shard key from one shard to another.
 
-    ``in_flight`` is true or NULL, never false. The unique constraint on group, key and
-    ``in_flight`` ignores rows with NULL. So at most one move of a key is in flight. While a key is
-    in flight, no process remembers its placement.
+    ``in_flight`` is true or NULL. The unique constraint on group, key and ``in_flight`` ignores rows
+    with NULL. So at most one move of a key is in flight. While a key is in flight, no process
+    remembers its placement.
+
+    One row is no move: its group is empty, and ``in_flight`` is false. Whoever announces moves locks
+    this row, because a table without rows has none that could be locked.
 
     The table is in the database of the directory. So one transaction switches the placement and
     records the new phase.

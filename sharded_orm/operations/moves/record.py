@@ -26,6 +26,8 @@ SWITCHING: Final = "switching"
 SWITCHED: Final = "switched"
 SETTLED: Final = "settled"
 ABORTED: Final = "aborted"
+#: The phase of the row that is no move: it stands for the queue of announcements.
+QUEUE: Final = "queue"
 #: The phases in which the source still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
 
@@ -50,7 +52,7 @@ def shards_of(group: str) -> set[int]:
 
 
 def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
-    """Announce the moves of keys. All of them are announced, or none. Three statements.
+    """Announce the moves of keys. All of them are announced, or none. Four statements.
 
     :raises MoveRefused: one of the keys is in flight already.
     """
@@ -68,10 +70,12 @@ def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
     ]
     alias = runtime.config().directory
     try:
+        _create_queue_row()
         with transaction.atomic(using=alias):
             # Announcements are made one after the other, those of other groups, too. So the numbers of
-            # moves become visible in their order.
-            rows().select_for_update().order_by("pk").first()
+            # moves become visible in their order. The transaction begins with a write, so on SQLite
+            # it waits for another one, too.
+            _queue_row().update(phase=QUEUE)
             rows().bulk_create(moves)
     except IntegrityError as exc:
         taken = in_flight(group).filter(key__in=[key.text for key in keys])
@@ -86,6 +90,19 @@ def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
         MoveRecord(_with_number(move, numbers[move.key]), key.value)
         for move, key in zip(moves, keys, strict=True)
     ]
+
+
+def _queue_row() -> QuerySet[KeyMove]:
+    """Return the row for which announcements wait. It is no move."""
+    return rows().filter(group="", key="", in_flight=False)
+
+
+def _create_queue_row() -> None:
+    """Make sure that :func:`_queue_row` exists, before the first announcement of all."""
+    if not _queue_row().exists():
+        row = KeyMove(group="", key="", source=0, target=0, phase=QUEUE, in_flight=False)
+        # Another process may do the same at this time: the unique constraint lets one succeed.
+        rows().bulk_create([row], ignore_conflicts=True)
 
 
 def _with_number(move: KeyMove, number: int) -> KeyMove:

@@ -62,7 +62,7 @@ with journal.hold_run("migrate", "books", {}):
     try:
         moves.abort("books")
     except OperationHeld as error:
-        print("migrate" in str(error), KeyMove.objects.using("directory").get().phase)
+        print("migrate" in str(error), KeyMove.objects.using("directory").get(group="books").phase)
 """
     )
     assert said == "True copying"

@@ -66,8 +66,8 @@ def test_changes_are_followed_while_the_mover_waits_for_placements_to_expire(sit
         if phase == "switching":
             backlogs.append(writer._rows("SELECT COUNT(*) FROM sharded_orm_capture_journal")[0][0])
     before(MoveRecord, "enter", count, 9)
-    real = json.dumps
-    json.dumps = lambda report: real(report | dict(backlogs=backlogs))
+    to_json = moves.MoveReport.to_json
+    moves.MoveReport.to_json = lambda report: to_json(report) | dict(backlogs=backlogs)
 """
             )
         )
