@@ -6,32 +6,51 @@ import signal
 
 import pytest
 
-from tests.integration.moves.site import Site
+from tests.integration.moves.site import MOVER, Site
 
-_PAUSED = """
-from sharded_orm.exceptions import MoveFailed
-from sharded_orm.operations import moves
-from sharded_orm.operations.moves import record
-from sharded_orm.operations.moves.group_keys import GroupKeys
-from sharded_orm.operations.moves.key_mover import KeyMover
-from sharded_orm.operations.moves.plan import plan_moves
-from sharded_orm.operations.moves.shard_sessions import ShardSessions
-from sharded_orm.operations.moves.tables import tables_of_group
-from sharded_orm.operations.runs.rollout import Stopping
-
-(move,) = record.announce("books", plan_moves("books", [3], 1).keys)
-move.value = GroupKeys("books").stored(move.value)
+_PAUSED = (
+    MOVER
+    + """
+move = announced(3, 1)
 # The mover is paused here. Another process takes over.
 {meanwhile}
 with ShardSessions("books") as sessions:
-    mover = KeyMover(tables_of_group("books"), moves.MoveOptions(), sessions, Stopping(), lambda: None)
     try:
-        mover.prepare(move)
+        mover_with(sessions).prepare(move)
     except MoveFailed as error:
         fences = sessions.capture(3)
         # The fence that the other process has closed for old sessions is as it was.
         print("aborted" in str(error), fences.is_prepared() and sorted(fences.fences().values()))
 """
+)
+#: The second mover has closed the fence of the source, and has not switched yet.
+_PAUSED_BESIDE_ANOTHER = (
+    MOVER
+    + """
+paused = announced(3, 1)
+moves.repair("books")
+move = announced(3, {target})
+def fences():
+    with ShardSessions("books") as sessions:
+        captures = [sessions.capture(shard) for shard in (1, 2, 3)]
+        return [capture.is_prepared() and capture.fences() for capture in captures]
+def resume(*args):
+    closed = fences()
+    assert closed[-1] == {{move.number: "closed"}}, closed
+    with ShardSessions("books") as sessions:
+        try:
+            mover_with(sessions).prepare(paused)
+        except MoveFailed as error:
+            print("aborted" in str(error))
+    print(fences() == closed)
+before(RowCopy, "publish", resume)
+with ShardSessions("books") as sessions:
+    mover = mover_with(sessions)
+    mover.prepare(move)
+    mover.switch(move)
+    mover.settle(move)
+"""
+)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +71,15 @@ def test_a_paused_mover_makes_no_fence(site: Site, meanwhile: str) -> None:
     before = site.rows()
     for target in ("0", "3"):
         site.move("3", "--to", target)
+    assert site.rows() == before
+
+
+@pytest.mark.parametrize("target", [1, 2])
+def test_a_paused_mover_takes_no_fence_of_another_move(site: Site, target: int) -> None:
+    """Otherwise it would open the fence, and the other one would lose what is written then."""
+    before = site.rows()
+    assert site.run(_PAUSED_BESIDE_ANOTHER.format(target=target)) == "True\nTrue"
+    assert site.place() == target
     assert site.rows() == before
 
 
