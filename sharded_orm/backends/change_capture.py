@@ -218,14 +218,14 @@ class ChangeCapture(ABC):
         """
         return None
 
-    def sessions_left(self, marker: Mapping[str, Any]) -> int:
-        """Return how many sessions of ``marker`` may still send what was prepared before it.
+    def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return for each marker how many of its sessions may still send what was prepared before it.
 
         A session may not if it has ended a statement that began since, unless a transaction of
-        before is still open. In doubt, a session counts as left. Costs about 0.1 seconds while a
-        session of ``marker`` is open.
+        before is still open. In doubt, a session counts as left. Costs about 0.1 seconds for all
+        markers together, if a session of one is open.
 
-        :param marker: what :meth:`sessions` has returned, also in another process.
+        :param markers: what :meth:`sessions` has returned on this server, also in another process.
         :raises django.db.OperationalError: the account may not see the sessions of others.
         """
         raise NotImplementedError

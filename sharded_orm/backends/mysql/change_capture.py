@@ -132,31 +132,38 @@ class MySQLChangeCapture(ChangeCapture):
             "transactions": [list(transaction) for transaction in self._transactions()],
         }
 
-    def sessions_left(self, marker: Mapping[str, Any]) -> int:
+    def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
         self._transactions()  # It fails without the privilege to see the sessions of others.
         rows = self._rows(
             f"SELECT id, command, {self._flavor.statement_number}, id = CONNECTION_ID()"
             " FROM information_schema.processlist"
         )
-        last = marker["statement"]
-        if any(statement < last for _, _, statement, is_own in rows if is_own):
-            return 0  # The server counts anew: it was restarted, which has ended all sessions.
-        old = set(marker["ids"]) & {int(number) for number, *_ in rows}
-        if not old:
-            return 0
-        left = {
-            int(number)
-            for number, command, statement, _ in rows
-            if not (command == "Sleep" and statement > last)
-        }
-        open_then = set(map(tuple, marker["transactions"]))
+        now = max(int(statement) for _, _, statement, is_own in rows if is_own)
+        there = {int(number) for number, *_ in rows}
+        # If the server counts statements anew, it was restarted, which has ended all sessions.
+        old = [
+            there.intersection(marker["ids"]) if now >= marker["statement"] else set()
+            for marker in markers
+        ]
+        if not any(old):
+            return [0] * len(markers)
         self._rows(f"DO SLEEP({_TRANSACTIONS_KEPT})")
-        left |= {
-            number
-            for number, began in self._transactions()
-            if (number, began) in open_then or began <= marker["at"]
-        }
-        return len(left & old)
+        transactions = self._transactions()
+        counts = []
+        for marker, ids in zip(markers, old, strict=True):
+            left = {
+                int(number)
+                for number, command, statement, _ in rows
+                if not (command == "Sleep" and statement > marker["statement"])
+            }
+            open_then = set(map(tuple, marker["transactions"]))
+            left |= {
+                number
+                for number, began in transactions
+                if (number, began) in open_then or began <= marker["at"]
+            }
+            counts.append(len(left & ids))
+        return counts
 
     def _transactions(self) -> list[tuple[int, str]]:
         """Return the session of each open transaction, and when it began, by the server's clock."""

@@ -4,16 +4,18 @@ could not remove because it was killed, paused or in the way of others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from django.db import Error
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from sharded_orm import runtime
-from sharded_orm.backends.change_capture import ChangeCapture
 from sharded_orm.models.tables.key_move import KeyMove
 from sharded_orm.operations.moves import record
 from sharded_orm.operations.moves.key_mover import TRIGGER_PATIENCE
@@ -57,15 +59,10 @@ def remove_leftovers(group: str, shards: Iterable[int]) -> CleanupReport:
     unreachable: dict[str, str] = {}
     with ShardSessions(group) as sessions:
         rows = record.rows().filter(group=group, phase=record.SETTLED, finished_at=None)
-        for row in rows.order_by("pk").iterator():
-            alias = runtime.shard(group, row.source).alias
-            if alias in unreachable:
-                continue
-            try:
-                left += _clean(row, sessions, report)
-            except Error as exc:
-                unreachable[alias] = one_line(exc)
-                sessions.close()
+        for on_node in _by_node(group, rows.values_list("source", flat=True).distinct()):
+            left += _clean_node(
+                group, rows.filter(source__in=on_node), sessions, report, unreachable
+            )
         for shard in sorted(shards):
             alias = runtime.shard(group, shard).alias
             if alias in unreachable:
@@ -74,7 +71,7 @@ def remove_leftovers(group: str, shards: Iterable[int]) -> CleanupReport:
                 _sweep(shard, sessions, report)
             except Error as exc:
                 unreachable[alias] = one_line(exc)
-            sessions.close()  # Do not hold a session on each shard.
+            sessions.close()
     if left:
         report.notes.append(
             f"{left} fences of moved keys stay: sessions of before the switch are open, or the database"
@@ -88,36 +85,68 @@ def remove_leftovers(group: str, shards: Iterable[int]) -> CleanupReport:
     return report
 
 
-def _clean(row: KeyMove, sessions: ShardSessions, report: CleanupReport) -> bool:
-    """Return whether the fence of the move has to stay."""
+def _by_node(group: str, shards: Iterable[int]) -> list[list[int]]:
+    nodes: dict[str, list[int]] = {}
+    for number in sorted(shards):
+        nodes.setdefault(runtime.shard(group, number).node, []).append(number)
+    return list(nodes.values())
+
+
+def _clean_node(
+    group: str,
+    rows: QuerySet[KeyMove],
+    sessions: ShardSessions,
+    report: CleanupReport,
+    unreachable: dict[str, str],
+) -> int:
+    """Clean the sources of ``rows``, which are on one node. Return how many fences have to stay."""
+    needed: set[int] | None = None
+    for shard, of_shard in groupby(rows.order_by("source", "pk"), key=attrgetter("source")):
+        try:
+            if needed is None:
+                needed = _needed_fences([row for row in rows if row.position["fenced"]], sessions)
+            for row in of_shard:
+                _clean(row, row.pk in needed, sessions, report)
+        except Error as exc:
+            unreachable[runtime.shard(group, shard).alias] = one_line(exc)
+        sessions.close()  # Do not hold a session on each shard.
+    return len(needed or ())
+
+
+def _clean(row: KeyMove, needs_fence: bool, sessions: ShardSessions, report: CleanupReport) -> None:
     position = dict(row.position)
     if position["kept_until"] and datetime.fromisoformat(position["kept_until"]) <= timezone.now():
         sessions.copy(row.source).discard_everywhere(row.pk)
         position["kept_until"] = None
         report.copies += 1
-    if position["fenced"]:
-        capture = sessions.capture(row.source)
-        if not _needs_fence(row, capture):
-            capture.prepare()
-            capture.unwatch(row.pk)
-            capture.uninstall(TRIGGER_PATIENCE)
-            position |= {"fenced": False, "sessions": None}
-            report.fences += 1
+    capture = sessions.capture(row.source) if position["fenced"] and not needs_fence else None
+    if capture is not None:
+        capture.prepare()
+        capture.unwatch(row.pk)
+        position |= {"fenced": False, "sessions": None}
+        report.fences += 1
     if position != row.position:
         has_ended = not position["kept_until"] and not position["fenced"]
         record.rows().filter(pk=row.pk).update(
             position=position, finished_at=timezone.now() if has_ended else None
         )
-    return bool(position["fenced"])
+    if capture is not None:
+        capture.uninstall(TRIGGER_PATIENCE)
 
 
-def _needs_fence(row: KeyMove, capture: ChangeCapture) -> bool:
-    """Whether a session may still send a write that relies on the shard before the switch."""
-    marker: Any = row.position["sessions"]
-    if marker is not None:
-        return bool(capture.sessions_left(marker))
-    assert row.switched_at is not None
-    return row.switched_at + FENCE_KEPT > timezone.now()
+def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]:
+    """Return the moves whose old shard may still get a write that relies on the time before the switch."""
+    needed, unknown = set(), dict[int, Any]()
+    for row in rows:
+        if row.position["sessions"] is not None:
+            unknown[row.pk] = row.position["sessions"]
+        elif row.switched_at is None or row.switched_at + FENCE_KEPT > timezone.now():
+            needed.add(row.pk)
+    if unknown:
+        # One look at the server for the fences of all its shards, because each look costs a wait.
+        counts = sessions.capture(rows[0].source).sessions_left(list(unknown.values()))
+        needed |= {number for number, count in zip(unknown, counts, strict=True) if count}
+    return needed
 
 
 def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
