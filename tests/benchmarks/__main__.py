@@ -25,6 +25,7 @@ def subjects() -> dict[str, Subject]:
     from tests.benchmarks import (
         connections,
         migrate,
+        moves,
         reads,
         scatter,
         signals,
@@ -47,12 +48,13 @@ def subjects() -> dict[str, Subject]:
         "cache": cached,
         "migrations": migrate.migrations,
         "topology": topology.topology_change,
+        "moves": moves.key_moves,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
-    "tickets", "cache", "migrations", "topology",
+    "tickets", "cache", "migrations", "topology", "moves",
 )  # fmt: skip
 
 

@@ -51,6 +51,22 @@ with ShardSessions("books") as sessions:
     mover.settle(move)
 """
 )
+#: The mover has seen that its move is not aborted, and has not made the fence yet.
+_PAUSED_BEFORE_ITS_FENCE = (
+    MOVER
+    + """
+key_mover.TRIGGER_PATIENCE = 0.2
+move = announced(3, 1)
+before(ChangeCapture, "watch", lambda *args, **kwargs: print(sorted(moves.repair("books").failures)))
+with ShardSessions("books") as sessions:
+    try:
+        mover_with(sessions).prepare(move)
+    except MoveFailed as error:
+        print("aborted" in str(error))
+key_mover.TRIGGER_PATIENCE = 30.0
+print(sorted(moves.repair("books").failures))
+"""
+)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +96,14 @@ def test_a_paused_mover_takes_no_fence_of_another_move(site: Site, target: int) 
     before = site.rows()
     assert site.run(_PAUSED_BESIDE_ANOTHER.format(target=target)) == "True\nTrue"
     assert site.place() == target
+    assert site.rows() == before
+
+
+def test_a_move_is_not_ended_while_a_paused_mover_makes_its_fence(site: Site) -> None:
+    """Otherwise the fence would be made when nobody looks for it any more."""
+    before = site.rows()
+    assert site.run(_PAUSED_BEFORE_ITS_FENCE) == "['3']\nTrue\n[]"
+    assert site.left() == ""
     assert site.rows() == before
 
 

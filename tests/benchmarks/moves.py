@@ -1,0 +1,323 @@
+"""Times what writers notice of a key that moves: its own writers, and those of other keys.
+
+:func:`key_moves` starts a server of its own that flushes each commit, a process that moves keys, and
+processes that write. Each process reads an order in JSON per line, and answers with JSON. All times
+come from the machine's monotonic clock, which the processes share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median, quantiles
+from threading import Event, Thread
+from typing import Any
+
+from tests.benchmarks.report import Line, at_most
+from tests.benchmarks.site import GROUPS, Site, new_prefix
+from tests.benchmarks.timing import Measured, Rounds, summary
+from tests.services import mariadb
+from tests.services.mariadb import Address
+
+WRITERS, ROWS = 8, 2000
+#: Rows of a key that stay. Each writer has one row more from time to time.
+STEADY = ROWS - WRITERS
+#: Seconds for which processes remember where a key is; and between two writes of a writer.
+LEASE, THINK = 1.0, 0.005
+#: The longest stall of a writer, at the 99th percentile of the moves, and how much slower a write of another
+#: key may be.
+STALL, SLOWER = 0.05, 1.3
+KEY, OTHER = 7, 8
+# Reads and writes of the comparison with a site that moves no keys.
+CALLS = 200
+
+
+def key_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
+    """Move a key back and forth while its writers, then those of another key, are timed."""
+    with contextlib.ExitStack() as stack:
+        durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
+        (server,) = stack.enter_context(mariadb.servers(1, **durable))
+        prefix = new_prefix()
+
+        def process(role: str) -> _Process:
+            return stack.enter_context(_Process(server.address, prefix, role))
+
+        mover = process("mover")
+        mover.ask("create")
+        writers = [process("writer") for _ in range(WRITERS)]
+        yield _stalls(mover, writers, rounds)
+        yield at_most(
+            SLOWER,
+            "a write of another key on the shard, while a key of it moves",
+            "the same, while none moves",
+            _other_key(mover, writers[0], rounds),
+        )
+        without_lease = process("no lease")
+        for what in ("read", "write"):
+            yield at_most(
+                1.0,
+                f"a {what} by key with PLACEMENT_LEASE, while no key moves",
+                "the same without PLACEMENT_LEASE",
+                _ordinary(writers[0], without_lease, what, rounds),
+                goal=False,
+            )
+
+
+def _stalls(mover: _Process, writers: Sequence[_Process], rounds: Rounds) -> Line:
+    for number, writer in enumerate(writers):
+        writer.ask("start", KEY, number)
+    moving, still, pauses = [], [], []
+    for _ in range(2 * rounds.count):
+        began, ended, pause = mover.ask("move", KEY)
+        time.sleep(ended - began)
+        writes = [write for writer in writers for write in writer.ask("writes")]
+        moving.append(_longest(writes, began, ended))
+        still.append(_longest(writes, ended, 2 * ended - began))
+        pauses.append(pause)
+    rows = mover.ask("rows", KEY)
+    for writer in writers:
+        writer.ask("stop")
+    middle, worst = median(moving), _percentile(moving)
+    return Line(
+        f"longest stall of a writer per move; {WRITERS} writers, {rows} rows",
+        f"in the same time without a move: {_ms(median(still))}, p99 {_ms(_percentile(still))}",
+        f"{_ms(middle)}, p99 {_ms(worst)}",
+        f"p99 <= {_ms(STALL)}",
+        worst <= STALL,
+        f"{len(moving)} moves; pause as the mover reports it: {_ms(median(pauses))},"
+        f" p99 {_ms(_percentile(pauses))}",
+    )
+
+
+def _other_key(mover: _Process, writer: _Process, rounds: Rounds) -> Measured:
+    writer.ask("start", OTHER, 0)
+    pairs = []
+    for _ in range(rounds.count):
+        began, ended, _ = mover.ask("move", KEY)
+        time.sleep(ended - began)
+        writes = writer.ask("writes")
+        during = [seconds for at, seconds in writes if began <= at < ended]
+        after = [seconds for at, seconds in writes if ended <= at]
+        pairs.append((sum(during) / len(during), sum(after) / len(after)))
+    writer.ask("stop")
+    return summary(pairs)
+
+
+def _ordinary(ours: _Process, other: _Process, what: str, rounds: Rounds) -> Measured:
+    calls = rounds.of(CALLS)
+    for process in (ours, other):
+        process.ask("timed", what, calls)
+    pairs = []
+    for number in range(rounds.count):
+        seconds = {}
+        for process in (ours, other) if number % 2 else (other, ours):
+            seconds[process] = process.ask("timed", what, calls)
+        pairs.append((seconds[ours], seconds[other]))
+    return summary(pairs)
+
+
+def _longest(writes: Sequence[tuple[float, float]], began: float, ended: float) -> float:
+    return max(seconds for at, seconds in writes if at + seconds >= began and at < ended)
+
+
+def _percentile(values: Sequence[float]) -> float:
+    return quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+class _Process:
+    """A child process; a context manager."""
+
+    def __init__(self, address: Address, prefix: str, role: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps(vars(address)), prefix, role],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, order: str, *arguments: Any) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps([order, *arguments]) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+# ##### The children #####
+
+
+def configure(address: Address, prefix: str, lease: float | None) -> None:
+    import django
+    from django.conf import settings
+
+    from sharded_orm.topology.aliases import sharded_databases
+
+    options = {"charset": "utf8mb4", "isolation_level": "read committed"}
+    connection = {**address.django(), "OPTIONS": options, "CONN_MAX_AGE": None}
+    settings.configure(
+        SECRET_KEY="benchmarks",
+        USE_TZ=True,
+        DATABASES=sharded_databases(
+            {
+                "default": {
+                    "ENGINE": "django.db.backends.mysql",
+                    "NAME": f"{prefix}_global",
+                    **connection,
+                }
+            }
+        ),
+        DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
+        INSTALLED_APPS=["sharded_orm", "tests.benchmarks"],
+        SHARDED_ORM={
+            "NODES": {"node": {"ENGINE": "sharded_orm.backends.mysql", **connection}},
+            "GROUPS": {
+                name: {
+                    "STRATEGY": "directory" if name == "placed" else "modulo",
+                    "RANGES": [{"range": (0, 1), "primary": "node"}],
+                    "DATABASE_NAME": prefix + "_{group}_{shard:05d}",
+                }
+                for name in GROUPS
+            },
+            "TICKETS": ["default"],
+            "DIRECTORY": "default",
+            **({} if lease is None else {"PLACEMENT_LEASE": lease}),
+        },
+    )
+    django.setup()
+
+
+class _Orders:
+    """The orders of the parent; each is a method."""
+
+    def __init__(self) -> None:
+        from tests.benchmarks.models import Placed
+
+        self._model = Placed
+        self._target = 0
+        self._writes: list[tuple[float, float]] = []
+        self._stopping = Event()
+        self._writer: Thread | None = None
+
+    def create(self) -> None:
+        from django.core.management import call_command
+        from django.db import connections
+
+        from sharded_orm import runtime
+
+        with connections["default"]._nodb_cursor() as cursor:
+            group = runtime.group("placed")
+            global_schema = connections["default"].settings_dict["NAME"]
+            for schema in (global_schema, group.schema_name(0), group.schema_name(1)):
+                cursor.execute(f"CREATE DATABASE `{schema}`")
+        call_command("migrate", database="default", verbosity=0, interactive=False)
+        for number in (0, 1):
+            with connections[group.shard(number).alias].schema_editor() as editor:
+                editor.create_model(self._model)
+        strategy: Any = runtime.strategy("placed")
+        strategy.store.place("placed", {str(KEY): 0, str(OTHER): 0})
+        for key in (KEY, OTHER):
+            self._model.objects.bulk_create(self._row(key, number) for number in range(STEADY))
+
+    def _row(self, key: int, number: int) -> Any:
+        from django.utils import timezone
+
+        return self._model(
+            photo_id=_pk(key, number),
+            user_id=key,
+            title=f"Photo number {number}",
+            posted_at=timezone.now(),
+            stars=0,
+        )
+
+    def rows(self, key: int) -> int:
+        return self._model.objects.filter(user_id=key).count()
+
+    def move(self, key: int) -> tuple[float, float, float]:
+        """Move a key to the other shard. Return when that began and ended, and its pause."""
+        from sharded_orm.operations import moves
+
+        self._target = 1 - self._target
+        began = time.monotonic()
+        report = moves.move_keys("placed", [key], self._target)
+        assert report.ok and report.moved, report
+        return began, time.monotonic(), max(report.pauses)
+
+    def start(self, key: int, number: int) -> None:
+        """Write in another thread, until :meth:`stop`."""
+        self._stopping.clear()
+        self._writes = []
+        self._writer = Thread(target=self._write_on, args=(key, number))
+        self._writer.start()
+
+    def _write_on(self, key: int, number: int) -> None:
+        chosen = random.Random(number)
+        own = self._model.objects.filter(user_id=key, photo_id=_pk(key, ROWS + number))
+        turn = 0
+        while not self._stopping.wait(THINK):
+            turn += 1
+            began = time.monotonic()
+            if turn % 8 == 3:
+                self._row(key, ROWS + number).save(force_insert=True)
+            elif turn % 8 == 7:
+                own.delete()
+            else:
+                self._update(key, chosen.randrange(STEADY))
+            self._writes.append((began, time.monotonic() - began))
+
+    def _update(self, key: int, number: int) -> None:
+        from django.db.models import F
+
+        rows = self._model.objects.filter(user_id=key, photo_id=_pk(key, number))
+        assert rows.update(stars=F("stars") + 1) == 1
+
+    def writes(self) -> list[tuple[float, float]]:
+        """Return the writes since this was called last: when each began, and its seconds."""
+        writes, self._writes = self._writes, []
+        return writes
+
+    def stop(self) -> None:
+        assert self._writer is not None
+        self._stopping.set()
+        self._writer.join()
+
+    def timed(self, what: str, calls: int) -> float:
+        """Return the seconds of a read or write by key."""
+        began = time.perf_counter()
+        for number in range(calls):
+            if what == "read":
+                self._model.objects.get(user_id=OTHER, photo_id=_pk(OTHER, number))
+            else:
+                self._update(OTHER, number)
+        return (time.perf_counter() - began) / calls
+
+
+def _pk(key: int, number: int) -> int:
+    return key * 10**6 + number
+
+
+def main(address: str, prefix: str, role: str) -> None:
+    configure(Address(**json.loads(address)), prefix, None if role == "no lease" else LEASE)
+    orders = _Orders()
+    for line in sys.stdin:
+        order, *arguments = json.loads(line)
+        print(json.dumps(getattr(orders, order)(*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
