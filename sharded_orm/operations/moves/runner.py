@@ -103,6 +103,8 @@ def move_key(group: str, key: Any, *, to: int | str, options: MoveOptions | None
 
     :param key: the shard key, its model instance, or text that means it.
     :raises MoveFailed: the key was not moved. The message says why.
+
+    If the key has moved, and old rows or fences could not be removed, that is logged as a warning.
     """
     name = str(preflight.check_group(group).value(key))
     report = move_keys(group, [name], to, options=options)
