@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import md5
 from typing import Any, Final, Self
@@ -215,9 +215,10 @@ class RowCopy(ABC):
             return False
         with self._transaction():
             self._let_pass(number)
-            for table in reversed(tables):
-                condition, params = self._of_key(table, key)
-                self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+            with self._past_triggers():
+                for table in reversed(tables):
+                    condition, params = self._of_key(table, key)
+                    self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
             if former is None:
                 self._run(f"DELETE FROM {fences} WHERE id = %s", number)
             else:
@@ -393,8 +394,16 @@ class RowCopy(ABC):
         """
         with self._transaction():
             self._let_pass(number)
-            yield
+            with self._past_triggers():
+                yield
             self._run(f"UPDATE {self._quote(FENCES)} SET state = 'closed' WHERE id = %s", number)
+
+    def _past_triggers(self) -> AbstractContextManager[None]:
+        """A context manager: triggers need not look at the fence for each row of this session.
+
+        The fence lets the session pass in any case, so this only saves time.
+        """
+        return nullcontext()
 
     def _let_pass(self, number: int) -> None:
         update = (

@@ -22,6 +22,7 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import SQLSTATE
+from sharded_orm.backends.mysql.row_copy import PASSES
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
@@ -274,11 +275,11 @@ class MySQLChangeCapture(ChangeCapture):
         return (
             f"CREATE TRIGGER {self._quote(trigger_name(table.name, event))} AFTER {event}"
             f" ON {self._quote(table.name)} FOR EACH ROW BEGIN"
-            " DECLARE watched INT; DECLARE refused INT;"
+            f" DECLARE watched INT; DECLARE refused INT; IF {PASSES} IS NULL THEN"
             f" SELECT COUNT(*), COALESCE(MAX(state = 'closed'), 0) INTO watched, refused"
             f" FROM {fences} WHERE value IN ({', '.join(keys)}) LOCK IN SHARE MODE;"
             f" IF refused THEN SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = '{refusal}';"
-            f" END IF; IF watched THEN{inserts} END IF; END"
+            f" END IF; IF watched THEN{inserts} END IF; END IF; END"
         )
 
     def _pk(self, table: CapturedTable, row: str) -> str:

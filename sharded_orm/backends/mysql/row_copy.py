@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -16,7 +17,10 @@ from sharded_orm.backends.row_copy import (
     RowCopy,
     RowDigests,
 )
+from sharded_orm.backends.snapshot import OWN_PREFIX
 
+#: A variable of the session. If it is set, triggers do not look at the fences.
+PASSES: Final = f"@{OWN_PREFIX}passes"
 # Types whose bytes are copied as they are, in the character set of the column.
 _BYTES: Final = frozenset(
     {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "binary",
@@ -39,6 +43,14 @@ class MySQLRowCopy(RowCopy):
         super().__init__(connection)
         for statement in _SESSION:
             self._run(statement)
+
+    @contextmanager
+    def _past_triggers(self) -> Iterator[None]:
+        self._run(f"SET {PASSES} = 1")
+        try:
+            yield
+        finally:
+            self._run(f"SET {PASSES} = NULL")
 
     def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
         rows = self._run(

@@ -132,6 +132,31 @@ def test_published_and_set_aside_the_rows_have_moved(pair: Pair) -> None:
         assert refuses(session, "INSERT INTO vote VALUES ('Ada', 'z')")
 
 
+@pytest.mark.parametrize("pair", ["read committed"], indirect=True)
+def test_the_fence_is_not_read_for_each_row_that_is_published(pair: Pair) -> None:
+    """Writes of the key wait until all of its rows are published."""
+    words = ", ".join(f"('{KEY}', 'word {number}')" for number in range(100))
+    run(pair.at_source, f"INSERT INTO vote VALUES {words}")
+    pair.copy()
+    capture = pair.target.capture()
+    capture.prepare()
+    capture.watch(1, KEY, closed=True)
+    capture.install(TABLES, PATIENCE)
+
+    def look_ups() -> int:
+        ((_, count),) = run(pair.writer._connection, "SHOW SESSION STATUS LIKE 'Handler_read_key'")
+        return int(count)
+
+    before = look_ups()
+    pair.writer.publish(TABLES, 1)
+    assert look_ups() - before < 100
+    # Afterwards, the fence refuses this session like all others.
+    assert refuses(pair.writer._connection, "INSERT INTO vote VALUES ('Ada', 'z')")
+    with pytest.raises(IntegrityError):
+        pair.writer.publish(TABLES, 1)
+    assert refuses(pair.writer._connection, "INSERT INTO vote VALUES ('Ada', 'z')")
+
+
 def test_rows_that_have_changed_are_copied_again(pair: Pair) -> None:
     pair.copy()
     run(pair.at_source, "UPDATE photo SET body = 'new' WHERE id = 0")
