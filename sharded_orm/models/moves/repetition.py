@@ -86,7 +86,7 @@ def repeated(
             # For example, an UPDATE of an instance has found no row. After another OperationalError,
             # such as a lost connection, it is unknown whether the row was written.
             if is_deadlock(cause):
-                if not _moves_now(group):
+                if not _moves_now(group) and attempt.hold():
                     raise
             elif isinstance(cause, OperationalError) or attempt.hold():
                 raise

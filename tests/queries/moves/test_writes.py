@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import OperationalError
 from django.db.models import F
 
 import sharded_orm
@@ -287,3 +288,24 @@ def test_inside_a_transaction_nothing_is_repeated(move: HandMove, name: str) -> 
                 write(row)
     rows = list(Photo.objects.filter(user_id=KEY).values_list("title", "stars"))
     assert rows == [("p", 1)]
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_deadlock_with_a_mover_whose_move_is_over_when_the_error_arrives(
+    move: HandMove, moves: bool
+) -> None:
+    """The server has undone the write, and nobody is told what the other transaction was."""
+
+    def end_by_deadlock() -> None:
+        if moves:
+            elsewhere(move.whole)()
+        raise OperationalError(1213, "Deadlock found when trying to get lock")
+
+    photos = Photo.objects.filter(user_id=KEY)
+    with before_statement(SOURCE, end_by_deadlock):
+        if moves:
+            assert photos.update(stars=F("stars") + 1) == 1
+        else:
+            with pytest.raises(OperationalError, match="Deadlock"):
+                photos.update(stars=F("stars") + 1)
+    assert Photo.objects.get(user_id=KEY).stars == 1 + moves
