@@ -105,8 +105,8 @@ def repeated(
 
 
 def _moves_now(group: str) -> bool:
-    """Whether this process knows of a key of ``group`` that is in flight."""
-    poll = runtime.placement_lease().valid()
+    """Whether a key of ``group`` is in flight. One query."""
+    poll = runtime.placement_lease().renew()
     return poll is not None and any(key.group == group for key in poll.moves.in_flight)
 
 
