@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from hashlib import md5
 from typing import Any, Final, Self
@@ -213,12 +213,10 @@ class RowCopy(ABC):
         fences = self._quote(FENCES)
         if not self._run(f"SELECT 1 FROM {fences} WHERE id = %s", number):
             return False
-        with self._transaction():
-            self._let_pass(number)
-            with self._past_triggers():
-                for table in reversed(tables):
-                    condition, params = self._of_key(table, key)
-                    self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+        with self._passing(number):
+            for table in reversed(tables):
+                condition, params = self._of_key(table, key)
+                self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
             if former is None:
                 self._run(f"DELETE FROM {fences} WHERE id = %s", number)
             else:
@@ -386,37 +384,21 @@ class RowCopy(ABC):
         digest = md5(text.encode(), usedforsecurity=False).hexdigest()[:16]
         return str(self._quote(f"{SIDE_PREFIX}{digest}"))
 
-    @contextmanager
-    def _passing(self, number: int) -> Iterator[None]:
+    @abstractmethod
+    def _passing(self, number: int) -> AbstractContextManager[None]:
         """A transaction in which the triggers let the changes of this session pass.
 
-        The state is never committed, so others see the fence closed, or wait for its row.
+        Others see the fence closed, or wait. Only one session passes a fence at a time.
+
+        :raises MoveFailed: the fence is not closed.
         """
-        with self._transaction():
-            self._let_pass(number)
-            with self._past_triggers():
-                yield
-            self._run(f"UPDATE {self._quote(FENCES)} SET state = 'closed' WHERE id = %s", number)
 
-    def _past_triggers(self) -> AbstractContextManager[None]:
-        """A context manager: triggers need not look at the fence for each row of this session.
-
-        The fence lets the session pass in any case, so this only saves time.
-        """
-        return nullcontext()
-
-    def _let_pass(self, number: int) -> None:
-        update = (
-            f"UPDATE {self._quote(FENCES)} SET state = 'passes' WHERE id = %s AND state = 'closed'"
+    def _not_closed(self, number: int) -> MoveFailed:
+        return MoveFailed(
+            f"Fence {number} on {self._connection.alias!r} is not closed, so nothing was changed"
+            " there: another process has ended or undone this move. Look at the move before you run"
+            " it again."
         )
-        with self._connection.cursor() as cursor:
-            cursor.execute(update, [number])
-            if cursor.rowcount != 1:
-                raise MoveFailed(
-                    f"Fence {number} on {self._connection.alias!r} is not closed, so nothing was"
-                    " changed there: another process has ended or undone this move. Look at the"
-                    " move before you run it again."
-                )
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

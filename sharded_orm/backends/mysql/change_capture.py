@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from hashlib import md5
 from typing import Any
 
 from django.db import OperationalError
@@ -22,6 +21,7 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import SQLSTATE
+from sharded_orm.backends.mysql.capture_lock import capture_lock
 from sharded_orm.backends.mysql.row_copy import PASSES
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
@@ -57,20 +57,8 @@ class MySQLChangeCapture(ChangeCapture):
         with self._lock_timeout(patience):
             self._close(number)
 
-    @contextmanager
-    def exclusively(self, patience: float) -> Iterator[None]:
-        name = f"sharded_orm_capture:{self._rows('SELECT DATABASE()')[0][0]}"
-        name = md5(name.encode(), usedforsecurity=False).hexdigest()
-        ((is_taken,),) = self._rows("SELECT GET_LOCK(%s, %s)", name, patience)
-        if not is_taken:
-            raise OperationalError(
-                f"Another session has created or dropped triggers on {self._connection.alias!r} for"
-                f" {patience:.0f} s: it hangs, or was paused. End it, and try again."
-            )
-        try:
-            yield
-        finally:
-            self._rows("DO RELEASE_LOCK(%s)", name)
+    def exclusively(self, patience: float) -> AbstractContextManager[None]:
+        return capture_lock(self._rows, "triggers", patience, "created or dropped triggers")
 
     def check_privileges(self, *, sessions: bool = True) -> None:
         ((user,),) = self._rows("SELECT CURRENT_USER()")

@@ -8,7 +8,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm.backends.change_capture import FENCES, CapturedTable
+from sharded_orm.backends.mysql.capture_lock import capture_lock
 from sharded_orm.backends.row_copy import (
     COPY,
     DELETED,
@@ -19,8 +20,10 @@ from sharded_orm.backends.row_copy import (
 )
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
-#: A variable of the session. If it is set, triggers do not look at the fences.
+#: A variable of the session. If it is set, triggers let all changes pass and do not look at fences.
 PASSES: Final = f"@{OWN_PREFIX}passes"
+# Seconds that a session waits for another one that works on the same copy.
+_PATIENCE: Final = 50
 # Types whose bytes are copied as they are, in the character set of the column.
 _BYTES: Final = frozenset(
     {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "binary",
@@ -45,12 +48,24 @@ class MySQLRowCopy(RowCopy):
             self._run(statement)
 
     @contextmanager
-    def _past_triggers(self) -> Iterator[None]:
-        self._run(f"SET {PASSES} = 1")
-        try:
-            yield
-        finally:
-            self._run(f"SET {PASSES} = NULL")
+    def _passing(self, number: int) -> Iterator[None]:
+        # A writer of the key may hold locks on rows when it comes to the fence. An exclusive lock on
+        # the fence would make it wait for this session, which waits for the rows.
+        fence = (
+            f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
+            " LOCK IN SHARE MODE"
+        )
+        alone = capture_lock(
+            self._run, f"fence {number}", _PATIENCE, "changed the rows of the same move"
+        )
+        with alone, self._transaction():
+            if not self._run(fence, number):
+                raise self._not_closed(number)
+            self._run(f"SET {PASSES} = 1")
+            try:
+                yield
+            finally:
+                self._run(f"SET {PASSES} = NULL")
 
     def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
         rows = self._run(

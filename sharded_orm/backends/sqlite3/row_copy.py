@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
-from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm.backends.change_capture import FENCES, CapturedTable
 from sharded_orm.backends.row_copy import (
     COPY,
     DELETED,
@@ -28,6 +29,16 @@ class SQLiteRowCopy(RowCopy):
         connection.ensure_connection()
         connection.connection.create_function("sharded_orm_digest", -1, _digest, deterministic=True)
         self._run("PRAGMA foreign_keys = OFF")
+
+    @contextmanager
+    def _passing(self, number: int) -> Iterator[None]:
+        # This state is never committed, so nobody else sees it.
+        fence = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
+        with self._transaction():
+            if self._count_changed(f"{fence} AND state = 'closed'", "passes", number) != 1:
+                raise self._not_closed(number)
+            yield
+            self._run(fence, "closed", number)
 
     def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
         for _, name, kind, *_, hidden in self._run(f"PRAGMA table_xinfo({self._quote(table)})"):

@@ -35,11 +35,13 @@ class Database:
 
     def capture(self) -> ChangeCapture:
         capture: ChangeCapture = self.session().change_capture()
+        capture._connection.inc_thread_sharing()
         self._sessions.append(capture._connection)
         return capture
 
     def copy(self) -> RowCopy:
         copy: RowCopy = self.session().row_copy()
+        copy._connection.inc_thread_sharing()
         self._sessions.append(copy._connection)
         return copy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,32 @@ def test_the_fence_is_not_read_for_each_row_that_is_published(pair: Pair) -> Non
     with pytest.raises(IntegrityError):
         pair.writer.publish(TABLES, 1)
     assert refuses(pair.writer._connection, "INSERT INTO vote VALUES ('Ada', 'z')")
+
+
+@pytest.mark.parametrize("pair", ["read committed"], indirect=True)
+@pytest.mark.parametrize("change", ["set_aside", "withdraw"])
+def test_a_writer_that_has_locked_a_row_is_refused_at_once(pair: Pair, change: str) -> None:
+    """If the writer waited for the fence, the mover for the row, one of them would be a deadlock's."""
+    capture = pair.source.capture()
+    capture.prepare()
+    capture.watch(1, KEY, closed=True)
+    capture.install(TABLES, PATIENCE)
+    pair.reader.prepare(TABLES)
+    writer = pair.at_source
+    run(writer, "START TRANSACTION")
+    run(writer, "SELECT * FROM vote WHERE owner = 'Ada' FOR UPDATE")
+    with ThreadPoolExecutor() as executor:
+        mover = executor.submit(getattr(pair.reader, change), TABLES, 1, KEY)
+        waits = (
+            "SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() AND time_ms > 100"
+            " AND info LIKE 'DELETE FROM `vote`%'"
+        )
+        while not run(writer, waits) and not mover.done():
+            pass
+        assert refuses(writer, "UPDATE vote SET word = 'z' WHERE owner = 'Ada' AND word = 'a'")
+        run(writer, "ROLLBACK")
+        mover.result(PATIENCE)
+    assert pair.reader.key_digests(VOTE, KEY).count == 0
 
 
 def test_rows_that_have_changed_are_copied_again(pair: Pair) -> None:

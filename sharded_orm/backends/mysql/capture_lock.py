@@ -1,0 +1,38 @@
+"""Locks with which sessions of change captures and row copies exclude each other on a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import md5
+from typing import Any
+
+from django.db import OperationalError
+
+
+@contextmanager
+def capture_lock(
+    run: Callable[..., Any], purpose: str, patience: float, busy: str
+) -> Iterator[None]:
+    """Within the ``with`` block, no other session holds the lock for ``purpose`` on this schema.
+
+    The lock ends with the session, after its transaction was rolled back.
+
+    :param run: runs SQL with parameters in the session, and returns rows.
+    :param patience: seconds to wait for another session.
+    :param busy: what another session does.
+    :raises django.db.OperationalError: it took longer.
+    """
+    ((schema,),) = run("SELECT DATABASE()")
+    name = f"sharded_orm_capture:{schema}:{purpose}".encode()
+    name = md5(name, usedforsecurity=False).hexdigest()
+    ((is_taken,),) = run("SELECT GET_LOCK(%s, %s)", name, patience)
+    if not is_taken:
+        raise OperationalError(
+            f"Another session has {busy} on the database {schema!r} for {patience:.0f} s: it hangs, or"
+            " was paused. End it, and try again."
+        )
+    try:
+        yield
+    finally:
+        run("DO RELEASE_LOCK(%s)", name)
