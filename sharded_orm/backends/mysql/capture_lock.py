@@ -24,8 +24,8 @@ def capture_lock(
     :raises django.db.OperationalError: it took longer.
     """
     ((schema,),) = run("SELECT DATABASE()")
-    name = f"sharded_orm_capture:{schema}:{purpose}".encode()
-    name = md5(name, usedforsecurity=False).hexdigest()
+    purpose = f"sharded_orm_capture:{schema}:{purpose}"
+    name = md5(purpose.encode(), usedforsecurity=False).hexdigest()
     ((is_taken,),) = run("SELECT GET_LOCK(%s, %s)", name, patience)
     if not is_taken:
         raise OperationalError(

@@ -76,8 +76,8 @@ while not os.path.exists(stop):
     except KeyMoved:
         moved += 1
     except OperationalError as error:
-        # A transaction may be ended by a deadlock, and is run again by any application.
-        if n % 7 != 3 or error.args[0] != 1213:
+        # Several writers of the same row may end in a deadlock on one database as well.
+        if n % 7 not in (3, 4) or error.args[0] != 1213:
             raise
 print(json.dumps([written, added, moved, wrong, reads]))
 """
