@@ -7,7 +7,7 @@ request to the cache.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from sharded_orm.models.cached.hydration import connection_state
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
 from sharded_orm.models.sharding.type_variables import M
+from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 
 # The types of key values for which get() can skip building a query.
 _KEYS = frozenset({int, str, UUID})
@@ -291,28 +292,42 @@ def fetch_together(*querysets: Any) -> None:
     up together: their commands to the same cache server are sent in one packet. Querysets that are
     not cached, or whose rows the cache lacks, then query the database one after the other.
     """
+    with recorded_uses(PlacementUses()) as uses:
+        looked_up = _look_up_together(querysets)
+    if not uses.hold():
+        # A key has moved meanwhile. What follows reads its rows once more, and confirms them.
+        for queryset in looked_up:
+            queryset._result_cache = None
+    for queryset in querysets:
+        # If the queryset has no rows yet, this call queries the database. It also prefetches
+        # related rows.
+        queryset._fetch_all()
+
+
+def _look_up_together(querysets: Iterable[Any]) -> list[Any]:
+    """Give querysets the rows that the cache has. Return the querysets that were looked up."""
     reader = _current_reader()
+    if reader is None:
+        return []
+    looked_up: list[Any] = []
     reads: list[tuple[Any, CachedRead]] = []
     for queryset in querysets:
-        if reader is None or queryset._result_cache is not None:
+        if not isinstance(queryset, CachedQuerySet) or queryset._result_cache is not None:
             continue
-        read = queryset._prepared() if isinstance(queryset, CachedQuerySet) else None
+        read = queryset._prepared()
         if read is None:
             continue
+        looked_up.append(queryset)
         instances = read.remembered()
         if instances is not None:
             reader.cache.statistics.add(read.plan.cached.type.name, l1_hits=1)
             queryset._result_cache = instances
         else:
             reads.append((queryset, read))
-    if reader is not None and reads:
-        for fill in (True, False):
-            requests = [read.request for _, read in reads if read.fill is fill]
-            if requests:
-                reader.read(requests, to_fill=fill)
-        for queryset, read in reads:
-            queryset._result_cache = answer(read, reader)
-    for queryset in querysets:
-        # If the queryset has no rows yet, this call queries the database. It also prefetches
-        # related rows.
-        queryset._fetch_all()
+    for fill in (True, False):
+        requests = [read.request for _, read in reads if read.fill is fill]
+        if requests:
+            reader.read(requests, to_fill=fill)
+    for queryset, read in reads:
+        queryset._result_cache = answer(read, reader)
+    return looked_up

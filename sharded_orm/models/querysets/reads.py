@@ -12,16 +12,17 @@ from asgiref.sync import sync_to_async
 from django.db.models import CharField, Model, TextField
 from django.db.models.query import MAX_GET_RESULTS, prefetch_related_objects
 
-from sharded_orm import scatter
+from sharded_orm import runtime, scatter
 from sharded_orm.exceptions import ShardKeyRequired
 from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.models.moves.confirmation import confirmed, confirmed_stream
 from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
+from sharded_orm.models.querysets.raw import RawKeyQuerySet
+from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.options import colocated_alias, target_field
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
 from sharded_orm.models.sharding.type_variables import M
-from sharded_orm.routing.where_clause import OnShard
 from sharded_orm.scatter import Target
 
 # The number of rows that an iterator reads at a time by default, as in QuerySet.iterator().
@@ -187,7 +188,8 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             )
         if self._is_pinned():
             return self._db == home and super().contains(obj)
-        return super(ReadingQuerySet, self.filter(OnShard(home))).contains(obj)
+        matching = self.filter(on_shard_of(self._options, [obj]))
+        return super(ReadingQuerySet, matching).contains(obj)
 
     def count(self) -> int:
         if self._result_cache is not None:
@@ -254,6 +256,10 @@ class ReadingQuerySet(RoutedQuerySet[M]):
                     f" raw(…, using='{route.group}_00000')."
                 )
             using = route.aliases[0]
+            if runtime.strategy(route.group).moves_keys:
+                rows: Any = RawKeyQuerySet(raw_query, self.model, None, params, translations, using)
+                rows.of_key = self
+                return rows.prefetch_related(*self._prefetch_related_lookups)
         return super().raw(raw_query, params, translations, using or self._db)
 
 

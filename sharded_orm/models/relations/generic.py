@@ -20,7 +20,7 @@ from django.contrib.contenttypes.fields import (
 )
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, router
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 from django.db.models.signals import class_prepared
 from django.utils.functional import cached_property
 
@@ -35,14 +35,15 @@ from sharded_orm.models.relations.outside_managers import NullableFromOutside
 from sharded_orm.models.sharding.bound_key import EXEMPT
 from sharded_orm.models.sharding.bound_query import BoundKeyQuery
 from sharded_orm.models.sharding.bound_rows import refuse_other_key
+from sharded_orm.models.sharding.instance_shard import on_shard_of
 from sharded_orm.models.sharding.options import (
     colocated_alias,
     describe,
     group_of,
     key_of_row_changed,
+    required_options,
 )
 from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_keys
-from sharded_orm.routing.where_clause import OnShard
 
 
 class ShardedGenericForeignKey(GenericForeignKey):
@@ -184,7 +185,10 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
             if queryset is None:
                 queryset = self.field.rows_of(model_by_type[type_id], instance_by_place[place])
             elif alias is not None:
-                queryset = queryset.filter(OnShard(alias))
+                instance = instance_by_place[place]
+                queryset = queryset.filter(
+                    on_shard_of(required_options(queryset.model), [instance])
+                )
             rows.extend(compat.copy_fetch_mode(queryset.filter(pk__in=pks), instances[0]))
 
         def row_key(row: Any) -> tuple[Any, ...]:
@@ -341,7 +345,9 @@ class GenericBeside(GenericRows, NullableBeside):
         # Add a condition on the shard of ``instance``, so that other conditions cannot lead to
         # another shard, where another row may have the same primary key.
         alias = colocated_alias(self._options, instance)
-        return queryset if alias is None else queryset.filter(Q(OnShard(alias)))
+        if alias is None:
+            return queryset
+        return queryset.filter(on_shard_of(self._options, [instance]))
 
     def create(self, **kwargs: Any) -> Any:
         # Overrides create() of Django's manager, which names the instance by its id only. With the

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from sharded_orm import runtime
+from sharded_orm import fetch_together, runtime
+from sharded_orm.cache.reader import Reader
 from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.queries.conftest import DATABASES, LATER, ONE, Clock, is_cached
 from tests.queries.moves.hand_move import SOURCE, TARGET, HandMove, alias
@@ -79,6 +80,26 @@ def test_a_cached_answer_is_confirmed_as_well(photos: list[CachedPhoto]) -> None
     move.switch()
     set_titles(TARGET, "on the target")
     assert titles() == ["on the target"] * 5
+
+
+def test_answers_that_are_looked_up_together_are_confirmed_as_well(
+    photos: list[CachedPhoto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = HandMove(ONE, TABLES)
+    move.announce()
+    assert is_cached(titles)
+    read = Reader.read
+
+    def switched(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        move.switch()
+        set_titles(TARGET, "on the target")
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(Reader, "read", switched)
+    together = [CachedPhoto.objects.filter(user_id=ONE).order_by("pk")]
+    fetch_together(*together)
+    assert [photo.title for photo in together[0]] == ["on the target"] * 5
 
 
 @pytest.mark.parametrize("step", ["publish", "switch_directory"])

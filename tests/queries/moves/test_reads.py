@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.contenttypes.prefetch import GenericPrefetch
 from django.db import connections, transaction
 from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
@@ -24,6 +25,7 @@ from tests.queries.moves.hand_move import (
     before_statement,
     elsewhere,
 )
+from tests.relatives.sharded.models import Agent, Item, Note
 
 pytestmark = [
     pytest.mark.every_backend,
@@ -33,6 +35,9 @@ pytestmark = [
 
 def photos() -> Any:
     return Photo.objects.filter(user_id=KEY)
+
+
+RAW = f"SELECT * FROM {Photo._meta.db_table} WHERE user_id = {KEY}"
 
 
 @async_to_sync
@@ -57,6 +62,8 @@ READS: dict[str, tuple[Callable[[], Any], Any]] = {
     "exists": (lambda: photos().exists(), True),
     "aggregate": (lambda: photos().aggregate(Sum("stars")), {"stars__sum": 1}),
     "in_bulk": (lambda: [photo.title for photo in photos().in_bulk().values()], ["p"]),
+    "raw": (lambda: [photo.title for photo in photos().raw(RAW)], ["p"]),
+    "raw iterator": (lambda: [photo.title for photo in photos().raw(RAW).iterator()], ["p"]),
     "several keys": (
         lambda: [p.title for p in Photo.objects.filter(user_id__in=[KEY, KEY + 1])],
         ["p"],
@@ -156,3 +163,39 @@ def test_a_key_in_flight_costs_two_look_ups_and_other_keys_none(move: HandMove) 
     assert len(directory) == 2
     move.switch()
     assert photos().get()._state.db == alias(TARGET)
+
+
+# ##### Querysets from before the move #####
+
+
+def test_raw_sql_from_before_the_move_runs_on_the_new_shard(move: HandMove) -> None:
+    rows = photos().prefetch_related("comments").raw(RAW)
+    some = rows.prefetch_related("album")
+    move.whole()
+    assert [(photo.title, photo._state.db) for photo in rows] == [("p", alias(TARGET))]
+    assert [(photo.album.title, len(photo.comments.all())) for photo in some] == [("a", 1)]
+
+
+def test_rows_of_a_generic_relation_from_before_the_move(move: HandMove) -> None:
+    agent = Agent.objects.create(pk=KEY, name="agent")
+    item = Item.objects.create(id=1, owner=agent, seller=agent, name="i")
+    Note.objects.create(id=1, owner=agent, content_object=item, name="n")
+    move.tables |= {Item._meta.db_table: "owner_id", Note._meta.db_table: "owner_id"}
+    notes = item.notes.all()
+    items = Item.objects.filter(owner=agent)
+    move.whole()
+    assert [note.name for note in notes] == ["n"]
+    assert [note.name for item in items.prefetch_related("notes") for note in item.notes.all()] == [
+        "n"
+    ]
+    about = Note.objects.filter(owner=agent)
+    rows = GenericPrefetch("content_object", [Item.objects.all()])
+    assert [note.content_object.name for note in about.prefetch_related(rows)] == ["i"]
+
+
+def test_contains(move: HandMove) -> None:
+    photo = photos().get()
+    move.announce()
+    with before_statement(SOURCE, move.switch):
+        assert photos().contains(photo)
+    assert photos().contains(photo)
