@@ -33,7 +33,7 @@ class ShardedOrmConfig(AppConfig):
 
     def ready(self) -> None:
         from sharded_orm.backends import creation, text_keys
-        from sharded_orm.backends.group import transaction_memory
+        from sharded_orm.backends.group import moved_shards, transaction_memory
         from sharded_orm.backends.group.test_databases import provide_test_databases
         from sharded_orm.backends.write_hooks import observer, route_check
         from sharded_orm.cache import request_cache
@@ -59,6 +59,9 @@ class ShardedOrmConfig(AppConfig):
         observer.provide_observer(CacheObserver())
         route_check.provide_check(refuse_former_route)
         transaction_uses.provide_check(check_use)
+        moved_shards.provide_lookup(
+            moved_shards.TopologyLookup(runtime.refresh, lambda: runtime.config().move_wait)
+        )
         transaction_memory.provide_knowledge(poll_before_snapshot)
         text_keys.provide_guard(guard)
         creation.provide_isolation(_cache_isolation)

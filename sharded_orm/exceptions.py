@@ -24,6 +24,7 @@
     │   │   └── UnknownKeyOfRows                           no model tells the keys of a table while a key moves
     │   ├── DanglingShardKey       (IntegrityError)        a new key refers to no row of the global database
     │   └── UnknownModel           (LookupError)           no sharded model has that name
+    ├── ShardMoved                 (OperationalError)      a shard moved to another node during a transaction
     ├── ScatterNotSupported        (NotSupportedError)     results of shards cannot be merged exactly
     ├── ScatterError               (OperationalError)      some shards did not answer
     ├── GroupAliasError            (NotSupportedError)     SQL was sent to the alias of a group
@@ -220,6 +221,19 @@ class UnknownKeyOfRows(KeyMoved):
 
     So rows of the key may be counted twice. The statement succeeds when the move has ended.
     """
+
+
+class ShardMoved(ShardedOrmError, OperationalError):
+    """A shard moves to another node, and the statement cannot follow it. It was not executed.
+
+    That is so inside a transaction, or if the move takes longer than ``MOVE_WAIT``. The transaction
+    may simply be run again.
+
+    :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
+    written to some of them before.
+    """
+
+    is_in_part = False
 
 
 class DanglingShardKey(RoutingError, IntegrityError):

@@ -33,6 +33,10 @@ class MySQLFlavor:
     #: Column of the list of sessions with the number of the session's last statement. All statements
     #: of the server are counted together. "0" if the server does not tell.
     statement_number: str
+    #: The fewest seconds of ``lock_wait_timeout``; with 0, a statement fails at once if it must wait.
+    least_lock_wait: int
+    #: Table of information_schema with the identities of InnoDB's tables.
+    innodb_tables: str
 
     @classmethod
     def of(cls, connection: Any) -> MySQLFlavor:
@@ -77,6 +81,8 @@ MARIADB = MySQLFlavor(
     can_be_promoted=True,
     statement_limit="max_statement_time",
     statement_number="query_id",
+    least_lock_wait=0,
+    innodb_tables="innodb_sys_tables",
 )
 MYSQL = MySQLFlavor(
     exact_collation="utf8mb4_0900_bin",  # from MySQL 8.0.17 on
@@ -87,5 +93,7 @@ MYSQL = MySQLFlavor(
     can_be_promoted=False,
     statement_limit="",  # max_execution_time limits SELECT only.
     statement_number="0",
+    least_lock_wait=1,
+    innodb_tables="innodb_tables",
 )
 FLAVORS = (MARIADB, MYSQL)

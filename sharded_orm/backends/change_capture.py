@@ -67,11 +67,15 @@ class CapturedTable:
 
 @dataclass(frozen=True)
 class Change:
-    """An entry of the journal: the row with the primary key ``pk`` was inserted, changed or deleted."""
+    """An entry of the journal: the row with the primary key ``pk`` was inserted, changed or deleted.
+
+    :param fence: the number of the fence whose key the row has.
+    """
 
     number: int
     table: str
     pk: tuple[Any, ...]
+    fence: int
 
 
 class ChangeCapture(ABC):
@@ -243,7 +247,9 @@ class ChangeCapture(ABC):
             number,
             limit,
         )
-        return [Change(int(row[0]), str(row[1]), self._parse_pk(str(row[2]))) for row in rows]
+        return [
+            Change(int(row[0]), str(row[1]), self._parse_pk(str(row[2])), number) for row in rows
+        ]
 
     def backlog(self, number: int) -> int:
         """Return how many changes of a key :meth:`changes` would return without a limit."""
@@ -252,11 +258,20 @@ class ChangeCapture(ABC):
 
     def forget(self, changes: Iterable[Change]) -> None:
         """Remove entries from the journal, after the rows that they name were handled."""
-        numbers = [change.number for change in changes]
-        for start in range(0, len(numbers), 500):
-            batch = numbers[start : start + 500]
-            marks = ", ".join(["%s"] * len(batch))
-            self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE id IN ({marks})", *batch)
+        numbers: dict[int, list[int]] = {}
+        for change in changes:
+            numbers.setdefault(change.fence, []).append(change.number)
+        for fence, entries in numbers.items():
+            for start in range(0, len(entries), 500):
+                batch = entries[start : start + 500]
+                marks = ", ".join(["%s"] * len(batch))
+                # The numbers of entries begin anew if the journal was dropped and created again. So
+                # a process that was paused meanwhile must not delete those of another fence.
+                self._rows(
+                    f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s AND id IN ({marks})",
+                    fence,
+                    *batch,
+                )
 
     # ##### Triggers #####
 

@@ -1,21 +1,21 @@
-"""Copies of all rows of a shard key, byte by byte, and a comparison that shares nothing with them.
+"""Copies of the rows of a shard key in side tables, from which they are published.
 
-Copies lie in *side tables*: one per table, on the shard, beside the real one. So queries never see
-them. A side table has the columns of its table and the number of the copy, but no other constraint.
+*Side tables* are on the shard: one per table, beside the real one. So queries never see the rows. A
+side table has the columns of its table and the number of the copy, but no other constraint.
 
 Each backend derives a class from :class:`RowCopy`; ``connection.row_copy()`` opens one.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from hashlib import md5
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
+from sharded_orm.backends.row_access import Row, RowAccess, RowDigests, batches
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
@@ -23,87 +23,12 @@ from sharded_orm.exceptions import MoveFailed
 COPY: Final = "sharded_orm_copy"
 #: Beginning of the names of side tables.
 SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
-BATCH: Final = 200
 #: Rows of an old copy that one statement deletes.
 DELETED: Final = 1000
 
-Row = tuple[Any, ...]
 
-
-@dataclass(frozen=True)
-class CopiedColumn:
-    """A column that is copied. Generated columns are not: the database computes them.
-
-    :param kind: the type's name as the database gives it, in lower case.
-    """
-
-    name: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class RowDigests:
-    """What the server says about rows: their number, and a digest that does not depend on their order."""
-
-    count: int
-    digest: str
-
-
-class RowCopy(ABC):
-    """Reads, copies and compares the rows of one key on one shard. For one thread only.
-
-    It has a session of its own, without foreign key checks. As a context manager, it closes the
-    session at the end of the block.
-
-    :param connection: a connection object of Django's own backend, which is used for nothing else.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._quote = connection.ops.quote_name
-        self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._connection.close()
-
-    def _count_changed(self, sql: str, *params: Any) -> int:
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, params)
-            return int(cursor.rowcount)
-
-    def _run(self, sql: str, *params: Any) -> list[Row]:
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, params or None)
-            return list(cursor.fetchall()) if cursor.description else []
-
-    # ##### Rows of a key #####
-
-    def read(self, table: CapturedTable, key: Any, limit: int, after: Row = ()) -> list[Row]:
-        """Return rows of a key in the order of the primary key, as :meth:`put` takes them.
-
-        :param after: the primary key of the last row that was read, as :meth:`pk_of` returns it.
-        """
-        condition, params = self._of_key(table, key)
-        if after:
-            pks = ", ".join(map(self._quote, table.pks))
-            marks = ", ".join(["%s"] * len(after))
-            condition, params = f"{condition} AND ({pks}) > ({marks})", [*params, *after]
-        return self._select(table, condition, params, limit)
-
-    def read_again(self, table: CapturedTable, key: Any, pks: Iterable[Row]) -> list[Row]:
-        """Return those rows with the given primary keys that exist and belong to the key."""
-        rows, (condition, params) = [], self._of_key(table, key)
-        for batch in _batches(pks):
-            among, values = self._among(table.pks, batch)
-            rows += self._select(table, f"{condition} AND {among}", [*params, *values], None)
-        return rows
-
-    def pk_of(self, table: CapturedTable, row: Row) -> Row:
-        names = [column.name for column in self.columns(table)]
-        return tuple(row[names.index(pk)] for pk in table.pks)
+class RowCopy(RowAccess):
+    """Copies rows of one key into and out of side tables of one shard. For one thread only."""
 
     # ##### Side tables #####
 
@@ -122,7 +47,7 @@ class RowCopy(ABC):
         columns = self.columns(table)
         names = ", ".join([self._quote(COPY), *(self._quote(column.name) for column in columns)])
         marks = f"(%s, {', '.join(map(self._mark, columns))})"
-        for batch in _batches(rows):
+        for batch in batches(rows):
             self._run(
                 f"INSERT INTO {self._side(table)} ({names}) VALUES"
                 f" {', '.join([marks] * len(batch))}",
@@ -131,8 +56,8 @@ class RowCopy(ABC):
 
     def remove(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
         """Remove rows from a copy; those that it does not have are ignored."""
-        for batch in _batches(pks):
-            among, values = self._among(table.pks, batch)
+        for batch in batches(pks):
+            among, values = self._among(table, table.pks, batch)
             self._run(
                 f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s AND {among}",
                 number,
@@ -240,8 +165,8 @@ class RowCopy(ABC):
                 continue
             indexes = [names.index(column) for column in unique]
             values = [tuple(row[index] for index in indexes) for row in rows]
-            for batch in _batches(value for value in values if None not in value):
-                among, params = self._among(unique, batch)
+            for batch in batches(value for value in values if None not in value):
+                among, params = self._among(table, unique, batch)
                 pks = ", ".join(map(self._quote, table.pks))
                 there = self._run(
                     f"SELECT {pks} FROM {self._quote(table.name)} WHERE {among} LIMIT 10", *params
@@ -250,22 +175,9 @@ class RowCopy(ABC):
                 found += [f"{what} of row {', '.join(map(str, pk))}" for pk in there]
         return found[:10]
 
-    # ##### Comparison #####
-
-    def key_digests(self, table: CapturedTable, key: Any) -> RowDigests:
-        """Digest the rows of a key in the real table. The server computes it from every column."""
-        return self._digests(table, self._quote(table.name), *self._of_key(table, key))
-
     def copy_digests(self, table: CapturedTable, number: int) -> RowDigests:
         """Digest the rows of a copy. Equal rows give equal digests, on whatever shard they are."""
         return self._digests(table, self._side(table), f"{self._quote(COPY)} = %s", [number])
-
-    def key_rows(self, table: CapturedTable, key: Any) -> dict[Row, str]:
-        """Return the digest of each row of a key, by primary key, to name the rows that differ.
-
-        Rows whose primary keys are fresh are named by their other columns.
-        """
-        return self._row_digests(table, self._quote(table.name), *self._of_key(table, key))
 
     def copy_rows(self, table: CapturedTable, number: int) -> dict[Row, str]:
         """Return the digest of each row of a copy, as :meth:`key_rows` does."""
@@ -273,14 +185,9 @@ class RowCopy(ABC):
 
     # ##### What the backends know #####
 
-    def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns that are copied, in the order of the table."""
-        if table.name not in self._columns:
-            self._columns[table.name] = tuple(self._read_columns(table.name))
-        return self._columns[table.name]
-
     @abstractmethod
-    def _read_columns(self, table: str) -> Iterator[CopiedColumn]: ...
+    def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
+        """Yield the columns of each unique index that has no condition and no expression."""
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
@@ -288,10 +195,6 @@ class RowCopy(ABC):
 
         The actions are CASCADE, SET NULL and SET DEFAULT. On some databases no trigger sees them.
         """
-
-    @abstractmethod
-    def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
-        """Yield the columns of each unique index that has no condition and no expression."""
 
     @abstractmethod
     def _side_tables(self) -> list[str]:
@@ -303,79 +206,6 @@ class RowCopy(ABC):
 
     @abstractmethod
     def _side_statements(self, table: CapturedTable) -> Iterator[str]: ...
-
-    @abstractmethod
-    def _exact(self, column: CopiedColumn) -> str:
-        """Return SQL for the value of a column, from which nothing is lost on the way to Python."""
-
-    @abstractmethod
-    def _mark(self, column: CopiedColumn) -> str:
-        """Return the parameter's mark in an INSERT of such a value."""
-
-    @abstractmethod
-    def _key_condition(self, column: str) -> str:
-        """Return SQL that compares the column with the shard key, exactly."""
-
-    @abstractmethod
-    def _key_params(self, key: Any) -> list[Any]: ...
-
-    @abstractmethod
-    def _digests(
-        self, table: CapturedTable, source: str, condition: str, params: list[Any]
-    ) -> RowDigests: ...
-
-    @abstractmethod
-    def _row_digest(self, table: CapturedTable) -> str:
-        """Return SQL for the digest of a row."""
-
-    def _row_digests(
-        self, table: CapturedTable, source: str, condition: str, params: list[Any]
-    ) -> dict[Row, str]:
-        kinds = {column.name: column for column in self.columns(table)}
-        names = table.pks
-        if table.fresh_ids:
-            names = tuple(column.name for column in self._kept_columns(table))
-        pks = ", ".join(self._exact(kinds[name]) for name in names)
-        rows = self._run(
-            f"SELECT {self._row_digest(table)}, {pks} FROM {source} WHERE {condition}", *params
-        )
-        return {tuple(row[1:]): str(row[0]) for row in rows}
-
-    def _select(
-        self, table: CapturedTable, condition: str, params: list[Any], limit: int | None
-    ) -> list[Row]:
-        values = ", ".join(map(self._exact, self.columns(table)))
-        order = ", ".join(map(self._quote, table.pks))
-        sql = f"SELECT {values} FROM {self._quote(table.name)} WHERE {condition} ORDER BY {order}"
-        return self._run(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
-
-    def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
-        """Return a condition for the rows of a key, and its parameters."""
-        condition = self._key_condition(self._quote(table.key))
-        for link in reversed(table.links):
-            condition = (
-                f"{self._quote(link.column)} IN (SELECT {self._quote(link.target)}"
-                f" FROM {self._quote(link.table)} WHERE {condition})"
-            )
-        return condition, self._key_params(key)
-
-    def _among(self, columns: Sequence[str], rows: Sequence[Row]) -> tuple[str, list[Any]]:
-        """Return a condition for the rows with given values of ``columns``, and its parameters."""
-        values = [value for row in rows for value in row]
-        if len(columns) == 1:
-            return f"{self._quote(columns[0])} IN ({', '.join(['%s'] * len(rows))})", values
-        one = " AND ".join(f"{self._quote(column)} = %s" for column in columns)
-        return f"({' OR '.join([f'({one})'] * len(rows))})", values
-
-    def _names(self, columns: Iterable[CopiedColumn]) -> str:
-        return ", ".join(self._quote(column.name) for column in columns)
-
-    def _kept_columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns whose values are the same on every shard."""
-        columns = self.columns(table)
-        if not table.fresh_ids:
-            return columns
-        return tuple(column for column in columns if column.name not in table.pks)
 
     def _side(self, table: CapturedTable) -> str:
         # The columns are part of the name, because a migration may change the table while old
@@ -399,21 +229,3 @@ class RowCopy(ABC):
             " there: another process has ended or undone this move. Look at the move before you run"
             " it again."
         )
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._run(self._begin)
-        try:
-            yield
-            self._run("COMMIT")
-        except BaseException:
-            self._run("ROLLBACK")
-            raise
-
-    _begin = "START TRANSACTION"
-
-
-def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
-    rows = list(values)
-    for start in range(0, len(rows), BATCH):
-        yield rows[start : start + BATCH]

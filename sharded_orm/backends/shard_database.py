@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from sharded_orm.backends.change_capture import ChangeCapture
     from sharded_orm.backends.row_copy import RowCopy
+    from sharded_orm.backends.schema_move import SchemaMove
     from sharded_orm.backends.sizes import ShardSize, TableSize
     from sharded_orm.backends.snapshot import SchemaSnapshot
     from sharded_orm.backends.statements import Effect
@@ -181,6 +182,16 @@ class ShardDatabaseMixin:
     def row_copy(self, account: Mapping[str, Any] | None = None) -> RowCopy:
         """Open a session of its own on this schema, to read, copy and compare the rows of a key.
 
+        :param account: as in :meth:`change_capture`.
+        """
+        raise NotImplementedError
+
+    def schema_move(
+        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+    ) -> SchemaMove:
+        """Open a session of its own on this schema, to read its definition, and to hide its tables.
+
+        :param confirm: called before each change; raises an error if it must not be made.
         :param account: as in :meth:`change_capture`.
         """
         raise NotImplementedError

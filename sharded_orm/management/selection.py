@@ -19,7 +19,7 @@ def add_selection(parser: ArgumentParser) -> None:
     parser.add_argument("--group", metavar="GROUP", help="Only the shards of this group.")
     parser.add_argument(
         "--shards",
-        type=_numbers,
+        type=shard_numbers,
         metavar="NUMBERS",
         help="Only these numbers, e.g. 0-511,700; needs --group if there are several groups.",
     )
@@ -40,7 +40,8 @@ def selection_of(options: Mapping[str, Any]) -> list[Selected]:
         raise CommandError(str(exc)) from exc
 
 
-def _numbers(text: str) -> list[range]:
+def shard_numbers(text: str) -> list[range]:
+    """Return the ranges of numbers in an argument such as ``0-511,700``, for argparse."""
     try:
         return parse_numbers(text)
     except ValueError as exc:

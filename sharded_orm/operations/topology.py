@@ -83,6 +83,30 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     )
 
 
+def rule_out(is_published: Callable[[Document], bool], comment: str = "") -> bool:
+    """Make sure that a change which a process may have sent just now will never be published.
+
+    To make its publication fail, publish the present topology as a new version. This works because
+    each publication names the version that it replaces, and the source of the topology accepts only
+    one publication for each version.
+
+    :param is_published: whether a document has the change.
+    :return: True if the change is ruled out, False if it is published already.
+    :raises TopologyUnavailable: the source of the topology does not answer.
+    """
+    source = runtime.source()
+    while True:
+        document = current()
+        if is_published(document):
+            return False
+        version = document.version
+        try:
+            source.publish(document.at_version(version + 1), expected=version, comment=comment)
+        except TopologyConflict:
+            continue
+        return True
+
+
 @dataclass(frozen=True)
 class Pushed:
     """The outcome of :func:`push`.

@@ -5,15 +5,16 @@ node one after another.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
 
-from sharded_orm import database_settings
+from sharded_orm import database_settings, runtime
 from sharded_orm.backends.group import relocation
+from sharded_orm.backends.group.moved_shards import PlaceWait, is_missing_table
 from sharded_orm.backends.group.test_databases import prepare_shards
 from sharded_orm.scatter.failures import (
     Failures,
@@ -241,6 +242,11 @@ class Executor:
                 middle = len(branches) // 2
                 rows = self._run(statement, branches[:middle])
                 return [*rows, *self._run(statement, branches[middle:])]
+            if is_missing_table(error) and len(branches) == 1:
+                try:
+                    return self._read_at_new_place(statement, branches[0], error)
+                except DatabaseError as exc:
+                    error = exc
             if is_node_gone(error):
                 self._unreachable[statement.node] = error
             self._fail(branches, error)
@@ -256,6 +262,42 @@ class Executor:
         with self._node_cursor(statement) as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall())
+
+    def _read_at_new_place(
+        self, statement: ShardStatement, branch: Branch, error: DatabaseError
+    ) -> list[Row]:
+        """Read the rows of a shard that has moved to another node since the plan was made.
+
+        :param error: the shard's tables were not found. It is raised if the shard has not moved.
+        """
+        shard = branch.shard
+        place: Mapping[str, Any] | None = database_settings.settings_as_planned(shard)
+        wrapper = self._wrappers[statement.node]
+        if place is None or statement.alias is not None:
+            raise error  # The cursor of an alias follows its shard by itself.
+        wait = PlaceWait(
+            wrapper,
+            lambda: database_settings.settings_as_planned(runtime.shard(shard.group, shard.number)),
+        )
+        while True:
+            place = wait.next_place(place)
+            if place is None:
+                raise error
+            # The schema has the same name on every node.
+            sql, params = statement.sql([branch])
+            copy = relocation.separate_copy(wrapper, place)
+            try:
+                with self._group.wrap_database_errors, copy.node_cursor() as cursor:
+                    cursor.execute(sql, params)
+                    rows = list(cursor.fetchall())
+            except DatabaseError as exc:
+                if not is_missing_table(exc):
+                    raise
+                continue
+            finally:
+                copy.close()
+            self._answered = True
+            return rows
 
     @contextmanager
     def _node_cursor(self, statement: ShardStatement, **how: bool) -> Iterator[Any]:

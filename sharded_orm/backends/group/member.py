@@ -20,6 +20,11 @@ from django.utils.functional import cached_property
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.contract import GroupAlias
+from sharded_orm.backends.group.moved_shards import (
+    ShardCursor,
+    ShardDebugCursor,
+    refuse_hidden_tables,
+)
 from sharded_orm.backends.group.test_databases import prepare_shards, test_databases
 from sharded_orm.backends.group.transaction_memory import knowledge_of
 from sharded_orm.backends.query_log import ShardExecuteWrappers, ShardQueryLog
@@ -135,6 +140,20 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
                 self.awaits_snapshot = False
                 self.known_at_snapshot = knowledge_of(self.shard)
         return super()._cursor(name)
+
+    def prepare_database(self) -> None:
+        # Overrides the method that "migrate" calls before it looks for tables.
+        super().prepare_database()
+        if self.shard is not None:
+            refuse_hidden_tables(self)
+
+    def make_cursor(self, cursor: Any) -> Any:
+        return super().make_cursor(cursor) if self.shard is None else ShardCursor(cursor, self)
+
+    def make_debug_cursor(self, cursor: Any) -> Any:
+        if self.shard is None:
+            return super().make_debug_cursor(cursor)
+        return ShardDebugCursor(cursor, self)
 
     @property
     def queries_logged(self) -> bool:

@@ -113,7 +113,7 @@ def current_settings(wrapper: GroupMember) -> dict[str, Any] | None:
     return settings
 
 
-def same_place(settings: dict[str, Any], other: dict[str, Any]) -> bool:
+def same_place(settings: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether ``settings`` and ``other`` name the same database, with the same options."""
     return {k: v for k, v in settings.items() if k not in _UNRELATED} == {
         k: v for k, v in other.items() if k not in _UNRELATED

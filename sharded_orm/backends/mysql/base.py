@@ -5,7 +5,7 @@ on the node share them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -29,6 +29,7 @@ from sharded_orm.backends.mysql.node_cursor import NodeCursor, NodeStream
 from sharded_orm.backends.mysql.operations import DatabaseOperations
 from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
+from sharded_orm.backends.mysql.schema_move import MySQLSchemaMove
 from sharded_orm.backends.mysql.session_mode import SessionMode
 from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
 from sharded_orm.backends.sizes import ShardSize, TableSize
@@ -311,6 +312,11 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         # With this option, the driver marks bytes as such, and the server does not convert them.
         options = {**self.settings_dict["OPTIONS"], "binary_prefix": True}
         return MySQLRowCopy(self._stock_wrapper({**(account or {}), "OPTIONS": options}))
+
+    def schema_move(
+        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+    ) -> MySQLSchemaMove:
+        return MySQLSchemaMove(self._stock_wrapper(account or {}), confirm)
 
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
         """Return a connection object of Django's own backend, for statements that leave session state."""

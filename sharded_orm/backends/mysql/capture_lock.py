@@ -1,9 +1,9 @@
-"""Locks with which sessions of change captures and row copies exclude each other on a schema."""
+"""Locks with which the sessions of moves exclude each other on a schema."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import md5
 from typing import Any
 
@@ -28,11 +28,20 @@ def capture_lock(
     name = md5(purpose.encode(), usedforsecurity=False).hexdigest()
     ((is_taken,),) = run("SELECT GET_LOCK(%s, %s)", name, patience)
     if not is_taken:
+        ((holder,),) = run("SELECT IS_USED_LOCK(%s)", name)
         raise OperationalError(
-            f"Another session has {busy} on the database {schema!r} for {patience:.0f} s: it hangs, or"
-            " was paused. End it, and try again."
+            f"Another session ({holder}) has {busy} on the database {schema!r} for {patience:.0f} s: it hangs, or"
+            f" was paused. End it (KILL {holder}), and try again."
         )
     try:
         yield
     finally:
         run("DO RELEASE_LOCK(%s)", name)
+
+
+def tables_lock(run: Callable[..., Any], patience: float) -> AbstractContextManager[None]:
+    """A context manager: no other session of moves creates, drops or renames tables or triggers.
+
+    The parameters and errors are those of :func:`capture_lock`.
+    """
+    return capture_lock(run, "tables", patience, "changed tables or triggers")

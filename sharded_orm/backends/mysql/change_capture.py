@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -21,19 +21,15 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import SQLSTATE
-from sharded_orm.backends.mysql.capture_lock import capture_lock
+from sharded_orm.backends.mysql.capture_lock import tables_lock
+from sharded_orm.backends.mysql.lock_waits import LockWaits
 from sharded_orm.backends.mysql.row_copy import PASSES
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# Seconds that one attempt waits for locks. Statements of others queue behind it for as long.
-_ATTEMPT = 0.05
-# Seconds between two attempts, in which the statements that have queued behind the first are served.
-_BETWEEN = 0.05
 # InnoDB makes its list of transactions anew if nobody has read it for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
-_LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
 # That error, and those for a missing privilege on a schema, on a table and on the server.
 _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
@@ -50,15 +46,16 @@ class MySQLChangeCapture(ChangeCapture):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self._flavor = MySQLFlavor.of(connection)
+        self._locks = LockWaits(self._rows, self._flavor)
         self._rows("SET NAMES utf8mb4")
         self._rows("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
     def close(self, number: int, patience: float) -> None:
-        with self._lock_timeout(patience):
+        with self._locks.limit(patience):
             self._close(number)
 
     def exclusively(self, patience: float) -> AbstractContextManager[None]:
-        return capture_lock(self._rows, "triggers", patience, "created or dropped triggers")
+        return tables_lock(self._rows, patience)
 
     def check_privileges(self, *, sessions: bool = True) -> None:
         ((user,),) = self._rows("SELECT CURRENT_USER()")
@@ -169,9 +166,9 @@ class MySQLChangeCapture(ChangeCapture):
             present = self.triggers()
             for event in EVENTS:
                 if trigger_name(table.name, event) not in present:
-                    self._attempt(deadline, partial(self._rows, self._trigger(table, event)))
+                    self._locks.attempt(deadline, partial(self._rows, self._trigger(table, event)))
             # Locking the table waits for every transaction that has used it before.
-            self._attempt(deadline, partial(self._pass_through, table))
+            self._locks.attempt(deadline, partial(self._pass_through, table))
 
     def uninstall(self, patience: float) -> bool:
         with self.exclusively(patience):
@@ -184,7 +181,7 @@ class MySQLChangeCapture(ChangeCapture):
             return False
         for name in self.triggers():
             drop = f"DROP TRIGGER IF EXISTS {self._quote(name)}"
-            self._attempt(deadline, partial(self._rows, drop))
+            self._locks.attempt(deadline, partial(self._rows, drop))
         self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}, {self._quote(FENCES)}")
         return True
 
@@ -192,6 +189,8 @@ class MySQLChangeCapture(ChangeCapture):
         return bool(self._rows("SHOW TABLES LIKE %s", FENCES.replace("_", r"\_")))
 
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
+        if not tables:
+            return []
         # InnoDB fires no triggers for rows that it changes itself because of a foreign key.
         marks = ", ".join(["%s"] * len(tables))
         rows = self._rows(
@@ -205,30 +204,6 @@ class MySQLChangeCapture(ChangeCapture):
     def _pass_through(self, table: CapturedTable) -> None:
         self._rows(f"LOCK TABLES {self._quote(table.name)} WRITE")
         self._rows("UNLOCK TABLES")
-
-    def _attempt(self, deadline: float, action: Callable[[], object]) -> None:
-        while True:
-            try:
-                with self._lock_timeout(_ATTEMPT):
-                    action()
-                return
-            except OperationalError as exc:
-                if exc.args[0] not in (_LOCK_WAIT, self._flavor.statement_timeout):
-                    raise
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
-
-    @contextmanager
-    def _lock_timeout(self, seconds: float) -> Iterator[None]:
-        """Limit the time that statements of the block wait for locks."""
-        for name, value in self._flavor.lock_timeouts(seconds).items():
-            self._rows(f"SET SESSION {name} = %s", value)
-        try:
-            yield
-        finally:
-            for name in self._flavor.lock_timeouts(seconds):
-                self._rows(f"SET SESSION {name} = DEFAULT")
 
     def _table_statements(self) -> Iterator[str]:
         yield (

@@ -10,14 +10,8 @@ from typing import Any, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
 from sharded_orm.backends.mysql.capture_lock import capture_lock
-from sharded_orm.backends.row_copy import (
-    COPY,
-    DELETED,
-    SIDE_PREFIX,
-    CopiedColumn,
-    RowCopy,
-    RowDigests,
-)
+from sharded_orm.backends.row_access import CopiedColumn, RowDigests
+from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 from sharded_orm.backends.snapshot import OWN_PREFIX
 
 #: A variable of the session. If it is set, triggers let all changes pass and do not look at fences.
@@ -69,13 +63,15 @@ class MySQLRowCopy(RowCopy):
 
     def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
         rows = self._run(
-            "SELECT column_name, data_type, extra FROM information_schema.columns"
-            " WHERE table_schema = DATABASE() AND table_name = %s ORDER BY ordinal_position",
+            "SELECT column_name, data_type, extra, character_set_name, collation_name"
+            " FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s ORDER BY ordinal_position",
             table,
         )
-        for name, kind, extra in rows:
+        for name, kind, extra, charset, collation in rows:
             if "GENERATED" not in str(extra).upper().replace("DEFAULT_GENERATED", ""):
-                yield CopiedColumn(str(name), str(kind).lower())
+                yield CopiedColumn(
+                    str(name), str(kind).lower(), str(charset or ""), str(collation or "")
+                )
 
     def _side_tables(self) -> list[str]:
         like = SIDE_PREFIX.replace("_", r"\_") + "%"
@@ -125,6 +121,12 @@ class MySQLRowCopy(RowCopy):
 
     def _mark(self, column: CopiedColumn) -> str:
         return "CAST(%s AS UNSIGNED)" if column.kind == "bit" else "%s"
+
+    def _comparand(self, column: CopiedColumn) -> str:
+        # Bytes would be compared as bytes, not in the order of the index.
+        if not column.charset:
+            return "%s"
+        return f"CONVERT(%s USING {column.charset}) COLLATE {column.collation}"
 
     def _key_condition(self, column: str) -> str:
         # The first comparison uses an index. The second tells keys apart that a collation does not.

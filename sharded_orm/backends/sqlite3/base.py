@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -29,6 +29,7 @@ from sharded_orm.backends.sqlite3.features import DatabaseFeatures
 from sharded_orm.backends.sqlite3.operations import DatabaseOperations
 from sharded_orm.backends.sqlite3.row_copy import SQLiteRowCopy
 from sharded_orm.backends.sqlite3.schema import DatabaseSchemaEditor
+from sharded_orm.backends.sqlite3.schema_move import SQLiteSchemaMove
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.exceptions import ShardDatabaseMissing
@@ -185,6 +186,11 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
 
     def row_copy(self, account: Mapping[str, Any] | None = None) -> SQLiteRowCopy:
         return SQLiteRowCopy(self._stock_wrapper())
+
+    def schema_move(
+        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+    ) -> SQLiteSchemaMove:
+        return SQLiteSchemaMove(self._stock_wrapper(), confirm)
 
     def _stock_wrapper(self) -> base.DatabaseWrapper:
         """Return a connection object of Django's own backend."""

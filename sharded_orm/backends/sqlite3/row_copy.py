@@ -8,14 +8,8 @@ from hashlib import sha256
 from typing import Any
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
-from sharded_orm.backends.row_copy import (
-    COPY,
-    DELETED,
-    SIDE_PREFIX,
-    CopiedColumn,
-    RowCopy,
-    RowDigests,
-)
+from sharded_orm.backends.row_access import CopiedColumn, RowDigests
+from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
 # Arguments per call of a function, of which SQLite allows a hundred or more.
 _ARGUMENTS = 50

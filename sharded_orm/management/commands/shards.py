@@ -7,7 +7,7 @@ in ``ACTIONS``.
 from __future__ import annotations
 
 from sharded_orm.management.actions import CommandOfActions
-from sharded_orm.management.shards import grow, imports, promote, run, status, where
+from sharded_orm.management.shards import grow, imports, move, promote, run, status, where
 
 
 class Command(CommandOfActions):
@@ -22,4 +22,5 @@ class Command(CommandOfActions):
         *grow.ACTIONS,
         *promote.ACTIONS,
         *imports.ACTIONS,
+        *move.ACTIONS,
     )

@@ -13,6 +13,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm.management.actions import Action, problems_error
+from sharded_orm.management.arguments import days, positive
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations import moves
@@ -46,7 +47,7 @@ class MoveKeys(Action):
         )
         parser.add_argument(
             "--max-pause",
-            type=_positive,
+            type=positive,
             default=1000,
             metavar="MS",
             help="Milliseconds for which writes of a key may wait until its copy is complete; publishing"
@@ -55,20 +56,20 @@ class MoveKeys(Action):
         )
         parser.add_argument(
             "--rate",
-            type=_positive,
+            type=positive,
             metavar="ROWS",
             help="Each worker copies at most this many rows per second. Default: no limit",
         )
         parser.add_argument(
             "--workers",
-            type=_positive,
+            type=positive,
             default=4,
             metavar="N",
             help="Move N keys at once. Default: %(default)s",
         )
         parser.add_argument(
             "--keep",
-            type=_days,
+            type=days,
             default=timedelta(days=7),
             metavar="DAYS",
             help="Keep the old rows for so long, in tables of their own. Default: 7",
@@ -223,19 +224,3 @@ def _target(text: str) -> int | str:
     if not text.isascii() or not text.isdigit():
         raise ArgumentTypeError(f"{text!r} is neither the number of a shard nor {moves.AUTO!r}")
     return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is no positive number")
-    return int(text)
-
-
-def _days(text: str) -> timedelta:
-    try:
-        days = timedelta(days=float(text))
-    except (ValueError, OverflowError):
-        days = timedelta(days=-1)
-    if days < timedelta(0):
-        raise ArgumentTypeError(f"{text!r} is no number of days")
-    return days

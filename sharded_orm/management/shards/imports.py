@@ -12,6 +12,7 @@ from django.core.management.base import CommandParser
 
 from sharded_orm.exceptions import ImportRefused
 from sharded_orm.management.actions import Action, problems_error
+from sharded_orm.management.arguments import positive
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.management.tables import write_table
@@ -91,21 +92,21 @@ class Import(Action):
         )
         parser.add_argument(
             "--workers",
-            type=_positive,
+            type=positive,
             default=1,
             metavar="N",
             help="Work in N threads. Default: %(default)s",
         )
         parser.add_argument(
             "--rows",
-            type=_positive,
+            type=positive,
             default=ROWS,
             metavar="N",
             help="The number of rows that a worker takes at a time. Default: %(default)s",
         )
         parser.add_argument(
             "--rounds",
-            type=_positive,
+            type=positive,
             default=10,
             metavar="N",
             help="Go through the tables N times at most. Default: %(default)s",
@@ -244,12 +245,6 @@ class Import(Action):
     def _show_tables(self, command: BaseCommand, tables: Sequence[tuple[str, int]]) -> None:
         rows = [(label, f"{count:,}") for label, count in tables]
         write_table(command, ("table", ">rows"), rows)
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is no positive number")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

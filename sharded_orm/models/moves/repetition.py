@@ -1,6 +1,6 @@
-"""Writes whose shard key moves: they wait for the end of the switch, and run again on the new shard.
+"""Writes whose shard key or shard moves: they wait for the end of the switch, and run again.
 
-See docs/decisions/0028-key-moves.md.
+See docs/decisions/0028-key-moves.md and 0035-moves-of-shards.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db import DatabaseError, OperationalError
 
 from sharded_orm import runtime
 from sharded_orm.backends.fence import is_deadlock
-from sharded_orm.exceptions import KeyMoved, RoutingError
+from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved
 from sharded_orm.models.moves.confirmation import in_transaction, key_moved
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
 
@@ -49,7 +49,8 @@ def repeated(
 
     If a shard refuses the write, if its rows are gone, or if a deadlock with the mover ends it, nothing
     was written. Outside of transactions, call ``write`` again after some milliseconds, until it
-    passes or ``MOVE_WAIT`` seconds are over.
+    passes or ``MOVE_WAIT`` seconds are over. The same happens if the shard itself moves to another
+    node (:func:`follow_shard`).
 
     No fence stops a statement that finds no row, because triggers fire for rows. So a write that
     arrives after the rows were taken away is known by its result, or by its error.
@@ -67,13 +68,13 @@ def repeated(
     if not runtime.strategy(group).moves_keys or (
         joins and isinstance(current_uses(), WriteAttempt)
     ):
-        return write()
+        return follow_shard(group, write)
     deadline = None
     while True:
         attempt = WriteAttempt()
         try:
             with recorded_uses(attempt):
-                result = write()
+                result = follow_shard(group, write)
             if nothing_written is None or attempt.hold():
                 return result
             attempt.is_in_part = not nothing_written(result)
@@ -82,6 +83,9 @@ def repeated(
             raise key_moved(group, "moved to another shard while it was written")
         except KeyMoved as moved:
             error = moved
+        except ShardMoved as moved:
+            moved.is_in_part |= attempt.is_in_part
+            raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
             # For example, an UPDATE of an instance has found no row. After another OperationalError,
             # such as a lost connection, it is unknown whether the row was written.
@@ -102,6 +106,31 @@ def repeated(
         # The fence tells nobody when it is removed. Look the key up again next time.
         time.sleep(_PAUSE)
         runtime.placement_lease().renew()
+
+
+def follow_shard(group: str, write: Callable[[], R]) -> R:
+    """Return the result of ``write``, which is run again if its shard moves to another node.
+
+    Statements follow a shard by themselves, but transactions do not. So this is for writes that open
+    a transaction of their own. Nothing was written if it fails.
+
+    :param write: changes rows on one shard, all or none. It is called again within ``MOVE_WAIT``
+        seconds.
+    :raises ShardMoved: a transaction is open around the write, the move took too long, or a part was
+        written.
+    """
+    deadline = None
+    while True:
+        try:
+            return write()
+        except ShardMoved as error:
+            if error.is_in_part or in_transaction(group):
+                raise
+            if deadline is None:
+                deadline = time.monotonic() + runtime.config().move_wait
+            elif time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE)
 
 
 def _moves_now(group: str) -> bool:
@@ -130,8 +159,9 @@ def part_of_write(number: int) -> Iterator[None]:
         write_in_part()
     try:
         yield
-    except KeyMoved as error:
+    except (KeyMoved, ShardMoved) as error:
         if number:
+            error.is_in_part = True
             error.add_note(f"{number} other shards were written already.")
         raise
 

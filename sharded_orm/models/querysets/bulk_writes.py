@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import Model
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import CrossShardRelation, KeyMoved, ShardKeyChanged
+from sharded_orm.exceptions import CrossShardRelation, KeyMoved, ShardKeyChanged, ShardMoved
 from sharded_orm.models.fields.generated_id import (
     EmbeddedShardMixin,
     forget_shard_choice,
@@ -62,7 +62,7 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 
         try:
             repeated(self._options.group, write, joins=self._is_pinned())
-        except KeyMoved as error:
+        except (KeyMoved, ShardMoved) as error:
             if len(pending) < len(objs):
                 error.is_in_part = True
                 error.add_note(
@@ -192,7 +192,7 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
 
         try:
             repeated(self._options.group, write)
-        except KeyMoved as error:
+        except (KeyMoved, ShardMoved) as error:
             if updated:
                 error.is_in_part = True
                 error.add_note(f"{updated} rows were updated on other shards already.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db.models import Model
@@ -9,7 +10,7 @@ from django.db.models.constants import LOOKUP_SEP
 
 from sharded_orm import compat
 from sharded_orm.exceptions import CrossShardRelation
-from sharded_orm.models.moves.repetition import part_of_write, repeated
+from sharded_orm.models.moves.repetition import follow_shard, part_of_write, repeated
 from sharded_orm.models.querysets.bulk_writes import (
     BulkWritingQuerySet,
     refuse_rows_of_other_shards,
@@ -175,7 +176,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         updated = 0
         for number, target in enumerate(destination):
             with part_of_write(number):
-                updated += super(WritingQuerySet, self._for_target(target)).update(**kwargs)
+                update = partial(super(WritingQuerySet, self._for_target(target)).update, **kwargs)
+                updated += follow_shard(self._options.group, update)
         return updated
 
     def _refuse_instances_of_other_key(self, values: dict[str, Any]) -> None:
@@ -245,7 +247,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         total, per_model = 0, dict[str, int]()
         for part, target in enumerate(targets):
             with part_of_write(part):
-                deleted, counts = super(WritingQuerySet, self._for_target(target)).delete()
+                delete = super(WritingQuerySet, self._for_target(target)).delete
+                deleted, counts = follow_shard(self._options.group, delete)
             total += deleted
             for label, number in counts.items():
                 per_model[label] = per_model.get(label, 0) + number

@@ -12,6 +12,7 @@ from sharded_orm.operations.growth.growth_run import GrowthReport, GrowthRun, Te
 from sharded_orm.operations.growth.new_range import NewRange
 from sharded_orm.operations.migrate import migration_run
 from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.routing.base import key_routing_of
 from sharded_orm.topology.transitions import KeyRouting
@@ -51,7 +52,7 @@ def grow(
     :raises GrowthRefused: the group cannot grow, or not with these arguments.
     :raises TopologyReadOnly: commands cannot change the topology. The message tells the operator
         what to do instead.
-    :raises OperationHeld: another process grows the group.
+    :raises OperationHeld: another process grows the group, or moves shards of it.
     """
     # Read the topology from its source: this process may use an outdated copy from the disk.
     runtime.refresh()
@@ -68,6 +69,7 @@ def grow(
     if count < 1:
         raise GrowthRefused(f"A group grows by one shard or more, not by {count!r}.")
     with journal.hold_run(KIND, name, {**arguments, "first": None}) as run:
+        refuse_conflicts(run)
         if run.arguments["first"] is None:
             is_resumed = False
             group = runtime.group(name)

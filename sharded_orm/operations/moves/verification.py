@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sharded_orm.backends.change_capture import CapturedTable
-from sharded_orm.backends.row_copy import Row, RowCopy
+from sharded_orm.backends.row_access import Row
+from sharded_orm.backends.row_copy import RowCopy
 
 #: The most rows per table that a message names.
 NAMED = 5

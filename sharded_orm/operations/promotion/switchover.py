@@ -7,10 +7,11 @@ map is to publish one in which the replica is the primary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import PromotionRefused, TopologyConflict, TopologyReadOnly
+from sharded_orm.exceptions import PromotionRefused, TopologyReadOnly
 from sharded_orm.operations import topology
 from sharded_orm.operations.promotion.plan import PromotionPlan
 from sharded_orm.topology.document import Document
@@ -119,25 +120,12 @@ def was_switched(plan: PromotionPlan) -> bool:
 def rule_out(plan: PromotionPlan) -> bool:
     """Make sure that the change of the topology that ``plan`` describes will never be published.
 
-    A process may have sent the change just now. To make its publication fail, publish the present
-    topology as a new version. This works because each publication names the version that it
-    replaces, and the source of the topology accepts only one publication for each version.
-
     :return: True if the change is ruled out, False if it is published already.
     :raises TopologyUnavailable: the source of the topology does not answer.
     """
-    source = runtime.source()
-    comment = f"promotion in place of {plan.node} broken off"
-    while True:
-        document = topology.current()
-        if is_switched(plan, document):
-            return False
-        version = document.version
-        try:
-            source.publish(document.at_version(version + 1), expected=version, comment=comment)
-        except TopologyConflict:
-            continue
-        return True
+    return topology.rule_out(
+        partial(is_switched, plan), f"promotion in place of {plan.node} broken off"
+    )
 
 
 def require_writable(plan: PromotionPlan, *, forced: bool) -> None:

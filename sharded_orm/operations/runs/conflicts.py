@@ -15,9 +15,18 @@ _COMMANDS: Final = {
     "migrate": "'manage.py migrate_shards'",
     "promote": "'manage.py shards promote'",
     "move keys": "'manage.py keys repair {subject}'",
+    "move shards": "'manage.py shards move {subject} --repair'",
+    "grow": "'manage.py shards grow {subject}'",
 }
 #: Kinds that exclude each other. Moves put triggers and copies of tables on the shards.
-_EXCLUSIVE: Final = (frozenset({"move keys", "migrate"}), frozenset({"move keys", "promote"}))
+_EXCLUSIVE: Final = (
+    frozenset({"move keys", "migrate"}),
+    frozenset({"move keys", "promote"}),
+    frozenset({"move shards", "move keys"}),
+    frozenset({"move shards", "migrate"}),
+    frozenset({"move shards", "promote"}),
+    frozenset({"move shards", "grow"}),
+)
 
 
 def refuse_conflicts(run: JournalRun, *, only_held: bool = False) -> None:

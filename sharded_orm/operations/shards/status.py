@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.apps import apps
 from django.db import DatabaseError, connections, router
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
 from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.backends.group.moved_shards import has_hidden_tables
 from sharded_orm.backends.sizes import ShardSize
 from sharded_orm.exceptions import InvalidMigrationTarget
 from sharded_orm.operations.migrate.migration_records import Records
@@ -215,7 +216,7 @@ def _read_node(
         sizes_by_alias |= wrapper.shard_sizes(existing[start : start + BATCH])
         alive()
     grouped = by_group(shards)
-    unexpected_schemas = unexpected.on(node, present) if unexpected is not None else {}
+    unexpected_schemas = unexpected.on(node, present, wrapper) if unexpected is not None else {}
     groups = []
     for group in {**grouped, **unexpected_schemas}:
         groups.append(
@@ -322,10 +323,15 @@ class _Unexpected:
         }
         self._servers = {name: server_of(node, name) for name, node in self._topology.nodes.items()}
 
-    def on(self, node: str, present: Iterable[str]) -> dict[str, list[str]]:
+    def on(
+        self, node: str, present: Iterable[str], wrapper: ShardConnectionMixin
+    ) -> dict[str, list[str]]:
         """Return the schema names that look like shards but do not belong on ``node``, by group.
 
+        A query for each. Those that a move has left, or works on, are not returned.
+
         :param present: the names of all schemas on ``node``.
+        :param wrapper: a connection object of the node.
         """
         schemas: dict[str, list[str]] = {}
         for schema in sorted(present):
@@ -336,7 +342,11 @@ class _Unexpected:
             ]
             # Shards of several groups may have this schema name. Report the schema only if none of
             # these shards belongs on the node.
-            if owners and not any(self._belongs(node, *owner) for owner in owners):
+            if (
+                owners
+                and not any(self._belongs(node, *owner) for owner in owners)
+                and not any(_is_moved(wrapper, node, *owner) for owner in owners)
+            ):
                 schemas.setdefault(owners[0][0].name, []).append(schema)
         return schemas
 
@@ -346,6 +356,14 @@ class _Unexpected:
         nodes = (group.shard(number).node, group.shard(number).replica)
         # Compare servers and not node names: two nodes may be the same server.
         return self._servers[node] in {self._servers[name] for name in nodes if name is not None}
+
+
+def _is_moved(wrapper: ShardConnectionMixin, node: str, group: ShardGroup, number: int) -> bool:
+    """Whether a schema on ``node`` has the hidden tables of a shard, which is on another node."""
+    if number not in group:
+        return False
+    place = database_settings.settings_as_planned(replace(group.shard(number), node=node))
+    return place is not None and has_hidden_tables(wrapper, place)
 
 
 def _number_parser(group: ShardGroup) -> Callable[[str], int | None]:

@@ -77,6 +77,7 @@ def die_at(where: str) -> None:
 
 def main() -> None:
     file, command, *arguments = sys.argv[1:]
+    sys.argv = [command, *arguments]  # The library looks at the command while Django is set up.
     configure(json.loads(Path(file).read_text()))
     if "KILL_AT" in os.environ:
         die_at(os.environ["KILL_AT"])
@@ -85,7 +86,7 @@ def main() -> None:
         return
     from django.core.management import execute_from_command_line
 
-    execute_from_command_line(["manage.py", *arguments])
+    execute_from_command_line(sys.argv)
 
 
 if __name__ == "__main__":

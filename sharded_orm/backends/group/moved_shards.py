@@ -1,0 +1,220 @@
+"""Statements that find no table, because the shard has just moved to another node or is moving there.
+
+A shard moves while the application works (:mod:`sharded_orm.backends.schema_move`): its old tables are
+renamed, the new topology is published, and the new tables get their names. A statement that comes
+before this process knows the new topology finds no table. Nothing was executed then, so in autocommit
+it waits, and runs again at the new place. A transaction fails as a whole.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from django.db import Error, OperationalError, ProgrammingError
+from django.db.backends.utils import CursorDebugWrapper, CursorWrapper
+
+from sharded_orm.backends.group import relocation
+from sharded_orm.backends.schema_move import NAMES
+from sharded_orm.exceptions import ShardMoved, TopologyError
+
+# ER_BAD_DB_ERROR and ER_NO_SUCH_TABLE
+_MISSING: Final = frozenset({1049, 1146})
+# The beginning of SQLite's message for a missing table.
+_SQLITE_MISSING: Final = "no such table: "
+# Seconds between two looks at the topology.
+_INTERVAL: Final = 0.02
+
+
+class TopologyLookup:
+    """How this process learns where shards are. Another layer knows, so the app provides it.
+
+    :param refresh: loads the topology from its source. May raise a TopologyError.
+    :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
+    """
+
+    def __init__(self, refresh: Callable[[], None], patience: Callable[[], float]) -> None:
+        self._refresh = refresh
+        self.patience = patience
+        self._lock = threading.Lock()
+        self._began = 0.0
+        self._refused = ""
+
+    def refresh_since(self, moment: float) -> str:
+        """Load the topology, unless a thread has begun to do so after ``moment``.
+
+        Return why that was not possible; "" if it was.
+        """
+        with self._lock:
+            if self._began <= moment:
+                self._began = time.monotonic()
+                try:
+                    self._refresh()
+                    self._refused = ""
+                except TopologyError as exc:
+                    self._refused = str(exc)
+            return self._refused
+
+
+_lookup: TopologyLookup | None = None
+
+
+def provide_lookup(lookup: TopologyLookup) -> None:
+    """Provide the functions that look the topology up. The package's Django app does so."""
+    global _lookup
+    _lookup = lookup
+
+
+def is_missing_table(error: BaseException) -> bool:
+    """Whether ``error``, of a driver or of Django, says that a table or schema does not exist."""
+    first = error.args[0] if error.args else None
+    if isinstance(first, str):
+        return first.startswith(_SQLITE_MISSING)
+    return first in _MISSING
+
+
+class PlaceWait:
+    """The wait of one statement, which has found no table, until its shard is usable again.
+
+    :param wrapper: a connection object of the shard, or of another one on the same node.
+    :param current: returns the shard's connection settings in the topology in use; None if it lacks
+        the shard.
+    """
+
+    def __init__(self, wrapper: Any, current: Callable[[], Mapping[str, Any] | None]) -> None:
+        self._wrapper = wrapper
+        self._current = current
+        self._deadline: float | None = None
+        self._last_chance = False
+        self._offered: Mapping[str, Any] | None = None
+
+    def next_place(
+        self, place: Mapping[str, Any], *, may_wait: bool = True, nothing_done: bool = True
+    ) -> Mapping[str, Any] | None:
+        """Return the settings of the place where the statement may run again.
+
+        Return None if the shard does not move, so the table is missing for another reason. Costs a
+        round trip to the source of the topology and a query, and more of them while the shard moves.
+
+        :param place: the settings with which the statement was sent last.
+        :param may_wait: False in a transaction.
+        :param nothing_done: False if a part of the statement may have been executed.
+        :raises ShardMoved: the shard has moved and the statement cannot follow it, or it moves for
+            longer than ``MOVE_WAIT``.
+        """
+        if _lookup is None:
+            return None
+        while True:
+            refused = _lookup.refresh_since(time.monotonic())
+            settings = self._current()
+            has_moved = settings is not None and not relocation.same_place(place, settings)
+            if not has_moved and not has_hidden_tables(self._wrapper, place):
+                # The tables may have got their names between the statement and this look. So the
+                # statement runs once more. If it finds no table then, there is none.
+                self._last_chance = not self._last_chance
+                return place if self._last_chance else None
+            self._last_chance = False
+            if not (may_wait and nothing_done):
+                raise self._cannot_follow(nothing_done=nothing_done)
+            if self._deadline is None:
+                self._deadline = time.monotonic() + _lookup.patience()
+            elif time.monotonic() > self._deadline:
+                raise self._out_of_use(refused)
+            if has_moved and settings != self._offered:
+                self._offered = settings
+                return settings
+            self._offered = None
+            time.sleep(_INTERVAL)  # Nobody tells this process when the move has ended.
+
+    def _cannot_follow(self, *, nothing_done: bool) -> ShardMoved:
+        moves = f"Shard {self._wrapper.alias!r} has moved to another node, or is moving"
+        if not nothing_done:
+            return ShardMoved(
+                f"{moves}. executemany() may have used some of its parameters already. Call it in a"
+                " transaction, which can be run again."
+            )
+        return ShardMoved(
+            f"{moves}, and a transaction cannot follow it. Nothing of the statement was executed. Run"
+            " the transaction again."
+        )
+
+    def _out_of_use(self, refused: str) -> ShardMoved:
+        assert _lookup is not None
+        return ShardMoved(
+            f"Shard {self._wrapper.alias!r} has been out of use for {_lookup.patience():g} s, because"
+            " it moves to another node. Try again; if no move is under way, end the one that was"
+            " broken off by 'manage.py shards move GROUP --repair'."
+            + (f" The topology could not be looked up: {refused}" if refused else "")
+        )
+
+
+def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
+    """Whether tables of a shard are hidden at ``place``."""
+    copy = relocation.separate_copy(wrapper, place)
+    try:
+        return NAMES in copy.introspection.table_names()
+    except Error:
+        return False  # There is no such schema, or the next attempt of the statement says more.
+    finally:
+        copy.close()
+
+
+def refuse_hidden_tables(wrapper: Any) -> None:
+    """Make sure that tables may be created on a shard. One query.
+
+    :raises ShardMoved: its tables are hidden, so nothing seems to be there.
+    """
+    if NAMES in wrapper.introspection.table_names():
+        raise ShardMoved(
+            f"The tables of {wrapper.alias!r} cannot be created or changed now: the shard moves to"
+            " another node, and its tables are hidden. If no move is under way, end the one that was"
+            " broken off by 'manage.py shards move GROUP --repair'."
+        )
+
+
+# ##### Cursors #####
+
+
+class ShardCursor(CursorWrapper):
+    """A cursor of a shard's connection object. Its statements follow the shard to another node."""
+
+    # These override the methods of CursorWrapper that send statements, inside of execute_wrappers.
+
+    def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
+        wait: PlaceWait | None = None
+        while True:
+            try:
+                return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # no stub
+            except (OperationalError, ProgrammingError) as exc:
+                if not is_missing_table(exc):
+                    raise
+                wait = wait or self._wait()
+                may_wait = not relocation.must_stay(self.db)
+                place = wait.next_place(self.db.settings_dict, may_wait=may_wait)
+                if place is None:
+                    raise
+            if not relocation.same_place(place, self.db.settings_dict):
+                self.cursor.close()
+                # This cursor() leads to the new node.
+                self.cursor = self.db.cursor().cursor
+
+    def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:
+        try:
+            return super()._executemany(sql, param_list, *ignored)  # type: ignore[misc]  # no stub
+        except (OperationalError, ProgrammingError) as exc:
+            if is_missing_table(exc):
+                in_transaction = self.db.in_atomic_block
+                self._wait().next_place(
+                    self.db.settings_dict, may_wait=False, nothing_done=in_transaction
+                )
+            raise
+
+    def _wait(self) -> PlaceWait:
+        wrapper = self.db
+        return PlaceWait(wrapper, lambda: relocation.current_settings(wrapper))
+
+
+class ShardDebugCursor(ShardCursor, CursorDebugWrapper):
+    """The cursor of a shard while queries are logged."""

@@ -1,0 +1,59 @@
+"""Statements that wait for the locks of others in short attempts, so that nobody queues behind them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from django.db import OperationalError
+
+from sharded_orm.mysql_flavor import MySQLFlavor
+
+# Seconds that one attempt waits for locks. Statements of others queue behind it for as long.
+_ATTEMPT = 0.05
+# Seconds between two attempts, in which the statements that have queued behind the first are served.
+_BETWEEN = 0.05
+#: ER_LOCK_WAIT_TIMEOUT
+LOCK_WAIT: Final = 1205
+
+
+class LockWaits:
+    """The waits of one session for locks.
+
+    :param run: sends a statement of this session, and returns the rows.
+    """
+
+    def __init__(self, run: Callable[..., list[tuple[Any, ...]]], flavor: MySQLFlavor) -> None:
+        self._run = run
+        self._flavor = flavor
+
+    def attempt(self, deadline: float, action: Callable[[], object]) -> None:
+        """Call ``action`` until no lock of others stops it.
+
+        :param deadline: a moment of ``time.monotonic()``.
+        :raises django.db.OperationalError: a lock was held for longer.
+        """
+        while True:
+            try:
+                with self.limit(_ATTEMPT):
+                    action()
+                return
+            except OperationalError as exc:
+                if exc.args[0] not in (LOCK_WAIT, self._flavor.statement_timeout):
+                    raise
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
+
+    @contextmanager
+    def limit(self, seconds: float) -> Iterator[None]:
+        """Limit the time that statements of the block wait for locks."""
+        for name, value in self._flavor.lock_timeouts(seconds).items():
+            self._run(f"SET SESSION {name} = %s", value)
+        try:
+            yield
+        finally:
+            for name in self._flavor.lock_timeouts(seconds):
+                self._run(f"SET SESSION {name} = DEFAULT")

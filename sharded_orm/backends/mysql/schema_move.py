@@ -1,0 +1,241 @@
+"""The tables of a schema on MariaDB or MySQL while the schema moves to another node."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from django.db import OperationalError
+
+from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm.backends.mysql.capture_lock import tables_lock
+from sharded_orm.backends.mysql.lock_waits import LOCK_WAIT
+from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name
+from sharded_orm.backends.snapshot import OWN_PREFIX
+from sharded_orm.exceptions import MoveFailed
+from sharded_orm.mysql_flavor import MySQLFlavor
+
+# Seconds between two attempts to rename the tables.
+_BETWEEN: Final = 0.002
+# Seconds to wait for another session that changes the tables of the schema.
+_PATIENCE: Final = 30.0
+# Types of primary keys that a trigger writes to the journal as they are.
+_RECORDABLE: Final = frozenset(
+    {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "char", "varchar", "tinytext",
+     "text", "mediumtext", "longtext", "uuid", "inet4", "inet6", "date", "datetime", "time",
+     "year"}
+)  # fmt: skip
+# What SHOW CREATE TABLE says of the next number of a table.
+_COUNTER: Final = re.compile(r" AUTO_INCREMENT=\d+(?= )")
+
+
+class MySQLSchemaMove(SchemaMove):
+    """Tables are hidden by one RENAME TABLE, which the server executes as a whole."""
+
+    def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
+        super().__init__(connection, confirm)
+        self._flavor = MySQLFlavor.of(connection)
+        self._rows("SET NAMES utf8mb4")
+        # Defaults of TIMESTAMP columns are shown in the time zone of the session.
+        self._rows(
+            "SET SESSION foreign_key_checks = 0, sql_mode = 'NO_ENGINE_SUBSTITUTION',"
+            f" time_zone = '+00:00', lock_wait_timeout = {_PATIENCE:.0f}"
+        )
+
+    # ##### What there is #####
+
+    def _table_names(self) -> list[str]:
+        return [str(name) for name, kind in self._rows("SHOW FULL TABLES") if kind == "BASE TABLE"]
+
+    def _primary_key(self, table: str) -> tuple[str, ...]:
+        rows = self._rows(
+            "SELECT column_name FROM information_schema.statistics WHERE table_schema = DATABASE()"
+            " AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index",
+            table,
+        )
+        return tuple(str(name) for (name,) in rows)
+
+    def _obstacles(self) -> Iterator[str]:
+        for name, kind in self._rows("SHOW FULL TABLES"):
+            if kind != "BASE TABLE":
+                yield f"it has the {str(kind).lower()} {name!r}: only tables are moved"
+        for kind, name in self._rows(
+            "SELECT 'trigger', trigger_name FROM information_schema.triggers"
+            " WHERE event_object_schema = DATABASE() UNION ALL"
+            " SELECT LOWER(routine_type), routine_name FROM information_schema.routines"
+            " WHERE routine_schema = DATABASE() UNION ALL"
+            " SELECT 'event', event_name FROM information_schema.events"
+            " WHERE event_schema = DATABASE()"
+        ):
+            if not str(name).startswith(OWN_PREFIX):
+                yield f"it has the {kind} {name!r}: only tables are moved"
+        for name, engine in self._rows(
+            "SELECT table_name, engine FROM information_schema.tables"
+            " WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
+        ):
+            yield f"the table {name!r} has the engine {engine}: only tables of InnoDB are moved"
+        for name, column, kind in self._rows(
+            "SELECT c.table_name, c.column_name, c.data_type FROM information_schema.columns c"
+            " WHERE c.table_schema = DATABASE() AND c.column_key = 'PRI'"
+        ):
+            if str(kind).lower() not in _RECORDABLE and not str(name).startswith(OWN_PREFIX):
+                yield (
+                    f"a trigger cannot record changes of the table {name!r}, because the column"
+                    f" {column!r} of its primary key is of the type {kind}"
+                )
+        for name, other in self._rows(
+            "SELECT table_name, CONCAT(unique_constraint_schema, '.', referenced_table_name)"
+            " FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()"
+            " AND unique_constraint_schema <> DATABASE()"
+        ):
+            yield f"a foreign key of the table {name!r} leads to another schema ({other})"
+
+    def definition(self) -> SchemaDefinition:
+        names = {hidden: name for name, hidden in self.hidden().items()}
+        statements = {}
+        for table in self._table_names():
+            if table in names or not table.startswith(OWN_PREFIX):
+                ((_, statement),) = self._rows(f"SHOW CREATE TABLE {self._quote(table)}")
+                for hidden, name in names.items():
+                    statement = statement.replace(self._quote(hidden), self._quote(name))
+                statements[names.get(table, table)] = (str(statement),)
+        ((charset, collation),) = self._rows(
+            "SELECT default_character_set_name, default_collation_name"
+            " FROM information_schema.schemata WHERE schema_name = DATABASE()"
+        )
+        return SchemaDefinition(statements, f"CHARACTER SET {charset} COLLATE {collation}")
+
+    def layout(self) -> Mapping[str, tuple[str, ...]]:
+        hidden = self.hidden()
+        layout = {}
+        for name, (statement,) in self.definition().statements.items():
+            # The server renames its own names of constraints together with the table.
+            for table in {name, hidden.get(name, name)}:
+                statement = statement.replace(f"`{table}_ibfk_", "`ibfk_")
+            layout[name] = (_COUNTER.sub("", statement),)
+        return layout
+
+    def identities(self) -> frozenset[str]:
+        rows = self._rows(
+            f"SELECT name, table_id FROM information_schema.{self._flavor.innodb_tables}"
+            " WHERE SUBSTRING_INDEX(name, '/', 1)"
+            " = CONVERT(CONVERT(DATABASE() USING filename) USING binary)"
+        )
+        hidden = set(self.hidden().values())
+        return frozenset(
+            str(identity)
+            for path, identity in rows
+            for name in [str(path).partition("/")[2]]
+            if name in hidden or not name.startswith(OWN_PREFIX)
+        )
+
+    # ##### Hiding #####
+
+    def build(self, definition: SchemaDefinition, tag: str) -> None:
+        with self._exclusively(_PATIENCE):
+            self._discard()
+            self._rows(f"ALTER DATABASE {definition.defaults}")
+            self._note_names(definition.statements, tag)
+            for name, (statement,) in definition.statements.items():
+                # The server checks no foreign key now. It finds the tables to which they lead when
+                # these are shown.
+                head = f"CREATE TABLE {self._quote(name)} ("
+                if not statement.startswith(head):
+                    raise MoveFailed(
+                        f"The statement that creates {name!r} is not as expected: {statement!r}. Please"
+                        " report this."
+                    )
+                hidden = self._quote(hidden_name(name, tag))
+                self._rows(f"CREATE TABLE {hidden} ({statement.removeprefix(head)}")
+
+    def hide(self, tables: Sequence[CapturedTable], tag: str, patience: float) -> float:
+        with self._exclusively(patience):
+            hidden = self.hidden()
+            names = [table.name for table in tables if table.name not in hidden]
+            self._note_names(names, tag)
+            try:
+                return self._rename({name: hidden_name(name, tag) for name in names}, patience)
+            except BaseException:
+                self._show(patience)  # An old server may have renamed a part of the tables.
+                raise
+
+    def show(self, patience: float) -> None:
+        with self._exclusively(patience):
+            self._show(patience)
+
+    def discard(self) -> None:
+        with self._exclusively(_PATIENCE):
+            self._discard()
+            if not self._rows("SHOW TABLES") and not self.obstacles():
+                ((name,),) = self._rows("SELECT DATABASE()")
+                self._rows(f"DROP DATABASE {self._quote(name)}")
+
+    @contextmanager
+    def _exclusively(self, patience: float) -> Iterator[None]:
+        with tables_lock(self._rows, patience):
+            self._confirm()
+            yield
+
+    def _show(self, patience: float) -> None:
+        hidden = self.hidden()
+        self._refuse_names_in_use(hidden)
+        self._rename({secret: name for name, secret in hidden.items()}, patience)
+        self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
+
+    def _discard(self) -> None:
+        if hidden := self.hidden():
+            self._rows(f"DROP TABLE {', '.join(map(self._quote, hidden.values()))}")
+        self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
+
+    def _rename(self, names: Mapping[str, str], patience: float) -> float:
+        """Rename tables. Return when the statement that did so was sent."""
+        deadline = time.monotonic() + patience
+        if not names:
+            return time.monotonic()
+        pairs = ", ".join(
+            f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
+        )
+        # Statements wait behind a RENAME TABLE that waits, and transactions on several of the tables
+        # end in deadlocks. (With NOWAIT in the statement, replicas would not wait either.)
+        self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    self._rows(f"RENAME TABLE {pairs}")
+                    return began
+                except OperationalError as exc:
+                    if exc.args[0] != LOCK_WAIT or began > deadline:
+                        raise
+                time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
+        finally:
+            self._rows(f"SET SESSION lock_wait_timeout = {_PATIENCE:.0f}")
+
+    def _note_names(self, names: Iterable[str], tag: str) -> None:
+        table = self._quote(NAMES)
+        self._rows(
+            f"CREATE TABLE IF NOT EXISTS {table} (name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE"
+            " utf8mb4_bin PRIMARY KEY, hidden VARCHAR(64) CHARACTER SET ascii NOT NULL)"
+            " ENGINE=InnoDB"
+        )
+        for name in names:
+            self._rows(f"REPLACE INTO {table} VALUES (%s, %s)", name, hidden_name(name, tag))
+
+    def counters(self) -> dict[str, int]:
+        names = {hidden: name for name, hidden in self.hidden().items()}
+        rows = self._rows(
+            "SELECT table_name, auto_increment FROM information_schema.tables"
+            " WHERE table_schema = DATABASE() AND auto_increment IS NOT NULL"
+        )
+        return {names.get(str(name), str(name)): int(number) for name, number in rows}
+
+    def set_counters(self, counters: Mapping[str, int]) -> None:
+        present = self.counters()
+        with self._exclusively(_PATIENCE):
+            for name, hidden in self.hidden().items():
+                if name in counters and present.get(name) != counters[name]:
+                    number = counters[name]
+                    self._rows(f"ALTER TABLE {self._quote(hidden)} AUTO_INCREMENT = {number:d}")

@@ -1,0 +1,306 @@
+"""Reading rows of a shard byte by byte, and comparing them on the servers.
+
+Each backend derives a class from :class:`~sharded_orm.backends.row_copy.RowCopy`, which also writes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from sharded_orm.backends.change_capture import CapturedTable
+
+#: Rows per statement.
+BATCH: Final = 200
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class CopiedColumn:
+    """A column that is copied. Generated columns are not: the database computes them.
+
+    :param kind: the type's name as the database gives it, in lower case.
+    :param charset: the character set; "" if the type has none.
+    :param collation: the collation; "" if the type has none.
+    """
+
+    name: str
+    kind: str
+    charset: str = ""
+    collation: str = ""
+
+
+@dataclass(frozen=True)
+class RowDigests:
+    """What the server says about rows: their number, and a digest that does not depend on their order."""
+
+    count: int
+    digest: str
+
+
+class RowAccess(ABC):
+    """Reads, writes and compares rows on one shard. For one thread only.
+
+    It has a session of its own, without foreign key checks. As a context manager, it closes the
+    session at the end of the block.
+
+    :param connection: a connection object of Django's own backend, which is used for nothing else.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._quote = connection.ops.quote_name
+        self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._connection.close()
+
+    def _count_changed(self, sql: str, *params: Any) -> int:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+
+    def _run(self, sql: str, *params: Any) -> list[Row]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, params or None)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    # ##### Rows of a key #####
+
+    def read(self, table: CapturedTable, key: Any, limit: int, after: Row = ()) -> list[Row]:
+        """Return rows of a key in the order of the primary key, as :meth:`put` takes them.
+
+        :param after: the primary key of the last row that was read, as :meth:`pk_of` returns it.
+        """
+        condition, params = self._of_key(table, key)
+        behind, values = self._behind(table, after)
+        condition, params = f"{condition} AND {behind}", [*params, *values]
+        return self._select(table, condition, params, limit)
+
+    def read_again(self, table: CapturedTable, key: Any, pks: Iterable[Row]) -> list[Row]:
+        """Return those rows with the given primary keys that exist and belong to the key."""
+        found: dict[Row, Row] = {}  # A key may be given twice: as a number, and as its text.
+        condition, params = self._of_key(table, key)
+        for batch in batches(pks):
+            among, values = self._among(table, table.pks, batch)
+            rows = self._select(table, f"{condition} AND {among}", [*params, *values], None)
+            found |= {self.pk_of(table, row): row for row in rows}
+        return list(found.values())
+
+    def pk_of(self, table: CapturedTable, row: Row) -> Row:
+        names = [column.name for column in self.columns(table)]
+        return tuple(row[names.index(pk)] for pk in table.pks)
+
+    # ##### Rows of whole tables #####
+
+    def store(self, table: CapturedTable, rows: Sequence[Row], gone: Iterable[Row] = ()) -> None:
+        """Write rows into the real table, in one transaction.
+
+        :param rows: rows that another shard's :meth:`read` has returned.
+        :param gone: primary keys whose rows are deleted before.
+        :raises django.db.IntegrityError: another row has a primary key or unique value of ``rows``.
+            Nothing was changed.
+        """
+        columns = self.columns(table)
+        name, marks = self._quote(table.name), f"({', '.join(map(self._mark, columns))})"
+        with self._transaction():
+            for batch in batches(gone):
+                among, values = self._among(table, table.pks, batch)
+                self._run(f"DELETE FROM {name} WHERE {among}", *values)
+            for batch in batches(rows):
+                self._run(
+                    f"INSERT INTO {name} ({self._names(columns)}) VALUES"
+                    f" {', '.join([marks] * len(batch))}",
+                    *(value for row in batch for value in row),
+                )
+
+    def boundary(self, table: CapturedTable, after: Row, size: int) -> Row:
+        """Return the primary key of the row that is ``size`` rows behind ``after``.
+
+        Empty if the table has fewer rows behind it.
+        """
+        condition, params = self._behind(table, after)
+        kinds = {column.name: column for column in self.columns(table)}
+        pks = ", ".join(self._exact(kinds[name]) for name in table.pks)
+        order = ", ".join(map(self._quote, table.pks))
+        rows = self._run(
+            f"SELECT {pks} FROM {self._quote(table.name)} WHERE {condition} ORDER BY {order}"
+            f" LIMIT 1 OFFSET {size - 1:d}",
+            *params,
+        )
+        return rows[0] if rows else ()
+
+    def range_digests(self, table: CapturedTable, after: Row, until: Row) -> RowDigests:
+        """Digest the rows behind the primary key ``after``, up to ``until`` if that is not empty."""
+        return self._digests(table, self._quote(table.name), *self._range(table, after, until))
+
+    def range_rows(self, table: CapturedTable, after: Row, until: Row) -> dict[Row, str]:
+        """Return the digest of each row of a range, by primary key."""
+        return self._row_digests(table, self._quote(table.name), *self._range(table, after, until))
+
+    def rows_of(self, table: CapturedTable, pks: Iterable[Row]) -> dict[Row, str]:
+        """Return the digests of those rows with the given primary keys that exist."""
+        found: dict[Row, str] = {}
+        for batch in batches(pks):
+            among, values = self._among(table, table.pks, batch)
+            found |= self._row_digests(table, self._quote(table.name), among, values)
+        return found
+
+    def _range(self, table: CapturedTable, after: Row, until: Row) -> tuple[str, list[Any]]:
+        condition, params = self._behind(table, after)
+        if until:
+            further, values = self._compared(table, "<=", until)
+            condition, params = f"{condition} AND {further}", [*params, *values]
+        return condition, params
+
+    def _behind(self, table: CapturedTable, after: Row) -> tuple[str, list[Any]]:
+        return self._compared(table, ">", after) if after else ("1 = 1", [])
+
+    def _compared(self, table: CapturedTable, operator: str, pk: Row) -> tuple[str, list[Any]]:
+        """Return a condition that compares primary keys with ``pk``, and its parameters."""
+        names, marks = list(map(self._quote, table.pks)), self._comparands(table, table.pks)
+        if len(names) == 1:
+            return f"{names[0]} {operator} {marks[0]}", list(pk)
+        # MariaDB uses no index to compare several columns at once, but for the first one alone.
+        condition = f"({', '.join(names)}) {operator} ({', '.join(marks)})"
+        return f"({names[0]} {operator[0]}= {marks[0]} AND {condition})", [pk[0], *pk]
+
+    def _comparands(self, table: CapturedTable, columns: Iterable[str]) -> list[str]:
+        kinds = {column.name: column for column in self.columns(table)}
+        return [self._comparand(kinds[name]) for name in columns]
+
+    # ##### Comparison #####
+
+    def key_digests(self, table: CapturedTable, key: Any) -> RowDigests:
+        """Digest the rows of a key in the real table. The server computes it from every column."""
+        return self._digests(table, self._quote(table.name), *self._of_key(table, key))
+
+    def key_rows(self, table: CapturedTable, key: Any) -> dict[Row, str]:
+        """Return the digest of each row of a key, by primary key, to name the rows that differ.
+
+        Rows whose primary keys are fresh are named by their other columns.
+        """
+        return self._row_digests(table, self._quote(table.name), *self._of_key(table, key))
+
+    # ##### What the backends know #####
+
+    def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
+        """Return the columns that are copied, in the order of the table."""
+        if table.name not in self._columns:
+            self._columns[table.name] = tuple(self._read_columns(table.name))
+        return self._columns[table.name]
+
+    @abstractmethod
+    def _read_columns(self, table: str) -> Iterator[CopiedColumn]: ...
+
+    @abstractmethod
+    def _exact(self, column: CopiedColumn) -> str:
+        """Return SQL for the value of a column, from which nothing is lost on the way to Python."""
+
+    @abstractmethod
+    def _mark(self, column: CopiedColumn) -> str:
+        """Return the parameter's mark in an INSERT of such a value."""
+
+    def _comparand(self, column: CopiedColumn) -> str:
+        """Return the parameter's mark where the column is compared with such a value.
+
+        The comparison follows the collation of the column, as its index and ORDER BY do.
+        """
+        return "%s"
+
+    @abstractmethod
+    def _key_condition(self, column: str) -> str:
+        """Return SQL that compares the column with the shard key, exactly."""
+
+    @abstractmethod
+    def _key_params(self, key: Any) -> list[Any]: ...
+
+    @abstractmethod
+    def _digests(
+        self, table: CapturedTable, source: str, condition: str, params: list[Any]
+    ) -> RowDigests: ...
+
+    @abstractmethod
+    def _row_digest(self, table: CapturedTable) -> str:
+        """Return SQL for the digest of a row."""
+
+    def _row_digests(
+        self, table: CapturedTable, source: str, condition: str, params: list[Any]
+    ) -> dict[Row, str]:
+        kinds = {column.name: column for column in self.columns(table)}
+        names = table.pks
+        if table.fresh_ids:
+            names = tuple(column.name for column in self._kept_columns(table))
+        pks = ", ".join(self._exact(kinds[name]) for name in names)
+        rows = self._run(
+            f"SELECT {self._row_digest(table)}, {pks} FROM {source} WHERE {condition}", *params
+        )
+        return {tuple(row[1:]): str(row[0]) for row in rows}
+
+    def _select(
+        self, table: CapturedTable, condition: str, params: list[Any], limit: int | None
+    ) -> list[Row]:
+        values = ", ".join(map(self._exact, self.columns(table)))
+        order = ", ".join(map(self._quote, table.pks))
+        sql = f"SELECT {values} FROM {self._quote(table.name)} WHERE {condition} ORDER BY {order}"
+        return self._run(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
+
+    def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
+        """Return a condition for the rows of a key, and its parameters."""
+        if table.fence is not None:
+            return "1 = 1", []  # The table is captured whole, whatever the keys are.
+        condition = self._key_condition(self._quote(table.key))
+        for link in reversed(table.links):
+            condition = (
+                f"{self._quote(link.column)} IN (SELECT {self._quote(link.target)}"
+                f" FROM {self._quote(link.table)} WHERE {condition})"
+            )
+        return condition, self._key_params(key)
+
+    def _among(
+        self, table: CapturedTable, columns: Sequence[str], rows: Sequence[Row]
+    ) -> tuple[str, list[Any]]:
+        """Return a condition for the rows with given values of ``columns``, and its parameters."""
+        values = [value for row in rows for value in row]
+        marks = self._comparands(table, columns)
+        if len(columns) == 1:
+            return f"{self._quote(columns[0])} IN ({', '.join(marks * len(rows))})", values
+        one = " AND ".join(
+            f"{self._quote(column)} = {mark}" for column, mark in zip(columns, marks, strict=True)
+        )
+        return f"({' OR '.join([f'({one})'] * len(rows))})", values
+
+    def _names(self, columns: Iterable[CopiedColumn]) -> str:
+        return ", ".join(self._quote(column.name) for column in columns)
+
+    def _kept_columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
+        """Return the columns whose values are the same on every shard."""
+        columns = self.columns(table)
+        if not table.fresh_ids:
+            return columns
+        return tuple(column for column in columns if column.name not in table.pks)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._run(self._begin)
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            self._run("ROLLBACK")
+            raise
+
+    _begin = "START TRANSACTION"
+
+
+def batches(values: Iterable[Any]) -> Iterator[list[Any]]:
+    rows = list(values)
+    for start in range(0, len(rows), BATCH):
+        yield rows[start : start + BATCH]

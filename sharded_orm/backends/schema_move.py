@@ -1,0 +1,205 @@
+"""The tables of a shard's schema while the schema moves to another node.
+
+Tables that must not be used are *hidden*: they are renamed, and a table of names says how they were
+called. So no program reads or writes them by accident, neither one that does not know yet where the
+schema is now, nor one that this library knows nothing of.
+
+Each backend derives a class from :class:`SchemaMove`; ``connection.schema_move()`` opens one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import md5
+from typing import Any, ClassVar, Final, Self
+
+from sharded_orm.backends.change_capture import FENCES, CapturedTable
+from sharded_orm.backends.snapshot import OWN_PREFIX
+from sharded_orm.exceptions import MoveFailed
+
+#: The table with the names of hidden tables. Where it exists, a shard is on its way to or from here.
+NAMES: Final = f"{OWN_PREFIX}names"
+_HIDDEN_PREFIX: Final = f"{OWN_PREFIX}hidden_"
+#: The value of the fence that captures all tables of a schema.
+FENCE: Final = "shard_move"
+
+
+@dataclass(frozen=True)
+class SchemaDefinition:
+    """The definition of a schema, without rows.
+
+    :param statements: for each table, the statements that create it and its indexes.
+    :param defaults: SQL for the character set and collation of new tables; "" if there are none.
+    """
+
+    statements: Mapping[str, tuple[str, ...]]
+    defaults: str = ""
+
+
+class SchemaMove(ABC):
+    """The tables of one shard, and their hiding. For one thread only.
+
+    It has a session of its own, in autocommit. As a context manager, it closes the session at the end
+    of the block. Each change is made while no other session of the library changes tables or triggers
+    of the schema.
+
+    :param connection: a connection object of Django's own backend, which is used for nothing else.
+    :param confirm: called before each change, when no other session can come between. Raises an error
+        if this process must not make it.
+    """
+
+    #: Whether triggers see every change of a row, but for those of foreign keys.
+    triggers_see_all: ClassVar[bool] = True
+
+    def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
+        self._connection = connection
+        self._confirm = confirm
+        self._quote = connection.ops.quote_name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._connection.close()
+
+    def _rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, params or None)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    # ##### What there is #####
+
+    def tables(self) -> list[CapturedTable]:
+        """Return all tables with their primary keys, without those of this library's own operations.
+
+        Each is captured whole (:attr:`CapturedTable.fence`). Views are no tables.
+        """
+        return [
+            CapturedTable(name, self._primary_key(name), "", fence=FENCE)
+            for name in self._table_names()
+            if not name.startswith(OWN_PREFIX)
+        ]
+
+    def obstacles(self) -> list[str]:
+        """Return why the schema cannot be moved, as sentences; empty if it can."""
+        problems = list(self._obstacles())
+        if FENCES in self._table_names():
+            problems.append(
+                "fences of moved keys are left on it: 'manage.py keys repair' removes them as soon as"
+                " no session of before these moves is open"
+            )
+        for table in self.tables():
+            if not table.pks:
+                problems.append(
+                    f"the table {table.name!r} has no primary key, so changes of its rows cannot be"
+                    " followed: give it one"
+                )
+        return problems
+
+    @abstractmethod
+    def _obstacles(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def _table_names(self) -> list[str]: ...
+
+    @abstractmethod
+    def _primary_key(self, table: str) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def definition(self) -> SchemaDefinition:
+        """Return the definition of the schema. Hidden tables have their real names in it."""
+
+    @abstractmethod
+    def layout(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the definition of each table without what may differ between equal tables.
+
+        Two layouts can be compared: of two servers, or from before and after the tables were hidden.
+        """
+
+    @abstractmethod
+    def identities(self) -> frozenset[str]:
+        """Return values that tell the tables apart from those of before a TRUNCATE or ALTER TABLE.
+
+        Hiding a table does not change its value.
+
+        :raises django.db.OperationalError: the account may not see them.
+        """
+
+    # ##### Hiding #####
+
+    @abstractmethod
+    def build(self, definition: SchemaDefinition, tag: str) -> None:
+        """Create hidden tables without rows. Hidden tables of before are dropped.
+
+        At no moment do the tables have their real names.
+
+        :param tag: a part of their hidden names that no other move has. So a process whose move was
+            ended meanwhile cannot write to them.
+        """
+
+    @abstractmethod
+    def hide(self, tables: Sequence[CapturedTable], tag: str, patience: float) -> float:
+        """Hide tables, all of them at the same moment. Can be repeated.
+
+        :param tag: as in :meth:`build`.
+        :param patience: seconds to wait for transactions that use the tables.
+        :return: when statements began to wait, as ``time.monotonic()``.
+        :raises django.db.OperationalError: the transactions took longer. No table was hidden.
+        """
+
+    @abstractmethod
+    def show(self, patience: float) -> None:
+        """Give the hidden tables their names again, all at the same moment. Can be repeated.
+
+        :raises MoveFailed: there are other tables of these names. None was shown.
+        :raises django.db.OperationalError: another session works on the schema for more than
+            ``patience`` seconds.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Drop the hidden tables with their rows, and the schema if nothing is left. Can be repeated.
+
+        A file of SQLite stays, with the table of names: a process may have it open.
+        """
+
+    def hidden(self) -> dict[str, str]:
+        """Return the names of tables that are hidden now, by the table's real name."""
+        present = set(self._table_names())
+        if NAMES not in present:
+            return {}
+        rows = self._rows(f"SELECT name, hidden FROM {self._quote(NAMES)}")
+        return {str(name): str(hidden) for name, hidden in rows if hidden in present}
+
+    def _refuse_names_in_use(self, hidden: Mapping[str, str]) -> None:
+        taken = sorted(set(hidden) & set(self._table_names()))
+        if taken:
+            raise MoveFailed(
+                f"The tables of {self._connection.alias!r} are hidden, and cannot be shown because"
+                f" somebody has created other ones of their names ({', '.join(taken)}). Drop or rename"
+                " these, and run 'manage.py shards move GROUP --repair'."
+            )
+
+    @abstractmethod
+    def counters(self) -> dict[str, int]:
+        """Return what the database remembers to number new rows, by the real name of the table."""
+
+    @abstractmethod
+    def set_counters(self, counters: Mapping[str, int]) -> None:
+        """Let hidden tables number new rows as the tables of another schema would.
+
+        :param counters: what the other schema's :meth:`counters` has returned.
+        """
+
+
+def hidden_name(table: str, tag: str) -> str:
+    """Return the name of a hidden table. It fits into 64 characters, whatever the table is called."""
+    digest = md5(table.encode(), usedforsecurity=False).hexdigest()
+    return f"{_HIDDEN_PREFIX}{tag}_{digest[:16]}"
+
+
+def as_hidden(table: CapturedTable, tag: str) -> CapturedTable:
+    """Return the same table under its hidden name."""
+    return replace(table, name=hidden_name(table.name, tag))

@@ -1,0 +1,156 @@
+"""The action ``move`` of ``manage.py shards``: move shards to another node."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from django.core.management import BaseCommand, CommandError
+from django.core.management.base import CommandParser
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import MoveRefused, TopologyError
+from sharded_orm.management.actions import Action, line_writer, problems_error
+from sharded_orm.management.arguments import days, positive
+from sharded_orm.management.selection import shard_numbers
+from sharded_orm.management.stop_signals import stop_signals
+from sharded_orm.operations import shard_moves
+
+
+class MoveShards(Action):
+    name = "move"
+    help = (
+        "Move shards to another node, while the site reads and writes them. After an interruption,"
+        " run the command again to go on."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("group", metavar="GROUP", help="A group of shards.")
+        parser.add_argument(
+            "shards", nargs="?", type=shard_numbers, metavar="SHARDS", help="Such as 0-7,12."
+        )
+        parser.add_argument("--to", metavar="NODE", help="The node to which they move.")
+        parser.add_argument(
+            "--replica",
+            metavar="NODE",
+            help="The replica of that node. Default: the one that its other shards have",
+        )
+        parser.add_argument(
+            "--rate",
+            type=positive,
+            metavar="ROWS",
+            help="Copy at most this many rows per second. Default: no limit",
+        )
+        parser.add_argument(
+            "--patience",
+            type=positive,
+            default=60,
+            metavar="SECONDS",
+            help="For how long to try again if transactions use the shard at its switch. Default:"
+            " %(default)s",
+        )
+        parser.add_argument(
+            "--keep",
+            type=days,
+            default=timedelta(days=1),
+            metavar="DAYS",
+            help="Keep the old tables for so long, under other names. Default: 1",
+        )
+        mode = parser.add_mutually_exclusive_group()
+        mode.add_argument(
+            "--check", action="store_true", help="Only check, and show what would be moved."
+        )
+        mode.add_argument(
+            "--repair",
+            action="store_true",
+            help="End a move that was broken off, and delete old tables whose time is over. A shard"
+            " stays where it is, unless its new place was published already.",
+        )
+        mode.add_argument(
+            "--cleanup",
+            action="store_true",
+            help="Like --repair, but delete all old tables at once.",
+        )
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        tell = line_writer(command, options)
+        group, status = options["group"], 1
+        try:
+            if options["repair"] or options["cleanup"]:
+                report = shard_moves.repair(group, discard=options["cleanup"], tell=tell)
+            else:
+                numbers = _required(options)
+                if options["check"]:
+                    _check(command, options, numbers)
+                    return
+                with stop_signals() as stopping:
+                    report = shard_moves.move_shards(
+                        group,
+                        numbers,
+                        options["to"],
+                        replica=options["replica"],
+                        options=shard_moves.ShardMoveOptions(
+                            patience=options["patience"],
+                            rate=options["rate"],
+                            keep=options["keep"],
+                        ),
+                        stopping=stopping,
+                        tell=tell,
+                    )
+                status = stopping.status
+        except (MoveRefused, TopologyError) as exc:
+            problems = exc.problems if isinstance(exc, MoveRefused) else (str(exc),)
+            if options["json"]:
+                refusal = {"ok": False, "group": group, "problems": list(problems)}
+                command.stdout.write(json.dumps(refusal, indent=2))
+            raise
+        _show(command, report, as_json=options["json"])
+        if not report.ok and not options["repair"]:
+            failures = [f"shard {number}: {why}" for number, why in report.failures.items()]
+            error = problems_error([*failures, *filter(None, [report.stopped])])
+            error.returncode = status
+            raise error
+
+
+def _required(options: dict[str, Any]) -> list[int]:
+    if options["shards"] is None or options["to"] is None:
+        raise CommandError(
+            "Name the shards and --to NODE, such as: shards move photos 0-7 --to db3"
+        )
+    return [number for part in options["shards"] for number in part]
+
+
+def _check(command: BaseCommand, options: dict[str, Any], numbers: list[int]) -> None:
+    runtime.refresh()
+    plan = shard_moves.check_shard_moves(
+        options["group"], numbers, options["to"], options["replica"]
+    )
+    if options["json"]:
+        moves = [move.to_json() for move in plan.shards]
+        command.stdout.write(json.dumps({"moves": moves, "already": plan.already}, indent=2))
+        return
+    for move in plan.shards:
+        command.stdout.write(f"{move} from {move.source} to {move.target}")
+    if plan.already:
+        command.stdout.write(f"{len(plan.already)} shards are there already.")
+    command.stdout.write("Nothing was changed.")
+
+
+def _show(command: BaseCommand, report: shard_moves.ShardMoveReport, *, as_json: bool) -> None:
+    if as_json:
+        command.stdout.write(json.dumps(report.to_json(), indent=2))
+        return
+    if report.already:
+        command.stdout.write(f"{len(report.already)} shards were there already.")
+    for note in report.notes:
+        command.stdout.write(f"Note: {note}.")
+    text = f"{len(report.moved)} shards moved"
+    if report.pauses:
+        longest = max(report.pauses) * 1000
+        text += f", {report.rows:,} rows; statements waited for {longest:.0f} ms at most"
+    command.stdout.write(command.style.SUCCESS(f"{text}.") if report.ok else f"{text}.")
+
+
+ACTIONS: tuple[type[Action], ...] = (MoveShards,)

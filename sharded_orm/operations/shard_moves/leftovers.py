@@ -1,0 +1,66 @@
+"""The old tables of shards that have moved, which are kept for a while on the former nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from django.db import Error
+
+from sharded_orm import runtime
+from sharded_orm.operations.runs import lease as leases
+from sharded_orm.operations.runs.journal import JournalRun, one_line
+from sharded_orm.operations.shard_moves.shard_mover import remove_capture, remove_copy
+from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
+
+
+def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
+    """Drop old tables that were kept for long enough. Return sentences about what was dropped or not.
+
+    :param run: the run of the group. This process holds it.
+    :param at_once: whether to drop those as well that are to be kept for longer.
+    """
+    notes: list[str] = []
+    now = run.now()
+    for row in leases.runs().filter(kind=run.kind, subject=run.subject).order_by("pk"):
+        arguments = run.arguments if row.pk == run.id else row.arguments
+        kept = list(arguments.get("left", ()))
+        stay = []
+        for old in kept:
+            if not at_once and datetime.fromisoformat(old["until"]) > now:
+                stay.append(old)
+                continue
+            why = _drop(run, old)
+            what = f"the old tables of shard {old['shard']} on {old['node']!r}"
+            if why:
+                stay.append(old)
+                notes.append(f"{what} were not deleted ({why})")
+            else:
+                notes.append(f"{what} were deleted")
+        if stay == kept:
+            continue
+        if row.pk == run.id:
+            run.note(left=stay)
+        else:
+            run.note()
+            row.arguments = {**arguments, "left": stay}
+            row.save(update_fields=["arguments"])
+    return notes
+
+
+def _drop(run: JournalRun, old: dict[str, Any]) -> str:
+    """Drop old tables. Return why that was not possible; "" if it was."""
+    if old["node"] not in runtime.topology().nodes:
+        return "the topology has no such node"
+    shard = runtime.shard(run.subject, old["shard"])
+    if shard.node == old["node"]:
+        return ""  # It has come back. The move back has dropped the old tables.
+    try:
+        with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
+            if sessions.schema.hidden():
+                remove_capture(sessions, old["number"])
+            remove_copy(sessions)
+    except Error as exc:
+        return one_line(exc)
+    return ""

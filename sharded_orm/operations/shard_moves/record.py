@@ -1,0 +1,123 @@
+"""How far the move of a shard is, and whether it is published.
+
+The record is a part of the run in the journal. So a process that has lost the run can record nothing
+any more. The one commit point is the publication of the topology.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+from typing import Any, Final
+
+from sharded_orm.exceptions import MoveFailed
+from sharded_orm.operations import topology
+from sharded_orm.operations.runs.journal import JournalRun
+from sharded_orm.operations.shard_moves.plan import ShardToMove
+from sharded_orm.topology.document import Document
+
+#: The source has the shard. Triggers may be on it, and hidden tables on the target.
+COPYING: Final = "copying"
+#: The source has the shard, but its tables may be hidden.
+HIDING: Final = "hiding"
+#: The topology is being published. After a kill, only its source knows whether it was.
+PUBLISHING: Final = "publishing"
+
+
+class ShardMoveRecord:
+    """The record of one move.
+
+    :param run: the run that moves the shard. This process holds it.
+    """
+
+    def __init__(self, run: JournalRun, move: ShardToMove, number: int) -> None:
+        self._run = run
+        self.move = move
+        #: Identifies the move on both nodes. No other move ever has it, so a process whose move was
+        #: ended meanwhile does no harm to a later one.
+        self.number = number
+
+    @classmethod
+    def begin(cls, run: JournalRun, move: ShardToMove) -> ShardMoveRecord:
+        if run.arguments.get("current") is not None:
+            raise MoveFailed(f"{move} was not moved: an earlier move was not ended.")
+        record = cls(run, move, secrets.randbits(62))
+        record.enter(COPYING)
+        return record
+
+    @classmethod
+    def unfinished(cls, run: JournalRun) -> ShardMoveRecord | None:
+        """Return the record of the move that a process has left; None if there is none."""
+        current = run.arguments.get("current")
+        if current is None:
+            return None
+        return cls(run, ShardToMove.from_json(current["move"]), current["number"])
+
+    @property
+    def phase(self) -> str:
+        return str(self._run.arguments["current"]["phase"])
+
+    def enter(self, phase: str) -> None:
+        """Record that the move goes on to ``phase``. One query.
+
+        :raises LeaseLost: another process has taken the run over.
+        """
+        current = {"move": self.move.to_json(), "number": self.number, "phase": phase}
+        self._run.note(current=current)
+
+    def confirm(self) -> None:
+        """Make sure that no other process has taken the run over. One query.
+
+        :raises LeaseLost: another process has.
+        """
+        self._run.note()
+
+    def publish(self) -> None:
+        """Publish the topology with the shard on its target: the one commit point.
+
+        :raises LeaseLost: another process has taken the run over.
+        :raises TopologyError: it was not published, or the answer got lost.
+        :raises MoveRefused: the topology has the shard on another node.
+        """
+        move = self.move
+
+        def edit(document: Document) -> Document:
+            # A process that takes the run over now publishes a new version, so this one is refused.
+            self.confirm()
+            return move.publish_in(document)
+
+        topology.change(edit, f"{move} moved from {move.source} to {move.target}")
+
+    def rule_out(self) -> bool:
+        """Make sure that the move will never be published, even if it was sent a moment ago.
+
+        Return False if it is published already.
+
+        :raises TopologyError: the source of the topology does not answer.
+        """
+        return topology.rule_out(self.move.is_published, f"the move of {self.move} broken off")
+
+    def keep_until(self, keep: timedelta) -> None:
+        """Record that the target has the shard, and until when the old tables are kept."""
+        self._run.note(current=None, left=self._left_with(self.move.source, keep))
+
+    def end(self, *, copy_left: bool = False) -> None:
+        """Record that the shard is where it was, and that nothing of the move is left.
+
+        :param copy_left: whether the copy on the target could not be removed, so it is removed later.
+        """
+        if copy_left:
+            self._run.note(current=None, left=self._left_with(self.move.target, timedelta(0)))
+        else:
+            self._run.note(current=None)
+
+    def _left_with(self, node: str, keep: timedelta) -> list[dict[str, Any]]:
+        number = self.move.number
+        left = {
+            "shard": number,
+            "node": node,
+            "number": self.number,
+            "until": (self._run.now() + keep).isoformat(),
+        }
+        others = self._run.arguments.get("left", ())
+        return [o for o in others if (o["shard"], o["node"]) != (number, node)] + [left]

@@ -1,0 +1,268 @@
+"""The functions that an operator's commands call: move shards, abort and repair.
+
+One process at a time moves shards of a group, one after the other: it holds a run in the journal.
+Another process can end what a killed process has begun.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationStopped, TopologyError
+from sharded_orm.operations import topology
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.conflicts import refuse_conflicts
+from sharded_orm.operations.runs.rollout import Stopping
+from sharded_orm.operations.shard_moves import preflight
+from sharded_orm.operations.shard_moves.leftovers import remove_expired
+from sharded_orm.operations.shard_moves.plan import ShardMovePlan, ShardToMove, plan_shard_moves
+from sharded_orm.operations.shard_moves.record import PUBLISHING, ShardMoveRecord
+from sharded_orm.operations.shard_moves.request import ShardMoveOptions, ShardMoveReport, Tell
+from sharded_orm.operations.shard_moves.shard_mover import ShardMover
+from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
+
+KIND: Final = "move shards"
+#: Seconds to wait at the end until every process uses the new topology.
+FOLLOWERS_PATIENCE: Final = 10.0
+#: Seconds for which a source of the topology that does not answer is asked again and again.
+SOURCE_PATIENCE: Final = 15.0
+# Seconds between two questions.
+_INTERVAL: Final = 0.5
+
+
+def move_shards(
+    group: str,
+    numbers: Sequence[int],
+    to: str,
+    *,
+    replica: str | None = None,
+    options: ShardMoveOptions | None = None,
+    stopping: Stopping | None = None,
+    tell: Tell = lambda line: None,
+) -> ShardMoveReport:
+    """Move shards of ``group`` to the node ``to``, while the site reads and writes them.
+
+    At every moment, one server has the tables of a shard under their names. Statements that come
+    between wait for some milliseconds. If this process is killed, call the function again: it first
+    ends what was left.
+
+    :param numbers: numbers of the shards. They are moved one after the other.
+    :param replica: the node with the replica of ``to``; see
+        :func:`~sharded_orm.operations.shard_moves.plan.plan_shard_moves`.
+    :param tell: called with a line for the operator.
+    :raises MoveRefused: the shards cannot be moved. Every reason is listed, and nothing was changed.
+    :raises TopologyReadOnly: commands cannot change the topology.
+    :raises TopologyError: the source of the topology does not answer.
+    :raises OperationHeld: another process moves shards of the group, or another operation is under
+        way beside which none may be moved.
+
+    Costs about three statements per 2,000 rows and 20 per table, and a publication for each shard.
+    """
+    options = options or ShardMoveOptions()
+    with journal.hold_run(KIND, group, {"to": to, "shards": list(numbers)}) as run:
+        work = _Work(run, options, stopping or Stopping(), tell)
+        work.begin()
+        try:
+            runtime.refresh()
+            plan = plan_shard_moves(group, numbers, to, replica)
+            preflight.check_plan(plan)
+        except Exception as exc:
+            run.finish("refused", journal.one_line(exc))
+            raise
+        work.move(plan)
+        work.finish()
+    return work.report
+
+
+def check_shard_moves(
+    group: str, numbers: Sequence[int], to: str, replica: str | None = None
+) -> ShardMovePlan:
+    """Return what :func:`move_shards` would do. Moves nothing.
+
+    :raises: the errors of :func:`move_shards`, but not for operations beside which none may be moved.
+    """
+    runtime.refresh()
+    plan = plan_shard_moves(group, numbers, to, replica)
+    preflight.check_plan(plan)
+    return plan
+
+
+def repair(group: str, *, discard: bool = False, tell: Tell = lambda line: None) -> ShardMoveReport:
+    """End a move that was broken off, and drop old tables that were kept for long enough.
+
+    A shard whose move was published stays on its new node. Any other is where it was.
+
+    :param discard: whether to drop those old tables as well that are to be kept for longer.
+    :raises OperationHeld: a process moves shards of the group at this time.
+    """
+    with journal.hold_run(KIND, group, {"to": "repair", "shards": []}) as run:
+        work = _Work(run, ShardMoveOptions(), Stopping(), tell)
+        work.begin(repairs=True, discard=discard)
+        work.finish()
+    return work.report
+
+
+class _Work:
+    """The work of one process that holds the run of a group."""
+
+    def __init__(
+        self, run: journal.JournalRun, options: ShardMoveOptions, stopping: Stopping, tell: Tell
+    ) -> None:
+        self._run = run
+        self._options = options
+        self._stopping = stopping
+        self._tell = tell
+        self.report = ShardMoveReport(run.subject, run.id)
+
+    def begin(self, *, repairs: bool = False, discard: bool = False) -> None:
+        """End the move that an earlier process has left, and drop what nobody needs any more.
+
+        :param repairs: whether that is all the work, so it may be done beside what was broken off.
+        """
+        refuse_conflicts(self._run, only_held=repairs)
+        runtime.refresh()
+        record = ShardMoveRecord.unfinished(self._run)
+        if record is not None:
+            self._tell(f"ends the move of {record.move}, which was broken off: {record.phase}")
+            self._end(record)
+        self.report.notes += remove_expired(self._run, at_once=discard)
+
+    def move(self, plan: ShardMovePlan) -> None:
+        self.report.already = list(plan.already)
+        for move in plan.shards:
+            if self._stopping():
+                break
+            self._move_one(move)
+            if self._run.arguments.get("current") is not None:
+                break  # The record of this move is needed to end it. Another one would replace it.
+        self.report.stopped = self._stopping.cause
+
+    def finish(self) -> None:
+        """Finish the run, unless a move could not be ended."""
+        if self.report.moved:
+            self._wait_for_followers()
+        if self._run.arguments.get("current") is not None:
+            return  # The run stays unfinished, so that the next command ends the move.
+        failures = self.report.failures
+        if failures:
+            self._run.finish("failed", f"{len(failures)} shards were not moved")
+        else:
+            self._run.finish("stopped" if self._stopping() else "done")
+
+    def _move_one(self, move: ShardToMove) -> None:
+        self._tell(f"{move}: copies it from {move.source} to {move.target}")
+        record = ShardMoveRecord.begin(self._run, move)
+        try:
+            with self._sessions(record) as (source, target):
+                mover = self._mover(record, source, target)
+                mover.run()
+        except LeaseLost:
+            raise
+        except BaseException as exc:
+            self._end_after(record, exc)
+            if not isinstance(exc, Exception):
+                raise
+        else:
+            self._record_moved(move, mover)
+
+    def _end_after(self, record: ShardMoveRecord, cause: BaseException) -> None:
+        """End a move after an error: undo it, unless it is published."""
+        move = record.move
+        why = str(cause) if isinstance(cause, MoveFailed) else journal.one_line(cause)
+        if not isinstance(cause, OperationStopped):
+            self.report.failures[move.number] = why
+        try:
+            self._end(record)
+        except LeaseLost:
+            raise
+        except Exception as exc:
+            self.report.failures[move.number] = (
+                f"{why} The move was not ended either ({journal.one_line(exc)}), and the shard may be"
+                f" out of use until it is: run 'manage.py shards move {move.group} --repair' when the"
+                " cause is mended. Nothing is lost."
+            )
+
+    def _end(self, record: ShardMoveRecord) -> None:
+        move = record.move
+        if record.phase == PUBLISHING and not self._rule_out(record):
+            with self._sessions(record) as (source, target):
+                mover = self._mover(record, source, target)
+                mover.settle()
+            self._record_moved(move, mover)
+            return
+        runtime.refresh()
+        # A replica may have been promoted meanwhile. It has the tables as its primary had them.
+        node = runtime.shard(move.group, move.number).node
+        with self._sessions(record, source=node) as (source, target):
+            left = self._mover(record, source, target).undo()
+        record.end(copy_left=bool(left))
+        if left:
+            self.report.notes.append(
+                f"the copy of shard {move.number} on {move.target!r} was not deleted ({left});"
+                " --repair tries again"
+            )
+        self._tell(f"{move}: it is on {node} as before")
+
+    def _record_moved(self, move: ShardToMove, mover: ShardMover) -> None:
+        self.report.failures.pop(move.number, None)
+        self.report.moved[move.number] = move.target
+        self.report.rows += mover.rows
+        if mover.pause:
+            self.report.pauses.append(mover.pause)
+        self._tell(
+            f"{move}: is on {move.target}; {mover.rows:,} rows, and statements waited for"
+            f" {mover.pause * 1000:.0f} ms"
+        )
+
+    def _rule_out(self, record: ShardMoveRecord) -> bool:
+        """Make sure that the move will never be published. Return False if it is published.
+
+        A source that does not answer is asked again for some seconds: meanwhile nobody can use the
+        shard.
+        """
+        deadline = time.monotonic() + SOURCE_PATIENCE
+        while True:
+            self._run.check()
+            try:
+                return record.rule_out()
+            except (TopologyError, OSError):
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_INTERVAL)
+
+    @contextmanager
+    def _sessions(
+        self, record: ShardMoveRecord, source: str | None = None
+    ) -> Iterator[tuple[SchemaSessions, SchemaSessions]]:
+        move = record.move
+        with (
+            SchemaSessions(move.on(source or move.source), record.confirm) as at_source,
+            SchemaSessions(move.on(move.target), record.confirm) as at_target,
+        ):
+            yield at_source, at_target
+
+    def _mover(
+        self, record: ShardMoveRecord, source: SchemaSessions, target: SchemaSessions
+    ) -> ShardMover:
+        return ShardMover(record, self._options, source, target, self._stopping, self._run.check)
+
+    def _wait_for_followers(self) -> None:
+        """Wait until every process uses the new topology. Those that do not are named in a note.
+
+        They lose nothing: their statements find no table, and look the topology up.
+        """
+        try:
+            reach = topology.wait_until_used(runtime.topology_status().version, FOLLOWERS_PATIENCE)
+        except TopologyError as exc:
+            self.report.notes.append(f"whether all processes follow is not known ({exc})")
+            return
+        if reach is not None and reach.behind:
+            late = ", ".join(f"{process.host} ({process.pid})" for process in reach.behind)
+            self.report.notes.append(
+                f"processes that do not use the new topology yet ({late}) look it up at their next"
+                " statement on a moved shard"
+            )

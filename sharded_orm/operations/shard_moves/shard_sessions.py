@@ -1,0 +1,76 @@
+"""The sessions with which a mover works on a shard's schema on one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self
+
+from django.db.utils import load_backend
+
+from sharded_orm import database_settings
+from sharded_orm.backends.change_capture import ChangeCapture
+from sharded_orm.backends.row_copy import RowCopy
+from sharded_orm.backends.schema_move import SchemaMove
+from sharded_orm.topology.aliases import complete
+from sharded_orm.topology.model import Shard
+
+
+class SchemaSessions:
+    """The sessions on the schema of ``shard`` on its node, opened at their first use. For one thread.
+
+    They belong to the node's account ``OPERATOR``, if it has one. As a context manager, the object
+    closes them at the end of the block.
+
+    :param confirm: called before each change of the tables; raises an error if it must not be made.
+    """
+
+    def __init__(self, shard: Shard, confirm: Callable[[], None]) -> None:
+        self.shard = shard
+        self._confirm = confirm
+        self._account = database_settings.operator_settings(shard.node)
+        self._stack = ExitStack()
+
+    @cached_property
+    def wrapper(self) -> Any:
+        """A connection object of the application's account. It belongs to no thread's aliases."""
+        settings = database_settings.shard_settings(self.shard)
+        del settings["SHARD"]
+        backend = load_backend(settings["ENGINE"])
+        wrapper = backend.DatabaseWrapper(complete(settings), self.shard.alias)
+        self._stack.callback(wrapper.close)
+        return wrapper
+
+    @cached_property
+    def schema(self) -> SchemaMove:
+        opened: SchemaMove = self.wrapper.schema_move(self._confirm, self._account)
+        return self._stack.enter_context(opened)
+
+    @cached_property
+    def capture(self) -> ChangeCapture:
+        opened: ChangeCapture = self.wrapper.change_capture(self._account)
+        return self._stack.enter_context(opened)
+
+    @cached_property
+    def rows(self) -> RowCopy:
+        opened: RowCopy = self.wrapper.row_copy(self._account)
+        return self._stack.enter_context(opened)
+
+    def close(self) -> None:
+        """Close all sessions. The next use opens new ones."""
+        for name in ("wrapper", "schema", "capture", "rows"):
+            self.__dict__.pop(name, None)
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

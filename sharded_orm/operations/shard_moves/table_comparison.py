@@ -1,0 +1,105 @@
+"""The comparison of a shard's tables on two servers. It shares nothing with the copier.
+
+The servers digest ranges of rows, byte by byte. Where two digests differ, the servers digest each row
+of the range. A row that was changed since, or whose digests differ, is *open*: it is compared again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm.backends.row_access import Row, RowAccess
+
+#: Rows that are digested at once.
+CHUNK: Final = 5000
+#: The most rows per table that a message names.
+NAMED: Final = 5
+
+_Pks = dict[Row, None]
+
+
+class TableComparison:
+    """Compares the tables of a schema that moves. For one thread.
+
+    :param here: the tables as ``source`` reads them now, by name. The caller changes it if the tables
+        are hidden.
+    :param there: the tables as ``target`` reads them, by name.
+    """
+
+    def __init__(
+        self,
+        source: RowAccess,
+        target: RowAccess,
+        here: Mapping[str, CapturedTable],
+        there: Mapping[str, CapturedTable],
+    ) -> None:
+        self._source, self._target = source, target
+        self._here, self._there = here, there
+        self._open: dict[str, _Pks] = {name: {} for name in here}
+
+    def compare_all(self, names: Iterable[str], proceed: Callable[[], None]) -> None:
+        """Compare whole tables. Afterwards each row is equal, or open.
+
+        :param names: the names of the tables.
+        :param proceed: called before each range. May raise an error.
+        """
+        for name in names:
+            for after, until in self._ranges(name, proceed):
+                here = self._source.range_digests(self._here[name], after, until)
+                if here != self._target.range_digests(self._there[name], after, until):
+                    self._open_differing(
+                        name,
+                        self._source.range_rows(self._here[name], after, until),
+                        self._target.range_rows(self._there[name], after, until),
+                    )
+
+    def _ranges(self, name: str, proceed: Callable[[], None]) -> Iterator[tuple[Row, Row]]:
+        after: Row = ()
+        while True:
+            proceed()
+            until = self._source.boundary(self._here[name], after, CHUNK)
+            yield after, until
+            if not until:
+                return
+            after = until
+
+    def _open_differing(self, name: str, here: dict[Row, str], there: dict[Row, str]) -> None:
+        for pk in here.keys() | there.keys():
+            if here.get(pk) != there.get(pk):
+                self._open[name][pk] = None
+
+    def note_changed(self, name: str, pks: Iterable[Row]) -> None:
+        """Record that rows were changed on the source, and copied again."""
+        self._open[name].update(dict.fromkeys(pks))
+
+    def compare_open(self) -> int:
+        """Compare the open rows. Those that are equal are no longer open. Return how many are left."""
+        for name, pks in self._open.items():
+            if pks:
+                self._open[name] = {}
+                self._open_differing(
+                    name,
+                    self._source.rows_of(self._here[name], pks),
+                    self._target.rows_of(self._there[name], pks),
+                )
+        return sum(map(len, self._open.values()))
+
+    @property
+    def open_pks(self) -> dict[str, list[Row]]:
+        """The primary keys of open rows, by the names of tables that have any."""
+        return {name: list(pks) for name, pks in self._open.items() if pks}
+
+    def problems(self) -> list[str]:
+        """Return a sentence for each table that has open rows."""
+        return [
+            f"{name}: {len(pks)} rows differ (such as"
+            f" {', '.join(', '.join(map(_text, pk)) for pk in sorted(pks, key=repr)[:NAMED])})"
+            for name, pks in self._open.items()
+            if pks
+        ]
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,59 @@
+"""A mover that is killed at any moment: one command brings the shard to its old or its new place."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.integration.shard_moves.site import Site
+
+_MOVER = "sharded_orm.operations.shard_moves.shard_mover.ShardMover"
+_RECORD = "sharded_orm.operations.shard_moves.record.ShardMoveRecord"
+_CAPTURE = "sharded_orm.backends.change_capture.ChangeCapture"
+_ACCESS = "sharded_orm.backends.row_access.RowAccess"
+#: The process dies at the end of that call of the method.
+BEFORE_HIDING = [
+    f"{_RECORD}.enter:1",
+    f"{_CAPTURE}.watch:1",
+    f"{_MOVER}._prepare:1",
+    f"{_ACCESS}.store:2",
+    f"{_MOVER}._compare_open:1",
+]
+HIDDEN = [f"{_MOVER}._hide:1", f"{_MOVER}._copy_the_rest:1", f"{_RECORD}.enter:3"]
+PUBLISHED = [f"{_RECORD}.publish:1", f"{_MOVER}._switch:1", f"{_RECORD}.keep_until:1"]
+MOMENTS = BEFORE_HIDING + HIDDEN + PUBLISHED
+
+
+def killed(site: Site, moment: str, *arguments: str) -> None:
+    done = site.python(
+        "manage.py", "shards", "move", "accounts", "0", "--to", "db2", *arguments, KILL_AT=moment
+    )
+    assert done.code == -signal.SIGKILL, f"{moment} did not come: {done.out} {done.err}"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_repair_ends_what_was_left(site: Site, moment: str) -> None:
+    before = site.rows("Account", "Order")
+    killed(site, moment)
+    if moment in BEFORE_HIDING or moment == PUBLISHED[-1]:
+        assert site.rows("Account", "Order") == before
+    report = site.move("accounts", "--repair", "--json").json
+    place = "db2" if moment in PUBLISHED else "db1"
+    assert report["failures"] == {}
+    assert site.place(0) == place
+    assert site.rows("Account", "Order") == before
+    if moment not in PUBLISHED:
+        assert site.left() == ""
+    site.run("Account.objects.create(name='later')")
+
+
+@pytest.mark.parametrize("moment", [BEFORE_HIDING[3], HIDDEN[0], PUBLISHED[0]])
+def test_the_same_command_goes_on(site: Site, moment: str) -> None:
+    before = site.rows("Account", "Order")
+    killed(site, moment)
+    site.move("accounts", "0", "--to", "db2")
+    assert site.place(0) == "db2"
+    assert site.rows("Account", "Order") == before
+    site.move("accounts", "--cleanup")
+    assert site.left() == ""
