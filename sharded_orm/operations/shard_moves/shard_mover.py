@@ -262,7 +262,7 @@ class ShardMover:
         self._copy_the_rest()
         self._record.enter(PUBLISHING)
         self._record.publish()
-        self._target.schema.show(TRIGGER_PATIENCE)
+        self._show()
         self.pause = time.monotonic() - began
 
     def _hide(self) -> float:
@@ -296,11 +296,14 @@ class ShardMover:
             )
         self._target.schema.set_counters(self._source.schema.counters())
 
+    def _show(self) -> None:
+        self._target.schema.show(TRIGGER_PATIENCE)
+
     # ##### After the switch #####
 
     def settle(self) -> None:
         """Show the new tables, and remove the triggers from the old ones. Can be repeated."""
-        self._target.schema.show(TRIGGER_PATIENCE)
+        self._show()
         self._record.keep_until(self._options.keep)
         with suppress(Error):  # The triggers go with the old tables otherwise.
             remove_capture(self._source, self._record.number)
