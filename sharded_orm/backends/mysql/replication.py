@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from django.db import Error
+from django.db import Error, OperationalError
 
 from sharded_orm.mysql_flavor import MySQLFlavor
 from sharded_orm.topology.aliases import complete
@@ -43,6 +43,12 @@ _REFUSED = frozenset(
     {1044, 1045, 1130, 1251, 1275, 1524, 1698, 1820, 1862, 1873, 2049, 2054, 2058, 2059, 2061, 4151}
 )  # fmt: skip
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
+_DENIED = 1227  # ER_SPECIFIC_ACCESS_DENIED_ERROR
+# How many replication connections run. Every account may ask.
+_RUNNING = (
+    "SELECT variable_value FROM information_schema.global_status"
+    " WHERE variable_name = 'Slaves_running'"
+)
 # Matches a line of SHOW GRANTS about the whole server (ON *.*). Grants on single schemas do not count.
 _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
@@ -188,6 +194,19 @@ class ReplicationServer:
     def links(self) -> list[ReplicationLink]:
         """Return the server's replication connections. Needs the privilege ``SLAVE MONITOR``."""
         return [_link(row) for row in self._rows("SHOW ALL SLAVES STATUS")]
+
+    def replicates_from(self, server_id: int) -> bool:
+        """Whether the server has a replication connection to the server with that ``server_id``.
+
+        :raises django.db.OperationalError: a connection runs, and the account lacks ``SLAVE MONITOR``.
+        """
+        try:
+            links = self.links()
+        except OperationalError as exc:
+            if _code(exc) == _DENIED and self._value(_RUNNING) == "0":
+                return False
+            raise
+        return any(link.source_id == server_id for link in links)
 
     def privileges(self) -> set[str]:
         """Return the account's privileges on the whole server, including the privileges of its roles.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from django.db import Error
 
-from sharded_orm import runtime
+from sharded_orm import database_settings, runtime
+from sharded_orm.backends.mysql.replication import ReplicationServer
 from sharded_orm.exceptions import MoveRefused, TopologyReadOnly
 from sharded_orm.operations import topology
 from sharded_orm.operations.nodes import node_connection
+from sharded_orm.operations.promotion.plan import supports_promotion
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan, ShardToMove
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.operations.shards.status import error_line
@@ -34,9 +36,11 @@ def check_plan(plan: ShardMovePlan) -> None:
     _require_writable_topology(plan)
     problems = [
         problem
-        for node in sorted({move.target for move in plan.shards})
-        for problem in _target_problems(node, [m for m in plan.shards if m.target == node])
+        for source in sorted({move.source for move in plan.shards})
+        for problem in _replication_problems(source, plan.target)
     ]
+    if not problems:
+        problems += _target_problems(plan.target, plan.shards)
     for move in plan.shards:
         problems += [f"{move} on {move.source!r}: {problem}" for problem in _source_problems(move)]
     if problems:
@@ -57,7 +61,7 @@ def _require_writable_topology(plan: ShardMovePlan) -> None:
         )
 
 
-def _target_problems(node: str, moves: list[ShardToMove]) -> Iterator[str]:
+def _target_problems(node: str, moves: Sequence[ShardToMove]) -> Iterator[str]:
     try:
         with node_connection(node) as wrapper:
             present = wrapper.schemas_present()
@@ -68,8 +72,12 @@ def _target_problems(node: str, moves: list[ShardToMove]) -> Iterator[str]:
         shard = move.on(node)
         if shard.schema not in present:
             continue
-        with SchemaSessions(shard, _change_nothing) as sessions:
-            names = [table.name for table in sessions.schema.tables()]
+        try:
+            with SchemaSessions(shard, _change_nothing) as sessions:
+                names = [table.name for table in sessions.schema.tables()]
+        except Error as exc:
+            yield f"the schema {shard.schema!r} on {node!r} cannot be read: {_why(exc)}"
+            continue
         if names:
             yield (
                 f"{node!r} has a schema {shard.schema!r} with tables already (such as {names[0]!r})."
@@ -91,7 +99,45 @@ def _source_problems(move: ShardToMove) -> Iterator[str]:
         if is_node_gone(exc):
             yield f"the node does not answer ({error_line(exc)})"
         else:
-            yield f"it cannot be read ({error_line(exc)})"
+            yield f"it cannot be read: {_why(exc)}"
+
+
+def _why(exc: Error) -> str:
+    """Return why an account could do nothing, and what to grant."""
+    return (
+        f"{error_line(exc)}. The node's OPERATOR, or its own account, needs all privileges on the"
+        " schemas of shards"
+    )
+
+
+def _replication_problems(source: str, target: str) -> Iterator[str]:
+    # What a move creates on one of the servers would be replicated into the same schema on the other.
+    nodes = runtime.topology().nodes
+    if not supports_promotion(nodes[source]):
+        return
+    names = (source, target)
+    accounts = [database_settings.operator_settings(name) or nodes[name] for name in names]
+    try:
+        with (
+            ReplicationServer(source, accounts[0]) as old,
+            ReplicationServer(target, accounts[1]) as new,
+        ):
+            states = [server.status() for server in (old, new)]
+            if not all(state.can_be_promoted for state in states):
+                return
+            for server, other in ((old, states[1]), (new, states[0])):
+                if server.replicates_from(other.server_id):
+                    first, second = names if server is old else reversed(names)
+                    yield (
+                        f"{first!r} replicates from {second!r}, and shards are not moved between a"
+                        " server and its replica: stop the replication for good (RESET SLAVE ALL)"
+                    )
+    except Error as exc:
+        yield (
+            f"whether {source!r} and {target!r} replicate from each other is not known"
+            f" ({error_line(exc)}): grant SLAVE MONITOR to the account of the node, or give it an"
+            " OPERATOR"
+        )
 
 
 def _change_nothing() -> None:
