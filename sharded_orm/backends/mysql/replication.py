@@ -26,6 +26,8 @@ TO_FENCE: Final = ("READ_ONLY ADMIN", "BINLOG MONITOR")
 #: Privileges that the operator's account needs on a server that becomes the new primary. An account
 #: with ALL PRIVILEGES has them.
 TO_PROMOTE: Final = ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR")
+#: Privileges that the operator's account needs on a replica that replicates no longer after a split.
+TO_END: Final = ("REPLICATION SLAVE ADMIN", "SLAVE MONITOR", "RELOAD")
 
 _CONNECT_TIMEOUT = 5  # seconds
 # Seconds to wait for an answer of the server. No statement of this module takes longer.
@@ -287,6 +289,10 @@ class ReplicationServer:
     def start(self, link: str) -> None:
         """Start the replication connection named ``link``. Does nothing if it runs already."""
         self._rows(f"START SLAVE {self._connection_name(link)}")
+
+    def forget(self, link: str) -> None:
+        """Remove the stopped replication connection named ``link``."""
+        self._rows(f"RESET SLAVE {self._connection_name(link)} ALL")
 
     def _connection_name(self, link: str) -> str:
         # In MariaDB's grammar, the connection's name must be a string literal. Parameters and

@@ -7,7 +7,7 @@ in ``ACTIONS``.
 from __future__ import annotations
 
 from sharded_orm.management.actions import CommandOfActions
-from sharded_orm.management.shards import grow, imports, move, promote, run, status, where
+from sharded_orm.management.shards import grow, imports, move, promote, run, split, status, where
 
 
 class Command(CommandOfActions):
@@ -23,4 +23,5 @@ class Command(CommandOfActions):
         *promote.ACTIONS,
         *imports.ACTIONS,
         *move.ACTIONS,
+        *split.ACTIONS,
     )

@@ -169,7 +169,7 @@ def _check_new(new: ReplicationServer, findings: Findings) -> None:
         findings.problems.append(f"{new.name!r} is no MariaDB ({status.version})")
         return
     findings.new = status
-    findings.problems += _privilege_problems(new, TO_PROMOTE)
+    findings.problems += privilege_problems(new, TO_PROMOTE)
     if not (status.writes_log and status.logs_replicated):
         findings.warnings.append(
             f"{new.name!r} writes no binary log of what it replicates (log_bin,"
@@ -183,8 +183,8 @@ def _check_old(old: ReplicationServer, findings: Findings) -> None:
         findings.problems.append(f"{old.name!r} is no MariaDB ({status.version})")
         return
     findings.old = status
-    if privilege_problems := list(_privilege_problems(old, TO_FENCE)):
-        findings.problems += privilege_problems
+    if lacking := list(privilege_problems(old, TO_FENCE)):
+        findings.problems += lacking
         return
     if not status.writes_log:
         findings.problems.append(
@@ -200,7 +200,8 @@ def _check_old(old: ReplicationServer, findings: Findings) -> None:
         )
 
 
-def _privilege_problems(server: ReplicationServer, needed: Sequence[str]) -> Iterator[str]:
+def privilege_problems(server: ReplicationServer, needed: Sequence[str]) -> Iterator[str]:
+    """Yield which privileges of ``needed`` the account of ``server`` lacks, and how to grant them."""
     granted = server.privileges()
     missing = (
         []
@@ -230,7 +231,7 @@ def _check_link(
         findings.problems.append(no_link(plan.new, plan.node, links))
         return
     findings.link = link
-    findings.problems += _link_problems(plan, link)
+    findings.problems += link_problems(plan.new, link)
     if not link.receives:
         findings.problems.append(
             f"{plan.new!r} does not receive from {plan.node!r}: {_reason(link)}"
@@ -252,17 +253,16 @@ def _check_link(
         )
 
 
-def _link_problems(plan: PromotionPlan, link: ReplicationLink) -> Iterator[str]:
+def link_problems(new: str, link: ReplicationLink) -> Iterator[str]:
+    """Yield why ``link`` may not bring everything to node ``new``."""
     if not link.uses_gtid:
-        yield f"{plan.new!r} replicates without GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos"
+        yield f"{new!r} replicates without GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos"
     for name, value in link.filters.items():
-        yield (
-            f"{plan.new!r} does not replicate everything ({name} = {value!r}): rows would be lost"
-        )
+        yield (f"{new!r} does not replicate everything ({name} = {value!r}): rows would be lost")
     if link.delay:
-        yield f"{plan.new!r} replicates {link.delay} s later on purpose (MASTER_DELAY): set it to 0"
+        yield f"{new!r} replicates {link.delay} s later on purpose (MASTER_DELAY): set it to 0"
     if not link.executes:
-        yield f"{plan.new!r} does not execute what it receives: {_reason(link)}"
+        yield f"{new!r} does not execute what it receives: {_reason(link)}"
 
 
 def _reason(link: ReplicationLink) -> str:
@@ -321,7 +321,7 @@ def _check_lost_link(
         findings.problems.append(no_link(plan.new, plan.node, links))
         return
     findings.link = link
-    findings.problems += _link_problems(plan, link)
+    findings.problems += link_problems(plan.new, link)
     if link.receives:
         findings.problems.append(
             f"{plan.new!r} still receives from {plan.node!r}: it lives. Promote without --force"

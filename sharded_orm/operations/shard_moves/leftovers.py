@@ -11,6 +11,7 @@ from django.db import Error
 from sharded_orm import runtime
 from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.journal import JournalRun, one_line
+from sharded_orm.operations.shard_moves import replication
 from sharded_orm.operations.shard_moves.shard_mover import remove_capture, remove_copy
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
@@ -56,7 +57,10 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> str:
     shard = runtime.shard(run.subject, old["shard"])
     if shard.node == old["node"]:
         return ""  # It has come back. The move back has dropped the old tables.
+    replica = old.get("replica")
     try:
+        if replica is not None and replication.replicates(replica, old["node"]):
+            return f"{replica!r} replicates from there: end that first, by 'shards split --cleanup'"
         with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
             if sessions.schema.hidden():
                 remove_capture(sessions, old["number"])

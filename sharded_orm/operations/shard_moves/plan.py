@@ -19,6 +19,7 @@ class ShardToMove:
     :param source: the node on which it is.
     :param target: the node to which it moves.
     :param replica: the replica that it has afterwards; None if it has none.
+    :param by_replication: whether the target has the shard already, as a replica of the whole source.
     """
 
     group: str
@@ -26,6 +27,7 @@ class ShardToMove:
     source: str
     target: str
     replica: str | None
+    by_replication: bool = False
 
     def __str__(self) -> str:
         return f"shard {self.number} of group {self.group!r}"
@@ -115,15 +117,25 @@ class ShardMovePlan:
     shards: tuple[ShardToMove, ...]
     already: tuple[int, ...]
 
+    @property
+    def by_replication(self) -> bool:
+        return any(move.by_replication for move in self.shards)
+
 
 def plan_shard_moves(
-    group: str, numbers: Sequence[int], to: str, replica: str | None = None
+    group: str,
+    numbers: Sequence[int],
+    to: str,
+    replica: str | None = None,
+    *,
+    by_replication: bool = False,
 ) -> ShardMovePlan:
     """Return the plan to move shards to the node ``to``.
 
     :param numbers: numbers of the shards.
     :param replica: the node with the replica of ``to``, which the shards get as theirs. None takes
         the replica that the other ranges on ``to`` have, if they agree.
+    :param by_replication: whether ``to`` is a replica of the servers on which the shards are.
     :raises MoveRefused: the topology does not allow it; every reason is listed.
     :raises UnknownShard: there is no such group.
     """
@@ -140,7 +152,7 @@ def plan_shard_moves(
         if _same_server(topology, source, to):
             already.append(number)
         else:
-            moves.append(ShardToMove(group, number, source, to, replica))
+            moves.append(ShardToMove(group, number, source, to, replica, by_replication))
     return ShardMovePlan(group, to, tuple(moves), tuple(already))
 
 

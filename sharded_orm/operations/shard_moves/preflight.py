@@ -6,20 +6,21 @@ from collections.abc import Iterator, Sequence
 
 from django.db import Error
 
-from sharded_orm import database_settings, runtime
-from sharded_orm.backends.mysql.replication import ReplicationServer
+from sharded_orm import runtime
 from sharded_orm.exceptions import MoveRefused, TopologyReadOnly
 from sharded_orm.operations import topology
 from sharded_orm.operations.nodes import node_connection
-from sharded_orm.operations.promotion.plan import supports_promotion
+from sharded_orm.operations.shard_moves import replication
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan, ShardToMove
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
 
 
-def check_plan(plan: ShardMovePlan) -> None:
+def check_plan(plan: ShardMovePlan, seconds: float) -> None:
     """Make sure that the shards can be moved. Changes nothing but for a probe that is taken back.
+
+    :param seconds: by how much a replica may be behind.
 
     Costs about ten statements for each shard, and a round trip to the source of the topology.
 
@@ -37,9 +38,13 @@ def check_plan(plan: ShardMovePlan) -> None:
     problems = [
         problem
         for source in sorted({move.source for move in plan.shards})
-        for problem in _replication_problems(source, plan.target)
+        for problem in (
+            replication.link_problems(source, plan.target, seconds)
+            if plan.by_replication
+            else replication.neighbour_problems(source, plan.target)
+        )
     ]
-    if not problems:
+    if not problems and not plan.by_replication:
         problems += _target_problems(plan.target, plan.shards)
     for move in plan.shards:
         problems += [f"{move} on {move.source!r}: {problem}" for problem in _source_problems(move)]
@@ -92,7 +97,8 @@ def _source_problems(move: ShardToMove) -> Iterator[str]:
             try:
                 if len(sessions.schema.identities()) < len(sessions.schema.tables()):
                     yield "the server does not tell the tables apart from those of before a TRUNCATE"
-                sessions.capture.check_privileges(sessions=False)
+                if not move.by_replication:  # It needs no triggers.
+                    sessions.capture.check_privileges(sessions=False)
             except MoveRefused as exc:
                 yield from exc.problems
     except Error as exc:
@@ -108,36 +114,6 @@ def _why(exc: Error) -> str:
         f"{error_line(exc)}. The node's OPERATOR, or its own account, needs all privileges on the"
         " schemas of shards"
     )
-
-
-def _replication_problems(source: str, target: str) -> Iterator[str]:
-    # What a move creates on one of the servers would be replicated into the same schema on the other.
-    nodes = runtime.topology().nodes
-    if not supports_promotion(nodes[source]):
-        return
-    names = (source, target)
-    accounts = [database_settings.operator_settings(name) or nodes[name] for name in names]
-    try:
-        with (
-            ReplicationServer(source, accounts[0]) as old,
-            ReplicationServer(target, accounts[1]) as new,
-        ):
-            states = [server.status() for server in (old, new)]
-            if not all(state.can_be_promoted for state in states):
-                return
-            for server, other in ((old, states[1]), (new, states[0])):
-                if server.replicates_from(other.server_id):
-                    first, second = names if server is old else reversed(names)
-                    yield (
-                        f"{first!r} replicates from {second!r}, and shards are not moved between a"
-                        " server and its replica: stop the replication for good (RESET SLAVE ALL)"
-                    )
-    except Error as exc:
-        yield (
-            f"whether {source!r} and {target!r} replicate from each other is not known"
-            f" ({error_line(exc)}): grant SLAVE MONITOR to the account of the node, or give it an"
-            " OPERATOR"
-        )
 
 
 def _change_nothing() -> None:

@@ -97,9 +97,12 @@ class ShardMoveRecord:
         """
         return topology.rule_out(self.move.is_published, f"the move of {self.move} broken off")
 
-    def keep_until(self, keep: timedelta) -> None:
-        """Record that the target has the shard, and until when the old tables are kept."""
-        self._run.note(current=None, left=self._left_with(self.move.source, keep))
+    def keep_until(self, keep: timedelta, *, replica: str | None = None) -> None:
+        """Record that the target has the shard, and until when the old tables are kept.
+
+        :param replica: a node that repeats what is done there. As long as it does, they are kept.
+        """
+        self._run.note(current=None, left=self._left_with(self.move.source, keep, replica))
 
     def end(self, *, copy_left: bool = False) -> None:
         """Record that the shard is where it was, and that nothing of the move is left.
@@ -107,17 +110,18 @@ class ShardMoveRecord:
         :param copy_left: whether the copy on the target could not be removed, so it is removed later.
         """
         if copy_left:
-            self._run.note(current=None, left=self._left_with(self.move.target, timedelta(0)))
+            self._run.note(current=None, left=self._left_with(self.move.target, timedelta(0), None))
         else:
             self._run.note(current=None)
 
-    def _left_with(self, node: str, keep: timedelta) -> list[dict[str, Any]]:
+    def _left_with(self, node: str, keep: timedelta, replica: str | None) -> list[dict[str, Any]]:
         number = self.move.number
         left = {
             "shard": number,
             "node": node,
             "number": self.number,
             "until": (self._run.now() + keep).isoformat(),
+            "replica": replica,
         }
         others = self._run.arguments.get("left", ())
         return [o for o in others if (o["shard"], o["node"]) != (number, node)] + [left]

@@ -21,6 +21,7 @@ from sharded_orm.operations.shard_moves import preflight
 from sharded_orm.operations.shard_moves.leftovers import remove_expired
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan, ShardToMove, plan_shard_moves
 from sharded_orm.operations.shard_moves.record import PUBLISHING, ShardMoveRecord
+from sharded_orm.operations.shard_moves.replicated_mover import ReplicatedShardMover
 from sharded_orm.operations.shard_moves.request import ShardMoveOptions, ShardMoveReport, Tell
 from sharded_orm.operations.shard_moves.shard_mover import ShardMover
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
@@ -40,6 +41,7 @@ def move_shards(
     to: str,
     *,
     replica: str | None = None,
+    by_replication: bool = False,
     options: ShardMoveOptions | None = None,
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
@@ -53,6 +55,8 @@ def move_shards(
     :param numbers: numbers of the shards. They are moved one after the other.
     :param replica: the node with the replica of ``to``; see
         :func:`~sharded_orm.operations.shard_moves.plan.plan_shard_moves`.
+    :param by_replication: whether ``to`` replicates from the servers of the shards. Nothing is copied
+        then.
     :param tell: called with a line for the operator.
     :raises MoveRefused: the shards cannot be moved. Every reason is listed, and nothing was changed.
     :raises TopologyReadOnly: commands cannot change the topology.
@@ -68,8 +72,8 @@ def move_shards(
         work.begin()
         try:
             runtime.refresh()
-            plan = plan_shard_moves(group, numbers, to, replica)
-            preflight.check_plan(plan)
+            plan = plan_shard_moves(group, numbers, to, replica, by_replication=by_replication)
+            preflight.check_plan(plan, options.patience)
         except Exception as exc:
             run.finish("refused", journal.one_line(exc))
             raise
@@ -79,15 +83,21 @@ def move_shards(
 
 
 def check_shard_moves(
-    group: str, numbers: Sequence[int], to: str, replica: str | None = None
+    group: str,
+    numbers: Sequence[int],
+    to: str,
+    replica: str | None = None,
+    *,
+    by_replication: bool = False,
+    options: ShardMoveOptions | None = None,
 ) -> ShardMovePlan:
     """Return what :func:`move_shards` would do. Moves nothing.
 
     :raises: the errors of :func:`move_shards`, but not for operations beside which none may be moved.
     """
     runtime.refresh()
-    plan = plan_shard_moves(group, numbers, to, replica)
-    preflight.check_plan(plan)
+    plan = plan_shard_moves(group, numbers, to, replica, by_replication=by_replication)
+    preflight.check_plan(plan, (options or ShardMoveOptions()).patience)
     return plan
 
 
@@ -248,7 +258,8 @@ class _Work:
     def _mover(
         self, record: ShardMoveRecord, source: SchemaSessions, target: SchemaSessions
     ) -> ShardMover:
-        return ShardMover(record, self._options, source, target, self._stopping, self._run.check)
+        kind = ReplicatedShardMover if record.move.by_replication else ShardMover
+        return kind(record, self._options, source, target, self._stopping, self._run.check)
 
     def _wait_for_followers(self) -> None:
         """Wait until every process uses the new topology. Those that do not are named in a note.

@@ -6,7 +6,8 @@ USERS``, or ``scatter FOLDER``.
 ``KILL_AT`` in the environment of a ``manage.py`` command names a point where the process kills
 itself with SIGKILL: ``begin:waiting`` when it has entered this phase of a promotion,
 ``end:waiting`` when it is about to enter the next; ``before:migrate:1`` before the first shard is
-migrated, ``after:change:2`` after the topology was changed for the second time.
+migrated, ``after:change:2`` after the topology was changed for the second time. Any other method
+is named by its path.
 """
 
 from __future__ import annotations
@@ -49,11 +50,14 @@ def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
     if side in ("begin", "end"):
         die_in_phase(side, what, how)
         return
+    from django.utils.module_loading import import_string
+
     from sharded_orm.operations import topology
     from sharded_orm.operations.migrate import Migrator
 
-    owner: Any = {"change": topology, "migrate": Migrator}[what]
-    method, calls = getattr(owner, what), iter(range(1, sys.maxsize))
+    path, _, name = what.rpartition(".")
+    owner: Any = import_string(path) if path else {"change": topology, "migrate": Migrator}[what]
+    method, calls = getattr(owner, name), iter(range(1, sys.maxsize))
 
     def dying(*args: Any, **kwargs: Any) -> Any:
         call = next(calls)
@@ -64,7 +68,7 @@ def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
             os.kill(os.getpid(), how)
         return result
 
-    setattr(owner, what, dying)
+    setattr(owner, name, dying)
 
 
 def die_in_phase(side: str, phase: str, how: signal.Signals) -> None:
@@ -107,7 +111,7 @@ def write(folder: Path, number: int, users: int) -> None:
                         for one in done:
                             Entry(entry_id=one, user_id=user).save(force_insert=True)
             except Error as exc:
-                code = exc.args[0] if exc.args else 0
+                code = exc.args[0] if exc.args and isinstance(exc.args[0], int) else 0
                 errors.write(f"{time.time()} {code} {type(exc).__name__} {exc}\n")
                 errors.flush()
             else:

@@ -1,0 +1,178 @@
+"""The action ``split`` of ``manage.py shards``: give a part of a server's shards to its replica."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from datetime import timedelta
+from typing import Any
+
+from django.core.management import BaseCommand, CommandError
+from django.core.management.base import CommandParser
+
+from sharded_orm import runtime
+from sharded_orm.exceptions import MoveRefused, TopologyError
+from sharded_orm.management.actions import Action, line_writer, problems_error
+from sharded_orm.management.arguments import days, positive
+from sharded_orm.management.selection import shard_numbers
+from sharded_orm.management.stop_signals import stop_signals
+from sharded_orm.operations import server_splits, shard_moves
+from sharded_orm.operations.shard_moves.plan import ShardMovePlan
+
+
+class Split(Action):
+    name = "split"
+    help = (
+        "Split a server in two: shards of NODE go to a server that replicates from it, while the site"
+        " reads and writes them. After an interruption, run the command again to go on."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("node", metavar="NODE", help="The server that has the shards.")
+        parser.add_argument(
+            "--to", required=True, metavar="NODE", help="The server that replicates from it."
+        )
+        parser.add_argument(
+            "--shards",
+            nargs="+",
+            type=_of_group,
+            metavar="GROUP:SHARDS",
+            help="The shards that go, such as photos:256-511 albums:32-63.",
+        )
+        parser.add_argument(
+            "--replica", metavar="NODE", help="The replica that these shards have afterwards."
+        )
+        parser.add_argument(
+            "--patience",
+            type=positive,
+            default=60,
+            metavar="SECONDS",
+            help="For how long to try again if transactions use a shard at its switch, and by how much"
+            " the replica may be behind. Default: %(default)s",
+        )
+        parser.add_argument(
+            "--keep",
+            type=days,
+            default=timedelta(days=1),
+            metavar="DAYS",
+            help="Keep the old tables for so long, under other names. Default: 1",
+        )
+        mode = parser.add_mutually_exclusive_group()
+        mode.add_argument(
+            "--check", action="store_true", help="Only check, and show what would be moved."
+        )
+        mode.add_argument(
+            "--cleanup",
+            action="store_true",
+            help="Afterwards: end the replication, and drop on both servers what they no longer serve.",
+        )
+        parser.add_argument("--json", action="store_true", help="Print the outcome as JSON.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        node, to = options["node"], options["to"]
+        tell = line_writer(command, options)
+        try:
+            if options["cleanup"]:
+                runtime.refresh()
+                notes = server_splits.clean_up(node, to, tell=tell)
+                _show_notes(command, notes, as_json=options["json"])
+                return
+            shards = _shards(options)
+            moves = shard_moves.ShardMoveOptions(patience=options["patience"], keep=options["keep"])
+            if options["check"]:
+                plans = server_splits.check(
+                    node, to, shards, replica=options["replica"], options=moves
+                )
+                _show_plans(command, plans, as_json=options["json"])
+                return
+            with stop_signals() as stopping:
+                reports = server_splits.split(
+                    node,
+                    to,
+                    shards,
+                    replica=options["replica"],
+                    options=moves,
+                    stopping=stopping,
+                    tell=tell,
+                )
+            status = stopping.status
+        except (MoveRefused, TopologyError) as exc:
+            problems = exc.problems if isinstance(exc, MoveRefused) else (str(exc),)
+            if options["json"]:
+                refusal = {"ok": False, "problems": list(problems)}
+                command.stdout.write(json.dumps(refusal, indent=2))
+            raise
+        _show(command, reports, as_json=options["json"])
+        left = [
+            problem
+            for report in reports
+            for problem in (
+                *(
+                    f"shard {number} of {report.group!r}: {why}"
+                    for number, why in report.failures.items()
+                ),
+                *filter(None, [report.stopped]),
+            )
+        ]
+        if left:
+            error = problems_error(left)
+            error.returncode = status
+            raise error
+
+
+def _of_group(text: str) -> tuple[str, list[range]]:
+    group, colon, numbers = text.partition(":")
+    if not colon:
+        raise ArgumentTypeError(f"{text!r} is not like photos:256-511")
+    return group, shard_numbers(numbers)
+
+
+def _shards(options: dict[str, Any]) -> dict[str, list[int]]:
+    if not options["shards"]:
+        raise CommandError("Name the shards that go, such as: --shards photos:256-511 albums:32-63")
+    shards: dict[str, list[int]] = {}
+    for group, ranges in options["shards"]:
+        shards.setdefault(group, []).extend(number for each in ranges for number in each)
+    return shards
+
+
+def _show_plans(command: BaseCommand, plans: list[ShardMovePlan], *, as_json: bool) -> None:
+    if as_json:
+        moves = [move.to_json() for plan in plans for move in plan.shards]
+        command.stdout.write(json.dumps({"ok": True, "moves": moves}, indent=2))
+        return
+    for plan in plans:
+        for move in plan.shards:
+            command.stdout.write(f"{move} from {move.source} to {move.target}")
+    command.stdout.write("Nothing was changed.")
+
+
+def _show(
+    command: BaseCommand, reports: list[shard_moves.ShardMoveReport], *, as_json: bool
+) -> None:
+    if as_json:
+        outcome = {
+            "ok": all(report.ok for report in reports),
+            "groups": [report.to_json() for report in reports],
+        }
+        command.stdout.write(json.dumps(outcome, indent=2))
+        return
+    for report in reports:
+        for note in report.notes:
+            command.stdout.write(f"Note: {note}.")
+    moved = sum(len(report.moved) for report in reports)
+    text = f"{moved} shards moved"
+    if pauses := [pause for report in reports for pause in report.pauses]:
+        text += f"; statements waited for {max(pauses) * 1000:.0f} ms at most"
+    command.stdout.write(f"{text}.")
+
+
+def _show_notes(command: BaseCommand, notes: list[str], *, as_json: bool) -> None:
+    if as_json:
+        command.stdout.write(json.dumps({"ok": True, "notes": notes}, indent=2))
+        return
+    for note in notes:
+        command.stdout.write(f"{note[0].upper()}{note[1:]}.")
+
+
+ACTIONS: tuple[type[Action], ...] = (Split,)

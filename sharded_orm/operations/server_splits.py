@@ -1,0 +1,245 @@
+"""Splits of a server in two: some of its shards go to a server that replicates from it (Pinterest, P10).
+
+Nothing is copied. Each shard goes by itself (:mod:`sharded_orm.operations.shard_moves`), so one that
+fails stays where it is, and the command can be run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from django.db import Error
+
+from sharded_orm import runtime
+from sharded_orm.backends.mysql.replication import TO_END
+from sharded_orm.exceptions import MoveRefused
+from sharded_orm.operations import shard_moves
+from sharded_orm.operations.nodes import node_connection
+from sharded_orm.operations.promotion.preflight import privilege_problems
+from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs.conflicts import refuse_conflicts
+from sharded_orm.operations.runs.rollout import Stopping
+from sharded_orm.operations.shard_moves.leftovers import remove_expired
+from sharded_orm.operations.shard_moves.plan import ShardMovePlan
+from sharded_orm.operations.shard_moves.replication import open_pair
+from sharded_orm.operations.shard_moves.request import Tell
+from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
+from sharded_orm.topology.model import Shard, server_of
+
+#: Seconds to wait for transactions on tables that are dropped.
+_PATIENCE = 30.0
+
+
+def check(
+    source: str,
+    target: str,
+    shards: Mapping[str, Sequence[int]],
+    *,
+    replica: str | None = None,
+    options: shard_moves.ShardMoveOptions | None = None,
+) -> list[ShardMovePlan]:
+    """Return what :func:`split` would do, a plan for each group. Changes nothing.
+
+    :raises MoveRefused: the server cannot be split so. Every reason is listed.
+    """
+    runtime.refresh()
+    problems, plans = list(_wrong_nodes(source, target, shards)), []
+    if problems:
+        raise MoveRefused(problems)
+    for group, numbers in shards.items():
+        try:
+            plans.append(
+                shard_moves.check_shard_moves(
+                    group, numbers, target, replica, by_replication=True, options=options
+                )
+            )
+        except MoveRefused as exc:
+            problems += [problem for problem in exc.problems if problem not in problems]
+    if problems:
+        raise MoveRefused(problems)
+    return plans
+
+
+def split(
+    source: str,
+    target: str,
+    shards: Mapping[str, Sequence[int]],
+    *,
+    replica: str | None = None,
+    options: shard_moves.ShardMoveOptions | None = None,
+    stopping: Stopping | None = None,
+    tell: Tell = lambda line: None,
+) -> list[shard_moves.ShardMoveReport]:
+    """Give shards of the server ``source`` to ``target``, which replicates from it, while the site runs.
+
+    Stops at the first group of which a shard was not moved. Can be repeated.
+
+    :param shards: the numbers of the shards that go, by group.
+    :param replica: the node with the replica of ``target``; None if it has none.
+    :return: a report for each group that was begun.
+    :raises: the errors of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
+    """
+    check(source, target, shards, replica=replica, options=options)
+    reports: list[shard_moves.ShardMoveReport] = []
+    for group, numbers in shards.items():
+        report = shard_moves.move_shards(
+            group,
+            numbers,
+            target,
+            replica=replica,
+            by_replication=True,
+            options=options,
+            stopping=stopping,
+            tell=tell,
+        )
+        reports.append(report)
+        if not report.ok:
+            break
+    return reports
+
+
+def _wrong_nodes(source: str, target: str, shards: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    topology = runtime.topology()
+    unknown = [name for name in (source, target) if name not in topology.nodes]
+    if unknown:
+        yield from (
+            f"there is no node {name!r}; NODES has {sorted(topology.nodes)!r}" for name in unknown
+        )
+        return
+    for name, numbers in shards.items():
+        group = runtime.group(name)
+        for number in numbers:
+            if number in group and not _is_on(group.shard(number), source, target):
+                yield f"shard {number} of group {name!r} is on {group.shard(number).node!r}"
+
+
+def _is_on(shard: Shard, *nodes: str) -> bool:
+    known = runtime.topology().nodes
+    servers = {server_of(known[name], name) for name in nodes}
+    return server_of(known[shard.node], shard.node) in servers
+
+
+# ##### Afterwards #####
+
+
+def clean_up(source: str, target: str, *, tell: Tell = lambda line: None) -> list[str]:
+    """End the replication after a split, and drop on both servers what they no longer serve.
+
+    Every shard must have its tables where the topology has it. Can be repeated.
+
+    :return: sentences about what was dropped, and what was not.
+    :raises MoveRefused: the replication is still needed, or a shard lacks tables. Nothing was changed.
+    :raises OperationHeld: shards of a group are being moved.
+    """
+    with ExitStack() as stack:
+        runs = []
+        for group in sorted(runtime.topology().groups):
+            run = stack.enter_context(
+                journal.hold_run(shard_moves.KIND, group, {"to": "cleanup", "shards": []})
+            )
+            runs.append(run)
+        for run in runs:
+            refuse_conflicts(run)
+        runtime.refresh()
+        try:
+            notes = _clean_up(source, target, runs, tell)
+        except MoveRefused as exc:
+            for run in runs:
+                if run.arguments.get("current") is None:
+                    run.finish("refused", journal.one_line(exc))
+            raise
+        for run in runs:
+            run.finish("done")
+    return notes
+
+
+def _clean_up(
+    source: str, target: str, runs: Sequence[journal.JournalRun], tell: Tell
+) -> list[str]:
+    problems = list(_wrong_nodes(source, target, {}))
+    problems += [
+        f"a move of shards of {run.subject!r} was broken off: end it by 'manage.py shards move"
+        f" {run.subject} --repair'"
+        for run in runs
+        if run.arguments.get("current") is not None
+    ]
+    if problems:
+        raise MoveRefused(problems)
+    problems += _still_needed(source, target)
+    here = [shard for shard in _all_shards() if _is_on(shard, target)]
+    if not here:
+        problems.append(f"no shard is on {target!r}: split the server first")
+    problems += _without_tables(here)
+    with open_pair(source, target) as pair:
+        problems += privilege_problems(pair.target, TO_END)
+        if problems:
+            raise MoveRefused(problems)
+        link = pair.link()
+        if link is not None:
+            tell(f"ends the replication from {source} to {target}")
+            pair.target.stop(link.name)
+            pair.target.forget(link.name)
+    notes = [
+        f"the copy of shard {shard.number} of group {shard.group!r} on {target!r} was deleted"
+        for shard in _copies_on(source, target)
+        if _drop(shard, target, runs, tell)
+    ]
+    for run in runs:
+        notes += remove_expired(run, at_once=True)
+    return notes
+
+
+def _all_shards() -> Iterator[Shard]:
+    for group in runtime.topology().groups.values():
+        yield from group.shards()
+
+
+def _still_needed(source: str, target: str) -> Iterator[str]:
+    nodes = runtime.topology().nodes
+    server = server_of(nodes[target], target)
+    for name, group in runtime.topology().groups.items():
+        for each in group.ranges:
+            replica = each.replica
+            if replica is not None and server_of(nodes[replica], replica) == server:
+                yield (
+                    f"the range {(each.first, each.last)!r} of group {name!r} names {replica!r} as its"
+                    f" replica, and the replication would end: name another replica, or none"
+                )
+
+
+def _without_tables(shards: Sequence[Shard]) -> Iterator[str]:
+    for shard in shards:
+        try:
+            with SchemaSessions(shard, _change_nothing) as sessions:
+                hidden, tables = sessions.schema.hidden(), sessions.schema.tables()
+        except Error as exc:
+            yield f"{shard.alias!r} on {shard.node!r} cannot be read ({journal.one_line(exc)})"
+            continue
+        if hidden or not tables:
+            yield f"{shard.alias!r} has no tables on {shard.node!r}, where the topology has it"
+
+
+def _copies_on(source: str, target: str) -> list[Shard]:
+    """Return the shards of ``source`` whose tables the former replica ``target`` still has."""
+    with node_connection(target) as wrapper:
+        present = wrapper.schemas_present()
+    return [
+        shard
+        for shard in _all_shards()
+        if shard.schema in present and _is_on(shard, source) and not _is_on(shard, target)
+    ]
+
+
+def _drop(shard: Shard, node: str, runs: Sequence[journal.JournalRun], tell: Tell) -> bool:
+    run = next(run for run in runs if run.subject == shard.group)
+    tell(f"drops the copy of shard {shard.number} of group {shard.group!r} on {node}")
+    with SchemaSessions(replace(shard, node=node), run.note) as sessions:
+        sessions.schema.hide(sessions.schema.tables(), "dropped", _PATIENCE)
+        sessions.schema.discard()
+    return True
+
+
+def _change_nothing() -> None:
+    raise AssertionError("checks change nothing")

@@ -1,0 +1,81 @@
+"""The move of a shard to a server that replicates from its server: nothing is copied.
+
+The old tables are hidden, which is replicated as well. As soon as the target has hidden them, it has all
+rows. Only there they get their names again.
+"""
+
+from __future__ import annotations
+
+from sharded_orm import runtime
+from sharded_orm.backends.schema_move import as_hidden
+from sharded_orm.exceptions import MoveFailed
+from sharded_orm.operations.shard_moves.replication import Pair, open_pair
+from sharded_orm.operations.shard_moves.shard_mover import TRIGGER_PATIENCE, ShardMover
+from sharded_orm.operations.shard_moves.table_comparison import TableComparison
+
+
+class ReplicatedShardMover(ShardMover):
+    """Moves one shard to a replica of its server. Used by one thread.
+
+    The replica is compared with the source beforehand. What differs then, because it has changed since,
+    is compared once more while the tables are hidden.
+    """
+
+    _pair: Pair
+
+    def run(self) -> None:
+        with open_pair(self._move.source, self._move.target) as self._pair:
+            super().run()
+
+    def _prepare(self) -> None:
+        schema = self._source.schema
+        self._identities = schema.identities()
+        self._tables = {table.name: table for table in schema.tables()}
+        self._here, self._there = dict(self._tables), dict(self._tables)
+        self._refused = {name: {} for name in self._tables}
+        self._layout = schema.layout()
+        self._comparison = TableComparison(
+            self._source.rows, self._target.rows, self._here, self._there
+        )
+
+    def _copy(self) -> None:
+        pass  # The servers do.
+
+    def _catch_up(self) -> None:
+        """Wait until the target has what the source has."""
+        self._proceed()
+        self._wait(self._options.patience)
+
+    def _wait(self, seconds: float) -> None:
+        if not self._pair.wait(seconds):
+            raise MoveFailed(
+                f"{self._move} was not moved: {self._move.target!r} was behind {self._move.source!r}"
+                f" for more than {seconds:g} s. A reader there may hold a table."
+            )
+
+    def _hide(self) -> float:
+        began = super()._hide()
+        for name, table in self._tables.items():
+            self._here[name] = self._there[name] = as_hidden(table, self._tag)
+        return began
+
+    def _copy_the_rest(self) -> None:
+        self._wait(runtime.config().move_wait)  # Statements wait for so long, and not longer.
+        self._comparison.compare_open()
+        self._raise_if_different("at the switch")
+        layouts = (self._source.schema.layout(), self._target.schema.layout())
+        if layouts != (self._layout, self._layout):
+            raise MoveFailed(
+                f"{self._move} was not moved: somebody has altered a table meanwhile, or"
+                f" {self._move.target!r} has other tables. Run the command again."
+            )
+
+    def settle(self) -> None:
+        self._show()
+        self._record.keep_until(self._options.keep, replica=self._move.target)
+
+    def undo(self) -> str:
+        with self._source.capture.exclusively(TRIGGER_PATIENCE):
+            pass  # A mover that was paused has ended before, or finds that the move is not its own.
+        self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
+        return ""
