@@ -465,6 +465,14 @@ class GrowthRefused(OperationError, ValueError):
     """The shard group cannot get the requested new shards, or its ranges cannot be changed as requested."""
 
 
+class BalanceRefused(OperationError, ValueError):
+    """Nobody can say which moves would balance nodes or shards. :attr:`problems` lists every reason."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"There is no plan, and nothing was changed:{_lines(self.problems)}")
+
+
 class ImportRefused(OperationError, ValueError):
     """The rows of tables cannot be imported into shards. Nothing was written.
 

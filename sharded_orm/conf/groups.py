@@ -13,7 +13,7 @@ KEYS = {
     "STRATEGY", "STRATEGY_OPTIONS", "RANGES", "DATABASE_NAME", "ATOMIC_REQUESTS", "CHECK_NEW_KEYS",
     "FORMER_MODELS",
 }  # fmt: skip
-RANGE_KEYS = {"range", "primary", "replica", "open", "weight"}
+RANGE_KEYS = {"range", "primary", "replica", "open", "weight", "pinned"}
 # Endings that the name of a shard group must not have, because other aliases have them. A shard's
 # alias ends in "_" and five digits; here, more digits are refused, too. "photos_template" is the
 # alias of the schema from which the test shards of the group "photos" are cloned.
@@ -88,7 +88,8 @@ def _ranges(where: str, raw: Any, problems: list[str]) -> Iterator[ShardRange]:
                     problems.append(f"{where_range}replica must be a node, not {replica!r}")
                     replica = None
                 is_open = flag(where_range, "open", entry, True, problems)
-                yield ShardRange(first, last, primary, replica, is_open, weight)
+                is_pinned = flag(where_range, "pinned", entry, False, problems)
+                yield ShardRange(first, last, primary, replica, is_open, weight, is_pinned)
             case _:
                 problems.append(
                     f"{where}a range needs 'range': (first, last) and 'primary': a node, not"

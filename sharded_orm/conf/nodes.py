@@ -11,11 +11,15 @@ from typing import Any
 
 from sharded_orm.conf.values import unknown_keys
 from sharded_orm.topology.document import merged
+from sharded_orm.topology.model import MAX_WEIGHT, is_weight
 
 KEYS = {
     "ENGINE", "NAME", "HOST", "PORT", "USER", "PASSWORD", "OPTIONS", "CONN_MAX_AGE",
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
+    "CAPACITY",
 }  # fmt: skip
+# A default would make every node a target of shards, also those that are replicas only.
+_NO_DEFAULTS = {"CAPACITY"}
 _OPERATOR_KEYS = {"USER", "PASSWORD"}
 # The settings of a node whose type is checked. For each: the permitted types, and how an error
 # message names them. The types of other settings are not checked.
@@ -46,7 +50,7 @@ def parse_nodes(raw: Any, defaults: Any, problems: list[str]) -> dict[str, Mappi
     if not isinstance(defaults, Mapping):
         problems.append(f"NODE_DEFAULTS must be a dict, not {type(defaults).__name__}")
         defaults = {}
-    problems += unknown_keys("NODE_DEFAULTS: ", defaults, KEYS)
+    problems += unknown_keys("NODE_DEFAULTS: ", defaults, KEYS - _NO_DEFAULTS)
     nodes: dict[str, Mapping[str, Any]] = {}
     for name, node in raw.items():
         where = f"node {name!r}: "
@@ -76,6 +80,11 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
     if "OPERATOR" in node and "OPERATOR" not in wrong:
         problems += unknown_keys(f"{where}OPERATOR: ", node["OPERATOR"], _OPERATOR_KEYS)
     settings = {key: value for key, value in node.items() if key not in wrong}
+    if "CAPACITY" in node and not is_weight(node["CAPACITY"]):
+        problems.append(
+            f"{where}CAPACITY must be a number from 0 to {MAX_WEIGHT:,}, not {node['CAPACITY']!r}"
+        )
+        del settings["CAPACITY"]
     engine = node.get("ENGINE")
     # Refuse Django's own backends, which would open a connection per shard. Accept any other
     # ENGINE: it may be a project's backend that is derived from one of the library's backends.

@@ -49,7 +49,7 @@ class ShardRange:
 
     ``primary`` and ``replica`` are names of nodes. ``open`` says whether the shards take new keys.
     ``weight`` is the share of new keys that each shard of this range gets, relative to the weights of
-    the group's other ranges.
+    the group's other ranges. ``pinned`` says that ``shards balance`` leaves the shards where they are.
     """
 
     first: int
@@ -58,6 +58,7 @@ class ShardRange:
     replica: str | None = None
     open: bool = True
     weight: float = 1.0
+    pinned: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ NAMES_OF_DJANGO = frozenset(
 # The field's words that end like participles, by what they are the names of.
 WORDS_OF_THE_FIELD = frozenset(
     {
-        "routing", "sharding", "batching", "write_tracking",  # concerns
+        "routing", "sharding", "batching", "balancing", "write_tracking",  # concerns
         "embedded", "packed", "timestamped",  # kinds of ids and of their strategies
         "cached", "routed", "sharded",  # kinds of querysets
         "memcached",  # a product

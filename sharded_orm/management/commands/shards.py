@@ -7,7 +7,17 @@ in ``ACTIONS``.
 from __future__ import annotations
 
 from sharded_orm.management.actions import CommandOfActions
-from sharded_orm.management.shards import grow, imports, move, promote, run, split, status, where
+from sharded_orm.management.shards import (
+    balance,
+    grow,
+    imports,
+    move,
+    promote,
+    run,
+    split,
+    status,
+    where,
+)
 
 
 class Command(CommandOfActions):
@@ -24,4 +34,5 @@ class Command(CommandOfActions):
         *imports.ACTIONS,
         *move.ACTIONS,
         *split.ACTIONS,
+        *balance.ACTIONS,
     )

@@ -1,0 +1,125 @@
+"""Measure shards: their bytes, rows, keys or load."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from django.db.models import Count
+
+from sharded_orm import runtime
+from sharded_orm.backends.sizes import ShardSize
+from sharded_orm.exceptions import BalanceRefused
+from sharded_orm.models.tables.placement import Placement
+from sharded_orm.operations.nodes import Alive, ask_nodes, node_connection
+from sharded_orm.operations.shards.status import error_line, shards_by_node
+from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.topology.model import Topology
+
+BYTES: Final = "bytes"
+ROWS: Final = "rows"
+KEYS: Final = "keys"
+LOAD: Final = "load"
+
+#: Seconds to wait for the answer of a node. Reading thousands of table sizes takes a while.
+PATIENCE: Final = 60.0
+
+
+def shard_sizes(topology: Topology) -> dict[str, ShardSize]:
+    """Return the sizes of all shards, by alias. One query per node; the nodes are asked in parallel.
+
+    :raises BalanceRefused: a node does not answer, so nobody knows what it has.
+    """
+    by_node = {
+        node: shards
+        for node, shards in shards_by_node(None).items()
+        if shards and node in topology.nodes
+    }
+
+    def read(node: str, alive: Alive) -> Mapping[str, ShardSize]:
+        with node_connection(node) as wrapper:
+            return wrapper.shard_sizes(by_node[node])
+
+    sizes: dict[str, ShardSize] = {}
+    problems = []
+    for node, answer in ask_nodes(by_node, read, patience=PATIENCE).items():
+        if isinstance(answer, Exception):
+            problems.append(
+                f"node {node!r} does not answer ({error_line(answer)}), so the sizes of its"
+                f" {len(by_node[node])} shards are not known. Mend it, and try again"
+            )
+        else:
+            sizes |= answer
+    if problems:
+        raise BalanceRefused(problems)
+    return sizes
+
+
+def rows_of(sizes: Mapping[str, ShardSize]) -> dict[str, float]:
+    """Return the estimated rows of shards.
+
+    :raises BalanceRefused: the database keeps no estimates.
+    """
+    rows = {alias: size.rows for alias, size in sizes.items()}
+    if None in rows.values():
+        raise BalanceRefused(
+            [
+                "the database keeps no estimates of rows, as SQLite does not: balance by bytes or by keys"
+            ]
+        )
+    return {alias: count for alias, count in rows.items() if count is not None}
+
+
+def key_counts(groups: Mapping[str, object]) -> dict[str, float]:
+    """Return how many keys the directory has placed on shards, by alias. One query.
+
+    :param groups: the groups to be balanced. All of them need a directory.
+    :raises BalanceRefused: a group has none.
+    """
+    without = [name for name in groups if not isinstance(runtime.strategy(name), DirectoryStrategy)]
+    if without:
+        raise BalanceRefused(
+            [
+                f"group {name!r} has no directory, so nobody counts its keys: choose another group by"
+                " --group, or another --by"
+                for name in without
+            ]
+        )
+    rows = Placement.objects.using(runtime.config().directory).order_by()
+    counts = rows.values_list("group", "shard").annotate(number=Count("pk"))
+    return {
+        runtime.shard(group, shard).alias: count
+        for group, shard, count in counts
+        if group in runtime.topology().groups
+    }
+
+
+def read_load(path: str, is_known: Callable[[str], bool]) -> dict[str, float]:
+    """Return the loads in a file: a JSON object of names and numbers.
+
+    :param is_known: returns whether a name is that of a shard or key.
+    :raises BalanceRefused: the file cannot be read, or has other content.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError) as exc:
+        raise BalanceRefused([f"the load cannot be read from {path!r}: {exc}"]) from exc
+    if not isinstance(content, dict):
+        raise BalanceRefused(
+            [f"{path!r} must have a JSON object of names and numbers, not {type(content).__name__}"]
+        )
+    problems = []
+    for name, load in content.items():
+        is_number = isinstance(load, (int, float)) and not isinstance(load, bool)
+        if not is_number or not math.isfinite(load) or load < 0:
+            problems.append(
+                f"{path!r}: the load of {name!r} must be 0 or a positive number, not {load!r}"
+            )
+        elif not is_known(name):
+            problems.append(f"{path!r} names {name!r}, which does not exist")
+    if problems:
+        raise BalanceRefused(problems[:10])
+    return content

@@ -1,0 +1,343 @@
+"""The planner: a pure function from items in bins to ordered moves with reasons."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sharded_orm.operations.balancing.problem import (
+    BalanceMove,
+    BalancePlan,
+    BalanceProblem,
+    Bin,
+    Item,
+    Obstacle,
+)
+from sharded_orm.operations.balancing.subset import least_cover
+
+#: A single move that leads beyond the goal must make a bin emptier by this part of its share.
+_LEAST_GAIN: Final = 0.01
+#: A bin that is to be emptied counts as one of this capacity.
+_NO_CAPACITY: Final = 1e-9
+#: Items of a bin that are looked at together, from the largest on.
+_CANDIDATES: Final = 1000
+#: The emptiest bins among which the target of a single move is chosen.
+_TARGETS: Final = 16
+
+
+def plan_balance(problem: BalanceProblem) -> BalancePlan:
+    """Return the moves that balance ``problem``. A pure function: it asks nobody, and draws nothing.
+
+    Only bins above the threshold give something away, until they are at the goal. Each move by
+    itself improves: the fuller of its two bins is less full afterwards than the source was before. So
+    it is safe to stop after any move. If a bin stays above the goal, the plan says which item
+    forbids it. A plan for the state after all moves has no moves.
+
+    Takes less than a second for 4,096 items in 16 bins.
+    """
+    pools = [_Pool(bins, items, problem) for bins, items in _connected(problem)]
+    for pool in pools:
+        pool.balance()
+    return BalancePlan(
+        tuple(move for pool in pools for move in pool.moves()),
+        _joined(pool.before for pool in pools),
+        _joined({name: one.load for name, one in pool.bins.items()} for pool in pools),
+        _joined({name: one.share for name, one in pool.bins.items()} for pool in pools),
+        tuple(obstacle for pool in pools for obstacle in pool.obstacles()),
+        sum(pool.least for pool in pools),
+    )
+
+
+def _joined(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]]:
+    """Divide the problem: bins of different parts have no items that could move between them."""
+    parent = {one.name: one.name for one in problem.bins}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for name, targets in {(item.bin, item.targets) for item in problem.items if item.size > 0}:
+        for target in targets:
+            parent[root(target)] = root(name)
+    bins: dict[str, list[Bin]] = {}
+    items: dict[str, list[Item]] = {}
+    for one in problem.bins:
+        bins.setdefault(root(one.name), []).append(one)
+    for item in problem.items:
+        items.setdefault(root(item.bin), []).append(item)
+    return ((members, items.get(name, [])) for name, members in bins.items())
+
+
+@dataclass(slots=True)
+class _BinState:
+    """A bin while moves are planned.
+
+    :param fixed: the size of what stays in it.
+    :param share: the size of what it shall have.
+    :param is_aside: whether more than its part must stay in it, so that it gets nothing more.
+    """
+
+    name: str
+    capacity: float
+    fixed: float
+    load: float
+    items: dict[str, Item] = field(default_factory=dict)
+    share: float = 0.0
+    is_aside: bool = False
+
+    @property
+    def fullness(self) -> float:
+        return self.load / self.capacity
+
+    @property
+    def largest(self) -> Item | None:
+        """The largest item that may move; None if there is none."""
+        return max(self.items.values(), key=lambda item: (item.size, item.name), default=None)
+
+    def with_change(self, size: float) -> float:
+        """Return the fullness after a change of the load by ``size``."""
+        return (self.load + size) / self.capacity
+
+
+#: An item, its source and its target.
+_ChosenMove = tuple[Item, _BinState, _BinState]
+
+
+class _Pool:
+    """Bins that are balanced together."""
+
+    def __init__(self, bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> None:
+        self._threshold = 1 + problem.threshold
+        self._goal = 1 + problem.goal
+        unit = max((one.capacity for one in bins), default=1.0) or 1.0
+        self.bins = {
+            one.name: _BinState(
+                one.name, max(one.capacity, unit * _NO_CAPACITY), one.other, one.other
+            )
+            for one in bins
+        }
+        for item in items:
+            holder = self.bins[item.bin]
+            holder.load += item.size
+            if item.size > 0 and item.targets - {item.bin}:
+                holder.items[item.name] = item
+            else:
+                holder.fixed += item.size
+        self.before = {name: one.load for name, one in self.bins.items()}
+        capacity = sum(one.capacity for one in self.bins.values())
+        self._mean = sum(self.before.values()) / capacity
+        #: What a bin of the capacity 1 shall have. It is below the mean if a bin must keep more.
+        self._level = self._mean
+        #: The bins by their fullness. Entries that are no longer true are skipped.
+        self._heap = [(one.fullness, name) for name, one in self.bins.items()]
+        heapq.heapify(self._heap)
+        #: Moves of items that leave a bin together: within such a list, every order improves.
+        self._batches: list[list[_ChosenMove]] = []
+        self.least = 0.0
+
+    def balance(self) -> None:
+        self._set_shares()
+        giving = self._giving()
+        self.least = sum(one.load - self._goal * one.share for one in giving)
+        while giving and self._relieve(giving):
+            # A large item that has moved may change what the others shall have.
+            self._set_shares()
+            giving = self._giving()
+
+    def _giving(self) -> list[_BinState]:
+        """Return the bins above the threshold, the fullest first."""
+        above = [one for one in self.bins.values() if one.load > self._threshold * one.share]
+        return sorted(above, key=lambda one: (-one.fullness, one.name))
+
+    # ##### Shares #####
+
+    def _set_shares(self) -> None:
+        """Compute what each bin shall have.
+
+        A bin may have to keep more than its part of the whole: something that stays, or an item that
+        is too large for every bin. It is set aside, and the others share the rest.
+        """
+        kept: dict[str, float] = {}
+        while True:
+            rest = [one for one in self.bins.values() if one.name not in kept]
+            total = sum(one.load for one in self.bins.values()) - sum(kept.values())
+            capacity = sum(one.capacity for one in rest)
+            self._level = total / capacity if capacity else 0.0
+            beyond = {
+                one.name: least
+                for one in rest
+                if (least := self._least_load(one)) > self._goal * self._level * one.capacity
+            }
+            if not beyond:
+                break
+            kept |= beyond
+        for one in self.bins.values():
+            one.is_aside = one.name in kept
+            one.share = kept.get(one.name, self._level * one.capacity)
+
+    def _least_load(self, one: _BinState) -> float:
+        """Return the size of what the bin must keep: what stays, and an item too large for all."""
+        largest = one.largest
+        if largest is None or not self._is_too_large(largest, one):
+            return one.fixed
+        return one.fixed + largest.size
+
+    def _is_too_large(self, item: Item, one: _BinState) -> bool:
+        """Whether an item alone is above the goal of the bin, and of every other that may have it."""
+        limit = self._goal * self._level
+        return all(
+            item.size > limit * self.bins[name].capacity for name in {*item.targets, one.name}
+        )
+
+    # ##### Moves #####
+
+    def _relieve(self, giving: Sequence[_BinState]) -> bool:
+        """Move items out of bins until they are at the goal. Return whether an item was moved."""
+        count = len(self._batches)
+        for one in giving:
+            while one.load > self._goal * one.share:
+                if not (self._reach_goal(one) or self._move_one(one)):
+                    break
+        return len(self._batches) > count
+
+    def _reach_goal(self, source: _BinState) -> bool:
+        """Move items away until the source is at the goal, to bins that stay below it.
+
+        Moves as little as possible. Return whether an item was moved.
+        """
+        rooms = {
+            targets: max(
+                (self._room(self.bins[name]) for name in targets - {source.name}), default=0.0
+            )
+            for targets in {item.targets for item in source.items.values()}
+        }
+        fitting = _largest(
+            item for item in source.items.values() if item.size <= rooms[item.targets]
+        )
+        excess = source.load - self._goal * source.share
+        batch = []
+        for index in least_cover([item.size for item in fitting], excess):
+            target = self._target(source, fitting[index])
+            if target is not None:
+                batch.append(self._move(fitting[index], source, target))
+        if batch:
+            self._batches.append(batch)
+        return bool(batch)
+
+    def _room(self, one: _BinState) -> float:
+        return 0.0 if one.is_aside else self._goal * one.share - one.load
+
+    def _target(self, source: _BinState, item: Item) -> _BinState | None:
+        """Return the emptiest bin that may have the item and stays below the goal with it."""
+        visited: list[tuple[float, str]] = []
+        target = None
+        while self._heap and target is None:
+            entry = heapq.heappop(self._heap)
+            one = self.bins[entry[1]]
+            if entry[0] != one.fullness:
+                continue  # The bin has changed since, and has a newer entry.
+            visited.append(entry)
+            if one is not source and one.name in item.targets and item.size <= self._room(one):
+                target = one
+        for entry in visited:
+            heapq.heappush(self._heap, entry)
+        return target
+
+    def _move_one(self, source: _BinState) -> bool:
+        """Move the item after which the fuller of the two bins is least full, if that improves."""
+        best = self._best_move(source)
+        if best is not None:
+            self._batches.append([self._move(*best)])
+        return best is not None
+
+    def _best_move(self, source: _BinState) -> _ChosenMove | None:
+        best: _ChosenMove | None = None
+        limit = source.fullness * (1 - _LEAST_GAIN)
+        targets = self._emptiest(source)
+        for item in _largest(source.items.values()):
+            for target in targets:
+                if target.name not in item.targets:
+                    continue
+                fullness = max(source.with_change(-item.size), target.with_change(item.size))
+                if fullness < limit:
+                    best, limit = (item, source, target), fullness
+        return best
+
+    def _emptiest(self, source: _BinState) -> list[_BinState]:
+        """Return the emptiest bins to which an item of the source may move."""
+        names = {name for targets in {i.targets for i in source.items.values()} for name in targets}
+        others = (self.bins[name] for name in names - {source.name})
+        return heapq.nsmallest(_TARGETS, others, key=lambda one: (one.fullness, one.name))
+
+    def _move(self, item: Item, source: _BinState, target: _BinState) -> _ChosenMove:
+        del source.items[item.name]
+        target.items[item.name] = item
+        source.load -= item.size
+        target.load += item.size
+        for one in (source, target):
+            heapq.heappush(self._heap, (one.fullness, one.name))
+        return item, source, target
+
+    # ##### The outcome #####
+
+    def moves(self) -> Iterator[BalanceMove]:
+        """Yield all moves in their order, with the fullness of the bins before and after each."""
+        loads = dict(self.before)
+
+        def fullness(one: _BinState) -> float:
+            return loads[one.name] / one.capacity / self._mean
+
+        for batch in self._batches:
+            for item, source, target in sorted(batch, key=lambda move: move[2].name):
+                before = fullness(source), fullness(target)
+                loads[source.name] -= item.size
+                loads[target.name] += item.size
+                yield BalanceMove(
+                    item.name, item.size, source.name, target.name,
+                    before[0], fullness(source), before[1], fullness(target),
+                )  # fmt: skip
+
+    def obstacles(self) -> Iterator[Obstacle]:
+        """Yield why bins stay above the threshold."""
+        for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
+            if one.load > self._threshold * self._mean * one.capacity:
+                yield self._obstacle(one)
+
+    def _obstacle(self, one: _BinState) -> Obstacle:
+        part = self._level * one.capacity
+        largest = one.largest
+        if one.fixed > self._goal * part:
+            text = f"what must stay there is {_percent(one.fixed, part)} of its share"
+            return Obstacle(one.name, None, text)
+        if largest is None:
+            return Obstacle(one.name, None, "nothing in it may move")
+        if self._is_too_large(largest, one):
+            text = (
+                f"{largest.name} alone is {_percent(largest.size, part)} of its share, and above the"
+                " goal wherever it may be"
+            )
+            return Obstacle(one.name, largest.name, text)
+        smallest = min(one.items.values(), key=lambda item: (item.size, item.name))
+        text = (
+            f"the smallest of what may leave it is {smallest.name} with"
+            f" {_percent(smallest.size, part)} of its share: wherever it may go, the fuller of the two"
+            f" would gain less than {_LEAST_GAIN:.0%}"
+        )
+        return Obstacle(one.name, smallest.name, text)
+
+
+def _percent(size: float, part: float) -> str:
+    return f"{size / part:.0%}" if part else "more than 100%"
+
+
+def _largest(items: Iterable[Item]) -> list[Item]:
+    """Return the largest items, in descending order."""
+    return heapq.nsmallest(_CANDIDATES, items, key=lambda item: (-item.size, item.name))
