@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,9 @@ _NO_CAPACITY: Final = 1e-9
 _CANDIDATES: Final = 1000
 #: The emptiest bins among which the target of a single move is chosen.
 _TARGETS: Final = 16
+#: Up to so many items, plans are made in several ways, if the first does not reach the goal.
+_FEW: Final = 100
+_ATTEMPTS: Final = 50
 
 
 def plan_balance(problem: BalanceProblem) -> BalancePlan:
@@ -37,9 +41,7 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
     Takes less than a second for 4,096 items in 16 bins.
     """
-    pools = [_Pool(bins, items, problem) for bins, items in _connected(problem)]
-    for pool in pools:
-        pool.balance()
+    pools = [_best_pool(bins, items, problem) for bins, items in _connected(problem)]
     return BalancePlan(
         tuple(move for pool in pools for move in pool.moves()),
         _joined(pool.before for pool in pools),
@@ -48,6 +50,24 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
         tuple(obstacle for pool in pools for obstacle in pool.obstacles()),
         sum(pool.least for pool in pools),
     )
+
+
+def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> _Pool:
+    """Balance bins that belong together. If few items do not reach the goal, try other orders.
+
+    With few and large items, it depends on the first moves whether the others can reach the goal.
+    """
+    first = _Pool(bins, items, problem)
+    first.balance()
+    if len(items) > _FEW or not first.may_be_better:
+        return first
+    others = []
+    for seed in range(_ATTEMPTS):
+        other = _Pool(bins, items, problem)
+        other.balance(random.Random(seed))
+        if not any(other.obstacles()):
+            others.append(other)
+    return min(others, key=lambda pool: pool.moved, default=first)
 
 
 def _joined(parts: Iterable[dict[str, float]]) -> dict[str, float]:
@@ -81,8 +101,9 @@ class _BinState:
     """A bin while moves are planned.
 
     :param fixed: the size of what stays in it.
-    :param share: the size of what it shall have.
-    :param is_aside: whether more than its part must stay in it, so that it gets nothing more.
+    :param part: its part of what is shared, by its capacity.
+    :param share: the size of what it shall have: its part, or what it must keep if that is more.
+    :param is_aside: whether it must keep more than its part, so that it gets nothing more.
     """
 
     name: str
@@ -91,11 +112,16 @@ class _BinState:
     load: float
     items: dict[str, Item] = field(default_factory=dict)
     share: float = 0.0
+    part: float = 0.0
     is_aside: bool = False
 
     @property
     def fullness(self) -> float:
         return self.load / self.capacity
+
+    def limit(self, excess: float) -> float:
+        """Return the load with ``excess`` beyond the share, which is a fraction of its part."""
+        return self.share + excess * self.part
 
     @property
     def largest(self) -> Item | None:
@@ -109,14 +135,16 @@ class _BinState:
 
 #: An item, its source and its target.
 _ChosenMove = tuple[Item, _BinState, _BinState]
+#: The same, and how full the fuller of the two is afterwards.
+_RatedMove = tuple[Item, _BinState, _BinState, float]
 
 
 class _Pool:
     """Bins that are balanced together."""
 
     def __init__(self, bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> None:
-        self._threshold = 1 + problem.threshold
-        self._goal = 1 + problem.goal
+        self._threshold = problem.threshold
+        self._goal = problem.goal
         unit = max((one.capacity for one in bins), default=1.0) or 1.0
         self.bins = {
             one.name: _BinState(
@@ -143,10 +171,18 @@ class _Pool:
         self._batches: list[list[_ChosenMove]] = []
         self.least = 0.0
 
-    def balance(self) -> None:
+    def balance(self, dice: random.Random | None = None) -> None:
+        """Move items until no move improves.
+
+        :param dice: for another order of the moves, and other targets.
+        """
         self._set_shares()
         giving = self._giving()
-        self.least = sum(one.load - self._goal * one.share for one in giving)
+        self.least = sum(one.load - one.limit(self._goal) for one in giving)
+        if dice is not None:
+            self._relieve_at_random(dice)
+            self._set_shares()
+            giving = self._giving()
         while giving and self._relieve(giving):
             # A large item that has moved may change what the others shall have.
             self._set_shares()
@@ -154,7 +190,7 @@ class _Pool:
 
     def _giving(self) -> list[_BinState]:
         """Return the bins above the threshold, the fullest first."""
-        above = [one for one in self.bins.values() if one.load > self._threshold * one.share]
+        above = [one for one in self.bins.values() if one.load > one.limit(self._threshold)]
         return sorted(above, key=lambda one: (-one.fullness, one.name))
 
     # ##### Shares #####
@@ -174,14 +210,15 @@ class _Pool:
             beyond = {
                 one.name: least
                 for one in rest
-                if (least := self._least_load(one)) > self._goal * self._level * one.capacity
+                if (least := self._least_load(one)) > (1 + self._goal) * self._level * one.capacity
             }
             if not beyond:
                 break
             kept |= beyond
         for one in self.bins.values():
             one.is_aside = one.name in kept
-            one.share = kept.get(one.name, self._level * one.capacity)
+            one.part = self._level * one.capacity
+            one.share = kept.get(one.name, one.part)
 
     def _least_load(self, one: _BinState) -> float:
         """Return the size of what the bin must keep: what stays, and an item too large for all."""
@@ -192,7 +229,7 @@ class _Pool:
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
         """Whether an item alone is above the goal of the bin, and of every other that may have it."""
-        limit = self._goal * self._level
+        limit = (1 + self._goal) * self._level
         return all(
             item.size > limit * self.bins[name].capacity for name in {*item.targets, one.name}
         )
@@ -203,7 +240,7 @@ class _Pool:
         """Move items out of bins until they are at the goal. Return whether an item was moved."""
         count = len(self._batches)
         for one in giving:
-            while one.load > self._goal * one.share:
+            while one.load > one.limit(self._goal):
                 if not (self._reach_goal(one) or self._move_one(one)):
                     break
         return len(self._batches) > count
@@ -222,7 +259,7 @@ class _Pool:
         fitting = _largest(
             item for item in source.items.values() if item.size <= rooms[item.targets]
         )
-        excess = source.load - self._goal * source.share
+        excess = source.load - source.limit(self._goal)
         batch = []
         for index in least_cover([item.size for item in fitting], excess):
             target = self._target(source, fitting[index])
@@ -232,8 +269,17 @@ class _Pool:
             self._batches.append(batch)
         return bool(batch)
 
+    def _relieve_at_random(self, dice: random.Random) -> None:
+        """Move items as :meth:`_move_one` does, but any of those that improve."""
+        while giving := self._giving():
+            moves = [move for one in giving for move in self._improving_moves(one)]
+            if not moves:
+                return
+            item, source, target, _ = dice.choice(moves)
+            self._batches.append([self._move(item, source, target)])
+
     def _room(self, one: _BinState) -> float:
-        return 0.0 if one.is_aside else self._goal * one.share - one.load
+        return 0.0 if one.is_aside else one.limit(self._goal) - one.load
 
     def _target(self, source: _BinState, item: Item) -> _BinState | None:
         """Return the emptiest bin that may have the item and stays below the goal with it."""
@@ -253,23 +299,20 @@ class _Pool:
 
     def _move_one(self, source: _BinState) -> bool:
         """Move the item after which the fuller of the two bins is least full, if that improves."""
-        best = self._best_move(source)
+        best = min(self._improving_moves(source), key=lambda move: move[3], default=None)
         if best is not None:
-            self._batches.append([self._move(*best)])
+            self._batches.append([self._move(*best[:3])])
         return best is not None
 
-    def _best_move(self, source: _BinState) -> _ChosenMove | None:
-        best: _ChosenMove | None = None
+    def _improving_moves(self, source: _BinState) -> Iterator[_RatedMove]:
+        """Yield the moves of one item after which the fuller of the two bins is clearly less full."""
         limit = source.fullness * (1 - _LEAST_GAIN)
         targets = self._emptiest(source)
         for item in _largest(source.items.values()):
             for target in targets:
-                if target.name not in item.targets:
-                    continue
                 fullness = max(source.with_change(-item.size), target.with_change(item.size))
-                if fullness < limit:
-                    best, limit = (item, source, target), fullness
-        return best
+                if target.name in item.targets and fullness < limit:
+                    yield item, source, target, fullness
 
     def _emptiest(self, source: _BinState) -> list[_BinState]:
         """Return the emptiest bins to which an item of the source may move."""
@@ -287,6 +330,15 @@ class _Pool:
         return item, source, target
 
     # ##### The outcome #####
+
+    @property
+    def may_be_better(self) -> bool:
+        """Whether a bin is above the threshold, although no bin must keep more than its share."""
+        return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
+
+    @property
+    def moved(self) -> float:
+        return sum(move[0].size for batch in self._batches for move in batch)
 
     def moves(self) -> Iterator[BalanceMove]:
         """Yield all moves in their order, with the fullness of the bins before and after each."""
@@ -308,27 +360,26 @@ class _Pool:
     def obstacles(self) -> Iterator[Obstacle]:
         """Yield why bins stay above the threshold."""
         for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
-            if one.load > self._threshold * self._mean * one.capacity:
+            if one.load > (1 + self._threshold) * self._mean * one.capacity:
                 yield self._obstacle(one)
 
     def _obstacle(self, one: _BinState) -> Obstacle:
-        part = self._level * one.capacity
         largest = one.largest
-        if one.fixed > self._goal * part:
-            text = f"what must stay there is {_percent(one.fixed, part)} of its share"
+        if one.fixed > (1 + self._goal) * one.part:
+            text = f"what must stay there is {_percent(one.fixed, one.part)} of its share"
             return Obstacle(one.name, None, text)
         if largest is None:
             return Obstacle(one.name, None, "nothing in it may move")
         if self._is_too_large(largest, one):
             text = (
-                f"{largest.name} alone is {_percent(largest.size, part)} of its share, and above the"
+                f"{largest.name} alone is {_percent(largest.size, one.part)} of its share, and above the"
                 " goal wherever it may be"
             )
             return Obstacle(one.name, largest.name, text)
         smallest = min(one.items.values(), key=lambda item: (item.size, item.name))
         text = (
             f"the smallest of what may leave it is {smallest.name} with"
-            f" {_percent(smallest.size, part)} of its share: wherever it may go, the fuller of the two"
+            f" {_percent(smallest.size, one.part)} of its share: wherever it may go, the fuller of the two"
             f" would gain less than {_LEAST_GAIN:.0%}"
         )
         return Obstacle(one.name, smallest.name, text)
