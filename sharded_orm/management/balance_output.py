@@ -15,8 +15,8 @@ from django.template.defaultfilters import filesizeformat
 
 from sharded_orm.management.tables import write_table
 from sharded_orm.operations.balancing import measure
+from sharded_orm.operations.balancing.options import COOL_DOWN, THRESHOLD, BalanceOptions
 from sharded_orm.operations.balancing.problem import BalancePlan
-from sharded_orm.operations.balancing.shard_balance import COOL_DOWN, THRESHOLD, BalanceOptions
 from sharded_orm.operations.balancing.step import BalanceStep
 
 _TOO_FULL = "TOO FULL"
@@ -114,6 +114,12 @@ def write_bins(command: BaseCommand, plan: BalancePlan, kind: str, by: str) -> N
 
 
 def write_obstacles(command: BaseCommand, plan: BalancePlan) -> None:
+    """Print what stands in the way of a better balance."""
+    if len(plan.parts) > 1:
+        parts = " | ".join(", ".join(part) for part in plan.parts)
+        command.stdout.write(
+            f"These cannot exchange anything, so each has a share of its own: {parts}"
+        )
     for obstacle in plan.obstacles:
         command.stdout.write(
             command.style.WARNING(f"{obstacle.bin} stays too full: {obstacle.text}.")
@@ -144,5 +150,6 @@ def plan_json(
             }
             for step in steps
         ],
+        "parts": plan.parts,
         "obstacles": [asdict(obstacle) for obstacle in plan.obstacles],
     }

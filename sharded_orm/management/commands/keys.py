@@ -7,7 +7,7 @@ The actions are in the modules of ``sharded_orm.management.keys``; each module l
 from __future__ import annotations
 
 from sharded_orm.management.actions import CommandOfActions
-from sharded_orm.management.keys import inspect, move
+from sharded_orm.management.keys import balance, inspect, move
 
 
 class Command(CommandOfActions):
@@ -15,4 +15,4 @@ class Command(CommandOfActions):
     # Skip the system checks: they concern the models, and their warnings would hide this command's
     # output.
     requires_system_checks = []
-    actions = (*move.ACTIONS, *inspect.ACTIONS)
+    actions = (*move.ACTIONS, *inspect.ACTIONS, *balance.ACTIONS)

@@ -45,35 +45,7 @@ class MoveKeys(Action):
         parser.add_argument(
             "--dry-run", action="store_true", help="Only check, and show what would be moved."
         )
-        parser.add_argument(
-            "--max-pause",
-            type=positive,
-            default=1000,
-            metavar="MS",
-            help="Milliseconds for which writes of a key may wait until its copy is complete; publishing"
-            " and comparing the rows come in addition. If they are not enough, the key stays where it"
-            " is. Default: %(default)s",
-        )
-        parser.add_argument(
-            "--rate",
-            type=positive,
-            metavar="ROWS",
-            help="Each worker copies at most this many rows per second. Default: no limit",
-        )
-        parser.add_argument(
-            "--workers",
-            type=positive,
-            default=4,
-            metavar="N",
-            help="Move N keys at once. Default: %(default)s",
-        )
-        parser.add_argument(
-            "--keep",
-            type=days,
-            default=timedelta(days=7),
-            metavar="DAYS",
-            help="Keep the old rows for so long, in tables of their own. Default: 7",
-        )
+        add_move_options(parser)
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
@@ -83,12 +55,6 @@ class MoveKeys(Action):
         if options["dry_run"]:
             self._show_plan(command, options, keys)
             return
-        move_options = moves.MoveOptions(
-            max_pause=options["max_pause"] / 1000,
-            rate=options["rate"],
-            workers=options["workers"],
-            keep=options["keep"],
-        )
         progress = ShardProgress(
             command, options["verbosity"], bar=not options["json"], unit="keys"
         )
@@ -97,7 +63,7 @@ class MoveKeys(Action):
                 options["group"],
                 keys,
                 options["to"],
-                options=move_options,
+                options=move_options(options),
                 progress=progress,
                 stopping=stopping,
             )
@@ -183,6 +149,49 @@ class Repair(Action):
 
 
 ACTIONS: tuple[type[Action], ...] = (MoveKeys, Abort, Repair)
+
+
+def add_move_options(parser: CommandParser) -> None:
+    """Add the options that say how keys are moved."""
+    parser.add_argument(
+        "--max-pause",
+        type=positive,
+        default=1000,
+        metavar="MS",
+        help="Milliseconds for which writes of a key may wait until its copy is complete; publishing"
+        " and comparing the rows come in addition. If they are not enough, the key stays where it"
+        " is. Default: %(default)s",
+    )
+    parser.add_argument(
+        "--rate",
+        type=positive,
+        metavar="ROWS",
+        help="Each worker copies at most this many rows per second. Default: no limit",
+    )
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="Move N keys at once. Default: %(default)s",
+    )
+    parser.add_argument(
+        "--keep",
+        type=days,
+        default=timedelta(days=7),
+        metavar="DAYS",
+        help="Keep the old rows for so long, in tables of their own. Default: 7",
+    )
+
+
+def move_options(options: dict[str, Any]) -> moves.MoveOptions:
+    """Return the parsed options of :func:`add_move_options`."""
+    return moves.MoveOptions(
+        max_pause=options["max_pause"] / 1000,
+        rate=options["rate"],
+        workers=options["workers"],
+        keep=options["keep"],
+    )
 
 
 def show_report(command: BaseCommand, report: moves.MoveReport, *, as_json: bool) -> None:

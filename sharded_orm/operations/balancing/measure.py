@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from django.db.models import Count
@@ -72,7 +72,7 @@ def rows_of(sizes: Mapping[str, ShardSize]) -> dict[str, float]:
     return {alias: count for alias, count in rows.items() if count is not None}
 
 
-def key_counts(groups: Mapping[str, object]) -> dict[str, float]:
+def key_counts(groups: Iterable[str]) -> dict[str, float]:
     """Return how many keys the directory has placed on shards, by alias. One query.
 
     :param groups: the groups to be balanced. All of them need a directory.
@@ -96,10 +96,26 @@ def key_counts(groups: Mapping[str, object]) -> dict[str, float]:
     }
 
 
-def read_load(path: str, is_known: Callable[[str], bool]) -> dict[str, float]:
+def shard_loads(topology: Topology, path: str) -> dict[str, float]:
+    """Return the loads of shards in a file, by alias; see :func:`read_load`.
+
+    :raises BalanceRefused: the file names something else.
+    """
+    loads = read_load(path)
+    unknown = [name for name in loads if topology.resolve(name) is None]
+    if unknown:
+        raise BalanceRefused(
+            [
+                f"{path!r} names {', '.join(map(repr, unknown[:5]))}, but shards are meant, such as"
+                " 'photos_00042'"
+            ]
+        )
+    return loads
+
+
+def read_load(path: str) -> dict[str, float]:
     """Return the loads in a file: a JSON object of names and numbers.
 
-    :param is_known: returns whether a name is that of a shard or key.
     :raises BalanceRefused: the file cannot be read, or has other content.
     """
     try:
@@ -118,8 +134,6 @@ def read_load(path: str, is_known: Callable[[str], bool]) -> dict[str, float]:
             problems.append(
                 f"{path!r}: the load of {name!r} must be 0 or a positive number, not {load!r}"
             )
-        elif not is_known(name):
-            problems.append(f"{path!r} names {name!r}, which does not exist")
     if problems:
         raise BalanceRefused(problems[:10])
     return content

@@ -49,6 +49,7 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
         _joined({name: one.share for name, one in pool.bins.items()} for pool in pools),
         tuple(obstacle for pool in pools for obstacle in pool.obstacles()),
         sum(pool.least for pool in pools),
+        tuple(tuple(pool.bins) for pool in pools),
     )
 
 

@@ -92,6 +92,8 @@ class BalancePlan:
     :param shares: the size of what each bin shall have.
     :param obstacles: one for each bin that stays fuller than the goal.
     :param least: what any plan must move to reach the goal, as a lower bound.
+    :param parts: the names of bins that are balanced together. Nothing can move from one part to
+        another.
     """
 
     moves: tuple[BalanceMove, ...]
@@ -100,6 +102,7 @@ class BalancePlan:
     shares: Mapping[str, float]
     obstacles: tuple[Obstacle, ...] = ()
     least: float = 0.0
+    parts: tuple[tuple[str, ...], ...] = ()
     moved: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -4,58 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import timedelta
 
 from django.utils import timezone
 
 from sharded_orm import runtime
-from sharded_orm.exceptions import BalanceRefused
 from sharded_orm.operations.balancing import measure
 from sharded_orm.operations.balancing.fleet import FleetSnapshot, balance_problem
+from sharded_orm.operations.balancing.options import BalanceOptions
 from sharded_orm.operations.balancing.planner import plan_balance
 from sharded_orm.operations.balancing.problem import BalancePlan
 from sharded_orm.operations.balancing.recent_moves import recent_moves
 from sharded_orm.operations.balancing.step import BalanceStep, steps_of
 from sharded_orm.topology.model import Shard, Topology
-
-#: Shards that have moved within this time stay where they are.
-COOL_DOWN = timedelta(days=1)
-THRESHOLD = 0.1
-
-
-@dataclass(frozen=True)
-class BalanceOptions:
-    """What is balanced, and how far.
-
-    :param by: "bytes", "rows", "keys" or "load".
-    :param threshold: by what part of its share a node or shard may have more before it gives
-        something away.
-    :param goal: by what part it may have more afterwards; None for the threshold.
-    :param cool_down: for how long what has moved stays where it is.
-    :param load: path of a JSON file with loads, for ``by="load"``.
-    """
-
-    by: str = measure.BYTES
-    threshold: float = THRESHOLD
-    goal: float | None = None
-    cool_down: timedelta = COOL_DOWN
-    load: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.by == measure.LOAD) != (self.load is not None):
-            raise BalanceRefused(
-                ["--by load needs the loads: name a JSON file by --load"]
-                if self.load is None
-                else ["--load names loads, which only --by load uses"]
-            )
-        if not 0 <= self.reach <= self.threshold:
-            raise BalanceRefused(
-                [f"the goal {self.reach:.0%} must be from 0% to the threshold {self.threshold:.0%}"]
-            )
-
-    @property
-    def reach(self) -> float:
-        return self.threshold if self.goal is None else self.goal
 
 
 @dataclass(frozen=True)
@@ -91,10 +51,8 @@ def plan_shards(group: str | None = None, options: BalanceOptions | None = None)
     measured = {
         measure.BYTES: lambda: {alias: float(size.bytes) for alias, size in sizes.items()},
         measure.ROWS: lambda: measure.rows_of(sizes),
-        measure.KEYS: lambda: measure.key_counts(dict.fromkeys(groups)),
-        measure.LOAD: lambda: measure.read_load(
-            options.load or "", lambda name: topology.resolve(name) is not None
-        ),
+        measure.KEYS: lambda: measure.key_counts(groups),
+        measure.LOAD: lambda: measure.shard_loads(topology, options.load or ""),
     }[options.by]()
     snapshot = FleetSnapshot(
         topology, measured, recent_moves(topology, timezone.now(), options.cool_down)

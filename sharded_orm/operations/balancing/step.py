@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Final
 
 from sharded_orm.operations.balancing.problem import BalanceMove
@@ -52,3 +52,15 @@ def steps_of(
 
     for (group, source, target), together in groupby(moves, key=place):
         yield BalanceStep(group, source, target, tuple(together))
+
+
+def apply_steps(
+    steps: Iterable[BalanceStep], apply: Callable[[BalanceStep], bool]
+) -> list[BalanceStep]:
+    """Call ``apply`` for each step, in their order, until one fails. Return those that were made.
+
+    Each step by itself improves, so it is safe to stop after any.
+
+    :param apply: makes a step, and returns whether all of it was made.
+    """
+    return list(takewhile(apply, steps))

@@ -2,7 +2,8 @@
 
 ``FLEET_FOLDER`` is the folder for files. ``FLEET_NODES`` is a JSON dict of two nodes, absent for
 SQLite. ``FLEET_PREFIX`` is the start of schema names. ``FLEET_CHANGES`` is a JSON dict that
-updates the group ``photos``. ``FLEET_APPS`` are further apps, separated by spaces.
+updates the group ``photos``. ``FLEET_CAPACITIES`` is a JSON dict of nodes. With ``FLEET_ALONE``, there are
+no replicas. ``FLEET_APPS`` are further apps, separated by spaces.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ _nodes: dict[str, dict[str, Any]] = json.loads(os.environ.get("FLEET_NODES", "{}
     name: {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": f"{FOLDER}/{name}"}
     for name in ("one", "two")
 }
+for _name, _capacity in json.loads(os.environ.get("FLEET_CAPACITIES", "{}")).items():
+    _nodes[_name]["CAPACITY"] = _capacity
+_replica = {} if "FLEET_ALONE" in os.environ else {"replica": "two"}
 
 
 def _group(strategy: str, count: int, **options: Any) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def _group(strategy: str, count: int, **options: Any) -> dict[str, Any]:
         "STRATEGY_OPTIONS": options,
         "DATABASE_NAME": PREFIX + "{group}_{shard:03d}",
         "RANGES": [
-            {"range": (0, count // 2 - 1), "primary": "one", "replica": "two"},
+            {"range": (0, count // 2 - 1), "primary": "one", **_replica},
             {"range": (count // 2, count - 1), "primary": "two", "open": False},
         ],
     }
