@@ -64,6 +64,7 @@
     │   ├── PromotionRefused       (OperationalError)      a primary cannot be replaced by its replica
     │   ├── PromotionFailed        (OperationalError)      an error has stopped a promotion
     │   ├── GrowthRefused          (ValueError)            a group cannot get these shards
+    │   ├── BalanceRefused         (ValueError)            there can be no plan of moves
     │   ├── ImportRefused          (ValueError)            tables cannot be imported into shards
     │   ├── ImportConflict         (IntegrityError)        a shard has another row with the same id
     │   ├── ImportFailed           (OperationalError)      an error has stopped an import
