@@ -23,6 +23,7 @@ Subject = Callable[[Site, Rounds], Iterator[Line]]
 def subjects() -> dict[str, Subject]:
     """Return all subjects in the order of the table. Imports models: set Django up before."""
     from tests.benchmarks import (
+        balance,
         connections,
         migrate,
         moves,
@@ -49,12 +50,13 @@ def subjects() -> dict[str, Subject]:
         "migrations": migrate.migrations,
         "topology": topology.topology_change,
         "moves": moves.key_moves,
+        "balance": balance.balance_plan,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
-    "tickets", "cache", "migrations", "topology", "moves",
+    "tickets", "cache", "migrations", "topology", "moves", "balance",
 )  # fmt: skip
 
 

@@ -92,6 +92,18 @@ def test_the_options_of_the_cache() -> None:
         (broken(NODES__a__OPTIONS="x"), "OPTIONS must be a dict"),
         (broken(NODES__a__ENGINE=5), "ENGINE must be one of"),
         (broken(NODES={1: {}, "a": {}}), "its name must be text"),
+        *(
+            (
+                broken(NODES__a__CAPACITY=capacity),
+                "node 'a': CAPACITY must be a number from 0 to 1,000,000",
+            )
+            for capacity in (-1, math.nan, math.inf, True, "1", None)
+        ),
+        (broken(NODE_DEFAULTS={"CAPACITY": 1}), "NODE_DEFAULTS: unknown key 'CAPACITY'"),
+        (
+            broken(GROUPS__photos__RANGES=[{"range": (0, 1), "primary": "a", "pinned": 1}]),
+            "pinned must be True or False",
+        ),
         (broken(GROUPS__photos__ATOMIC_REQUESTS="no"), "must be True or False"),
         (broken(GROUPS__photos__CHECK_NEW_KEYS=1), "CHECK_NEW_KEYS must be True or False"),
         (broken(GROUPS__photos__FORMER_MODELS=["Photo"]), "a list of names such as 'photos.Photo'"),

@@ -118,10 +118,10 @@ def _problem(
     values: dict[str, Any] = {}
     for number, of_shard in sizes.items():
         for value, size in of_shard.items():
-            text = keys.text(value)
-            values[text] = value
-            targets = frozenset[str]() if text in recent else open_shards
-            items.append(Item(text, group.shard(number).alias, size, targets))
+            name = str(value)
+            values[name] = value
+            targets = frozenset[str]() if keys.text(value) in recent else open_shards
+            items.append(Item(name, group.shard(number).alias, size, targets))
     bins = tuple(
         Bin(
             shard.alias,

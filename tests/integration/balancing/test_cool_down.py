@@ -28,17 +28,20 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def document(version: int, books: list[dict[str, Any]]) -> str:
+def document(
+    version: int, books: list[dict[str, Any]], capacities: dict[str, float] | None = None
+) -> str:
     others = [on("db1", 0, 1), on("db2", 2, 3)]
     groups = {"books": books, "accounts": others, "pins": others}
     ranges = {name: {"RANGES": of_group} for name, of_group in groups.items()}
-    return json.dumps({"format": 1, "version": version, "nodes": {}, "groups": ranges})
+    nodes = {name: {"CAPACITY": capacity} for name, capacity in (capacities or {}).items()}
+    return json.dumps({"format": 1, "version": version, "nodes": nodes, "groups": ranges})
 
 
-def push(site: Site, *books: dict[str, Any], version: int = 0) -> None:
+def push(site: Site, *books: dict[str, Any], version: int = 0, **capacities: float) -> None:
     """Publish the ranges of ``books``. ``version`` is the one that they replace."""
     file = site.folder / "topology.json"
-    file.write_text(document(version, list(books)))
+    file.write_text(document(version, list(books), capacities))
     site.manage("topology", "push", str(file))
 
 
@@ -88,3 +91,12 @@ def test_a_history_that_does_not_reach_back(site: Site) -> None:
     assert "does not reach back to" in refused.err
     assert "--cool-down" in refused.err
     site.manage("shards", "balance", "--cool-down", "0")
+
+
+def test_capacities_and_pins_are_published(site: Site) -> None:
+    push(site, on("db1", 0, 0, pinned=True), on("db1", 1, 3), db1=1, db2=4)
+    plan = balance(site, "--group", "books")
+    assert plan["before"] == {"db1": 6, "db2": 4}
+    # The node "db1" must keep the pinned shard, and the others share the rest.
+    assert plan["shares"] == {"db1": 4, "db2": 6}
+    assert sorted(moved(plan)) == ["books_00002", "books_00003"]

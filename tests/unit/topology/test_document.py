@@ -189,6 +189,7 @@ def test_differences_are_sentences() -> None:
         ({"weight": 0.5}, {}, "weight 0.5 becomes 1 (the default)"),
         ({"weight": 0.5}, {"weight": 1.0}, "weight 0.5 becomes 1 (the default)"),
         ({}, {"open": False}, "open True (the default) becomes False"),
+        ({}, {"pinned": True}, "pinned False (the default) becomes True"),
         ({"open": False}, {"open": True}, "open False becomes True (the default)"),
         ({"weight": 2.0}, {"weight": 3}, "weight 2 becomes 3"),
         ({"open": False}, {}, "open False becomes True (the default)"),
