@@ -63,12 +63,14 @@ def plan_keys(group: str, options: BalanceOptions | None = None) -> KeyBalance:
 
     :raises MoveRefused: keys of the group cannot be moved.
     :raises BalanceRefused: there is no plan; every reason is listed.
+    :raises TopologyError: the source of the topology does not answer.
 
     By keys, it costs one query of the directory, and for each shard above the threshold one query per
     model, which reads the keys of all rows. By rows, one query per model and shard in addition. By
     load, only look-ups in the directory.
     """
     options = options or BalanceOptions(by=measure.KEYS)
+    runtime.refresh()
     keys = preflight.check_group(group)
     topology_group = runtime.group(group)
     sizes = _key_loads(keys, options) if options.load is not None else None
@@ -226,7 +228,9 @@ def _key_loads(keys: GroupKeys, options: BalanceOptions) -> _KeySizes:
         )
     sizes: _KeySizes = {}
     for name, value in values.items():
-        sizes.setdefault(placed[keys.text(value)], {})[value] = loads[name]
+        on_shard = sizes.setdefault(placed[keys.text(value)], {})
+        # Several names, such as "7" and "07", may mean the same key.
+        on_shard[value] = on_shard.get(value, 0) + loads[name]
     return sizes
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -25,6 +24,8 @@ LOAD: Final = "load"
 
 #: Seconds to wait for the answer of a node. Reading thousands of table sizes takes a while.
 PATIENCE: Final = 60.0
+#: The largest load in a file. Sums of larger numbers might be infinite.
+MOST_LOAD: Final = 1e18
 
 
 def shard_sizes(topology: Topology) -> dict[str, ShardSize]:
@@ -32,11 +33,9 @@ def shard_sizes(topology: Topology) -> dict[str, ShardSize]:
 
     :raises BalanceRefused: a node does not answer, so nobody knows what it has.
     """
-    by_node = {
-        node: shards
-        for node, shards in shards_by_node(None).items()
-        if shards and node in topology.nodes
-    }
+    by_node = shards_by_node(
+        shard for group in topology.groups.values() for shard in group.shards()
+    )
 
     def read(node: str, alive: Alive) -> Mapping[str, ShardSize]:
         with node_connection(node) as wrapper:
@@ -130,9 +129,10 @@ def read_load(path: str) -> dict[str, float]:
     problems = []
     for name, load in content.items():
         is_number = isinstance(load, (int, float)) and not isinstance(load, bool)
-        if not is_number or not math.isfinite(load) or load < 0:
+        if not is_number or not 0 <= load <= MOST_LOAD:
             problems.append(
-                f"{path!r}: the load of {name!r} must be 0 or a positive number, not {load!r}"
+                f"{path!r}: the load of {name!r} must be a number from 0 to {MOST_LOAD:g}, not"
+                f" {str(load)[:40]!r}"
             )
     if problems:
         raise BalanceRefused(problems[:10])

@@ -15,6 +15,7 @@ from sharded_orm.operations.balancing.problem import (
     Bin,
     Item,
     Obstacle,
+    percent,
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
@@ -85,9 +86,13 @@ def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]
             name = parent[name]
         return name
 
-    for name, targets in {(item.bin, item.targets) for item in problem.items if item.size > 0}:
-        for target in targets:
-            parent[root(target)] = root(name)
+    moving = [item for item in problem.items if item.size > 0 and item.targets]
+    one_of = {targets: min(targets) for targets in {item.targets for item in moving}}
+    for targets, target in one_of.items():
+        for other in targets:
+            parent[root(other)] = root(target)
+    for name, target in {(item.bin, one_of[item.targets]) for item in moving}:
+        parent[root(name)] = root(target)
     bins: dict[str, list[Bin]] = {}
     items: dict[str, list[Item]] = {}
     for one in problem.bins:
@@ -105,16 +110,25 @@ class _BinState:
     :param part: its part of what is shared, by its capacity.
     :param share: the size of what it shall have: its part, or what it must keep if that is more.
     :param is_aside: whether it must keep more than its part, so that it gets nothing more.
+    :param is_emptied: whether everything leaves it, also an item that is too large for every bin.
     """
 
     name: str
     capacity: float
     fixed: float
     load: float
+    is_emptied: bool
     items: dict[str, Item] = field(default_factory=dict)
     share: float = 0.0
     part: float = 0.0
     is_aside: bool = False
+
+    def add(self, item: Item) -> None:
+        self.load += item.size
+        if item.size > 0 and item.targets - {self.name}:
+            self.items[item.name] = item
+        else:
+            self.fixed += item.size
 
     @property
     def fullness(self) -> float:
@@ -149,17 +163,16 @@ class _Pool:
         unit = max((one.capacity for one in bins), default=1.0) or 1.0
         self.bins = {
             one.name: _BinState(
-                one.name, max(one.capacity, unit * _NO_CAPACITY), one.other, one.other
+                one.name,
+                max(one.capacity, unit * _NO_CAPACITY),
+                one.other,
+                one.other,
+                is_emptied=not one.capacity,
             )
             for one in bins
         }
         for item in items:
-            holder = self.bins[item.bin]
-            holder.load += item.size
-            if item.size > 0 and item.targets - {item.bin}:
-                holder.items[item.name] = item
-            else:
-                holder.fixed += item.size
+            self.bins[item.bin].add(item)
         self.before = {name: one.load for name, one in self.bins.items()}
         capacity = sum(one.capacity for one in self.bins.values())
         self._mean = sum(self.before.values()) / capacity
@@ -224,7 +237,7 @@ class _Pool:
     def _least_load(self, one: _BinState) -> float:
         """Return the size of what the bin must keep: what stays, and an item too large for all."""
         largest = one.largest
-        if largest is None or not self._is_too_large(largest, one):
+        if largest is None or one.is_emptied or not self._is_too_large(largest, one):
             return one.fixed
         return one.fixed + largest.size
 
@@ -323,9 +336,8 @@ class _Pool:
 
     def _move(self, item: Item, source: _BinState, target: _BinState) -> _ChosenMove:
         del source.items[item.name]
-        target.items[item.name] = item
         source.load -= item.size
-        target.load += item.size
+        target.add(item)
         for one in (source, target):
             heapq.heappush(self._heap, (one.fullness, one.name))
         return item, source, target
@@ -367,27 +379,23 @@ class _Pool:
     def _obstacle(self, one: _BinState) -> Obstacle:
         largest = one.largest
         if one.fixed > (1 + self._goal) * one.part:
-            text = f"what must stay there is {_percent(one.fixed, one.part)} of its share"
+            text = f"what must stay there is {percent(one.fixed, one.part)} of its share"
             return Obstacle(one.name, None, text)
         if largest is None:
             return Obstacle(one.name, None, "nothing in it may move")
         if self._is_too_large(largest, one):
             text = (
-                f"{largest.name} alone is {_percent(largest.size, one.part)} of its share, and above the"
+                f"{largest.name} alone is {percent(largest.size, one.part)} of its share, and above the"
                 " goal wherever it may be"
             )
             return Obstacle(one.name, largest.name, text)
         smallest = min(one.items.values(), key=lambda item: (item.size, item.name))
         text = (
             f"the smallest of what may leave it is {smallest.name} with"
-            f" {_percent(smallest.size, one.part)} of its share: wherever it may go, the fuller of the two"
+            f" {percent(smallest.size, one.part)} of its share: wherever it may go, the fuller of the two"
             f" would gain less than {_LEAST_GAIN:.0%}"
         )
         return Obstacle(one.name, smallest.name, text)
-
-
-def _percent(size: float, part: float) -> str:
-    return f"{size / part:.0%}" if part else "more than 100%"
 
 
 def _largest(items: Iterable[Item]) -> list[Item]:

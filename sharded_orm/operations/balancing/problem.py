@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+#: A larger ratio says nothing. The share of a bin that is to be emptied is nearly 0.
+_MOST: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +111,8 @@ class BalancePlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "moved", sum(move.size for move in self.moves))
+
+
+def percent(size: float, whole: float = 1.0) -> str:
+    """Return ``size`` as a part of ``whole``, such as ``131%``."""
+    return f"{size / whole:.0%}" if size < _MOST * whole else "far more than 100%"

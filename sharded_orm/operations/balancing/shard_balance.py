@@ -45,6 +45,8 @@ def plan_shards(group: str | None = None, options: BalanceOptions | None = None)
     round trip to the source of the topology for each version of that time.
     """
     options = options or BalanceOptions()
+    # This process may use an outdated copy of the topology, from the disk.
+    runtime.refresh()
     topology = runtime.topology()
     groups = [runtime.group(group).name] if group is not None else list(topology.groups)
     sizes = measure.shard_sizes(topology)

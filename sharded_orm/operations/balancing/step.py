@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, takewhile
-from typing import Final
 
-from sharded_orm.operations.balancing.problem import BalanceMove
-
-#: A larger multiple of the mean says nothing.
-_MOST: Final = 1000
+from sharded_orm.operations.balancing.problem import BalanceMove, percent
 
 
 @dataclass(frozen=True)
@@ -23,23 +19,14 @@ class BalanceStep:
     moves: tuple[BalanceMove, ...]
 
     @property
-    def size(self) -> float:
-        return sum(move.size for move in self.moves)
-
-    @property
     def reason(self) -> str:
         """Why, for people: ``db1 has 131% of the mean, then 109%; db2 has 70%, then 92%``."""
         first, last = self.moves[0], self.moves[-1]
         return (
-            f"{self.source} has {_percent(first.source_before)} of the mean, then"
-            f" {_percent(last.source_after)}; {self.target} has {_percent(first.target_before)}, then"
-            f" {_percent(last.target_after)}"
+            f"{self.source} has {percent(first.source_before)} of the mean, then"
+            f" {percent(last.source_after)}; {self.target} has {percent(first.target_before)}, then"
+            f" {percent(last.target_after)}"
         )
-
-
-def _percent(fullness: float) -> str:
-    # A node that is to be emptied has a capacity of nearly 0.
-    return f"{fullness:.0%}" if fullness < _MOST else "more than it shall have"
 
 
 def steps_of(

@@ -126,8 +126,10 @@ def test_rows(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ({"photos_00000": "much"}, "must be 0 or a positive number, not 'much'"),
-        ({"photos_00000": -1}, "must be 0 or a positive number, not -1"),
+        ({"photos_00000": "much"}, "must be a number from 0 to 1e+18, not 'much'"),
+        ({"photos_00000": -1}, "must be a number from 0 to 1e+18, not '-1'"),
+        ({"photos_00000": 10**400}, "must be a number from 0 to 1e+18, not '1000"),
+        ({"photos_00000": float("nan")}, "must be a number from 0 to 1e+18, not 'nan'"),
         ({"photos_99999": 1}, "names 'photos_99999', but shards are meant"),
         ([1], "must have a JSON object"),
     ],

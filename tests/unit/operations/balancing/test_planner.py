@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sharded_orm.operations.balancing.planner import plan_balance
@@ -198,8 +198,15 @@ def connected(problem: BalanceProblem) -> list[set[str]]:
     return parts
 
 
-@given(st.lists(st.lists(st.integers(80, 120), max_size=60), min_size=2, max_size=5))
-def test_small_items_reach_the_goal_in_any_fleet(sizes: list[list[int]]) -> None:
+SMALL = st.integers(80, 120)
+
+
+@given(
+    st.lists(SMALL, min_size=75, max_size=100),
+    st.lists(st.lists(SMALL, max_size=100), min_size=1, max_size=4),
+)
+def test_small_items_reach_the_goal_in_any_fleet(first: list[int], others: list[list[int]]) -> None:
+    sizes = [first, *others]
     nodes = names(len(sizes))
     items = tuple(
         Item(f"{node}-{number}", node, size, frozenset(nodes))
@@ -208,8 +215,8 @@ def test_small_items_reach_the_goal_in_any_fleet(sizes: list[list[int]]) -> None
     )
     problem = BalanceProblem(tuple(map(Bin, nodes)), items)
     mean = mean_of(problem)
-    largest = max((item.size for item in items), default=0)
-    assume(0 < largest <= 0.1 * mean)
+    largest = max(item.size for item in items)
+    assert largest <= 0.1 * mean  # By the numbers of items.
     plan = plan_balance(problem)
     assert max(plan.after.values()) <= THRESHOLD * mean
     assert not plan.obstacles
@@ -299,6 +306,7 @@ def test_a_node_without_capacity_is_emptied() -> None:
     assert not plan.obstacles
     # An item that does not fit under the goal leaves all the same.
     assert plan_of({"old": [90], "a": [50, 50], "b": [60]}, old=0).after["old"] == 0
+    assert plan_of({"old": [9000, 1], "a": [50, 50], "b": [60]}, old=0).after["old"] == 0
 
 
 def test_a_new_node_gets_shards() -> None:
@@ -314,6 +322,11 @@ def test_one_item_that_is_too_large() -> None:
     assert "a-0 alone is 1000% of its share" in obstacle.text
     # All else leaves it, and the others share that.
     assert plan.after == {"a": 1000, "b": 110, "c": 90}
+
+
+def test_one_item_and_nothing_else() -> None:
+    (obstacle,) = plan_of({"a": [1000], "b": []}).obstacles
+    assert "a-0 alone is far more than 100% of its share" in obstacle.text
 
 
 def test_what_stays_is_an_obstacle_and_counts() -> None:
