@@ -9,7 +9,8 @@ from typing import Any
 from django.core.management import BaseCommand
 from django.core.management.base import CommandParser
 
-from sharded_orm.management.actions import Action
+from sharded_orm.exceptions import MoveRefused
+from sharded_orm.management.actions import Action, line_writer
 from sharded_orm.management.balance_output import (
     add_balance_options,
     balance_options,
@@ -18,33 +19,56 @@ from sharded_orm.management.balance_output import (
     write_bins,
     write_obstacles,
 )
+from sharded_orm.management.shards.move import (
+    add_rate,
+    add_switch_options,
+    move_options,
+    pauses_text,
+    raise_failures,
+)
+from sharded_orm.management.stop_signals import stop_signals
+from sharded_orm.operations import shard_moves
 from sharded_orm.operations.balancing import measure
 from sharded_orm.operations.balancing.shard_balance import ShardBalance, plan_shards
-from sharded_orm.operations.balancing.step import BalanceStep
+from sharded_orm.operations.balancing.step import BalanceStep, apply_steps
 from sharded_orm.operations.selection import numbers_text
 
 
 class Balance(Action):
     name = "balance"
     help = (
-        "Plan which shards to move to which node, so that no node has much more than its share. Changes"
-        " nothing."
+        "Plan which shards to move to which node, so that no node has much more than its share. With"
+        " --apply, move them."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--group", metavar="GROUP", help="Move only shards of this group.")
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument(
+            "--plan", action="store_true", help="Only show the moves. This is the default."
+        )
+        what.add_argument("--apply", action="store_true", help="Move the shards.")
         add_balance_options(
             parser, (measure.BYTES, measure.ROWS, measure.KEYS, measure.LOAD), "photos_00042"
         )
+        add_rate(parser)
+        add_switch_options(parser)
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         balance = plan_shards(options["group"], balance_options(options))
-        if options["json"]:
-            content = plan_json(balance.plan, balance.steps, step_command(balance))
-            content["bytes"] = _bytes(balance)
-            content["recent"] = sorted(balance.recent)
-            command.stdout.write(json.dumps(content, indent=2))
-            return
+        if not options["json"]:
+            self._show(command, balance, options)
+        if options["apply"]:
+            _apply(command, balance, options)
+        elif options["json"]:
+            command.stdout.write(json.dumps(_plan_json(balance), indent=2))
+        elif balance.steps:
+            command.stdout.write(
+                "Nothing was changed. Each command by itself improves the balance. To move the shards,"
+                " add --apply."
+            )
+
+    def _show(self, command: BaseCommand, balance: ShardBalance, options: dict[str, Any]) -> None:
         write_bins(command, balance.plan, "node", options["by"])
         if balance.recent:
             command.stdout.write(
@@ -60,7 +84,6 @@ class Balance(Action):
         for step in balance.steps:
             command.stdout.write(f"manage.py {write_command(step)}")
             command.stdout.write(f"    {step.reason}")
-        command.stdout.write("Nothing was changed. Each command by itself improves the balance.")
 
 
 def step_command(balance: ShardBalance) -> Callable[[BalanceStep], str]:
@@ -73,6 +96,46 @@ def step_command(balance: ShardBalance) -> Callable[[BalanceStep], str]:
         return f"shards move {step.group} {numbers_text(shards)} --to {step.target}"
 
     return text
+
+
+def _plan_json(balance: ShardBalance) -> dict[str, Any]:
+    content = plan_json(balance.plan, balance.steps, step_command(balance))
+    return {**content, "bytes": _bytes(balance), "recent": sorted(balance.recent)}
+
+
+def _apply(command: BaseCommand, balance: ShardBalance, options: dict[str, Any]) -> None:
+    reports: list[shard_moves.ShardMoveReport] = []
+    tell = line_writer(command, options)
+    with stop_signals() as stopping:
+
+        def apply(step: BalanceStep) -> bool:
+            numbers = [balance.shards[move.item].number for move in step.moves]
+            try:
+                report = shard_moves.move_shards(
+                    step.group,
+                    numbers,
+                    step.target,
+                    options=move_options(options),
+                    stopping=stopping,
+                    tell=tell,
+                )
+            except MoveRefused as exc:  # The steps before it were made.
+                failures = dict.fromkeys(numbers, "; ".join(exc.problems))
+                report = shard_moves.ShardMoveReport(step.group, failures=failures)
+            reports.append(report)
+            return report.ok
+
+        made = apply_steps(balance.steps, apply)
+    moved = sum(len(report.moved) for report in reports)
+    if options["json"]:
+        content = {**_plan_json(balance), "reports": [report.to_json() for report in reports]}
+        command.stdout.write(json.dumps(content, indent=2))
+    else:
+        command.stdout.write(
+            f"{moved} shards moved, {len(made)} of {len(balance.steps)} steps"
+            f" made{pauses_text(reports)}."
+        )
+    raise_failures(reports, stopping.status)
 
 
 def _bytes(balance: ShardBalance) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -36,27 +37,8 @@ class MoveShards(Action):
             metavar="NODE",
             help="The replica of that node. Default: the one that its other shards have",
         )
-        parser.add_argument(
-            "--rate",
-            type=positive,
-            metavar="ROWS",
-            help="Copy at most this many rows per second. Default: no limit",
-        )
-        parser.add_argument(
-            "--patience",
-            type=positive,
-            default=60,
-            metavar="SECONDS",
-            help="For how long to try again if transactions use the shard at its switch. Default:"
-            " %(default)s",
-        )
-        parser.add_argument(
-            "--keep",
-            type=days,
-            default=timedelta(days=1),
-            metavar="DAYS",
-            help="Keep the old tables for so long, under other names. Default: 1",
-        )
+        add_rate(parser)
+        add_switch_options(parser)
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument(
             "--check", action="store_true", help="Only check, and show what would be moved."
@@ -91,11 +73,7 @@ class MoveShards(Action):
                         numbers,
                         options["to"],
                         replica=options["replica"],
-                        options=shard_moves.ShardMoveOptions(
-                            patience=options["patience"],
-                            rate=options["rate"],
-                            keep=options["keep"],
-                        ),
+                        options=move_options(options),
                         stopping=stopping,
                         tell=tell,
                     )
@@ -107,11 +85,8 @@ class MoveShards(Action):
                 command.stdout.write(json.dumps(refusal, indent=2))
             raise
         _show(command, report, as_json=options["json"])
-        if not report.ok and not options["repair"]:
-            failures = [f"shard {number}: {why}" for number, why in report.failures.items()]
-            error = problems_error([*failures, *filter(None, [report.stopped])])
-            error.returncode = status
-            raise error
+        if not options["repair"]:
+            raise_failures([report], status)
 
 
 def _required(options: dict[str, Any]) -> list[int]:
@@ -148,9 +123,71 @@ def _show(command: BaseCommand, report: shard_moves.ShardMoveReport, *, as_json:
         command.stdout.write(f"Note: {note}.")
     text = f"{len(report.moved)} shards moved"
     if report.pauses:
-        longest = max(report.pauses) * 1000
-        text += f", {report.rows:,} rows; statements waited for {longest:.0f} ms at most"
+        text += f", {report.rows:,} rows{pauses_text([report])}"
     command.stdout.write(command.style.SUCCESS(f"{text}.") if report.ok else f"{text}.")
 
 
 ACTIONS: tuple[type[Action], ...] = (MoveShards,)
+
+
+# ##### What other actions share #####
+
+
+def add_rate(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--rate",
+        type=positive,
+        metavar="ROWS",
+        help="Copy at most this many rows per second. Default: no limit",
+    )
+
+
+def add_switch_options(parser: CommandParser) -> None:
+    """Add the options of all commands after which shards are on another node."""
+    parser.add_argument(
+        "--patience",
+        type=positive,
+        default=60,
+        metavar="SECONDS",
+        help="For how long to try again if transactions use a shard at its switch. Default:"
+        " %(default)s",
+    )
+    parser.add_argument(
+        "--keep",
+        type=days,
+        default=timedelta(days=1),
+        metavar="DAYS",
+        help="Keep the old tables for so long, under other names. Default: 1",
+    )
+
+
+def move_options(options: dict[str, Any]) -> shard_moves.ShardMoveOptions:
+    """Return the parsed options of :func:`add_rate` and :func:`add_switch_options`."""
+    return shard_moves.ShardMoveOptions(
+        patience=options["patience"], rate=options.get("rate"), keep=options["keep"]
+    )
+
+
+def raise_failures(reports: Iterable[shard_moves.ShardMoveReport], status: int) -> None:
+    """Raise an error that lists the shards that were not moved; do nothing if there are none.
+
+    :param status: the exit status of the process.
+    """
+    failures = [
+        failure
+        for report in reports
+        for failure in (
+            *(f"shard {n} of group {report.group!r}: {why}" for n, why in report.failures.items()),
+            *filter(None, [report.stopped]),
+        )
+    ]
+    if failures:
+        error = problems_error(failures)
+        error.returncode = status
+        raise error
+
+
+def pauses_text(reports: Iterable[shard_moves.ShardMoveReport]) -> str:
+    """Return for how long statements waited, as the end of a sentence; "" if nothing has moved."""
+    longest = max((pause for report in reports for pause in report.pauses), default=None)
+    return "" if longest is None else f"; statements waited for {longest * 1000:.0f} ms at most"

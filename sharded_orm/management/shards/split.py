@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
-from datetime import timedelta
 from typing import Any
 
 from django.core.management import BaseCommand, CommandError
@@ -12,9 +11,14 @@ from django.core.management.base import CommandParser
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import MoveRefused, TopologyError
-from sharded_orm.management.actions import Action, line_writer, problems_error
-from sharded_orm.management.arguments import days, positive
+from sharded_orm.management.actions import Action, line_writer
 from sharded_orm.management.selection import shard_numbers
+from sharded_orm.management.shards.move import (
+    add_switch_options,
+    move_options,
+    pauses_text,
+    raise_failures,
+)
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations import server_splits, shard_moves
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan
@@ -42,21 +46,7 @@ class Split(Action):
         parser.add_argument(
             "--replica", metavar="NODE", help="The replica that these shards have afterwards."
         )
-        parser.add_argument(
-            "--patience",
-            type=positive,
-            default=60,
-            metavar="SECONDS",
-            help="For how long to try again if transactions use a shard at its switch, and by how much"
-            " the replica may be behind. Default: %(default)s",
-        )
-        parser.add_argument(
-            "--keep",
-            type=days,
-            default=timedelta(days=1),
-            metavar="DAYS",
-            help="Keep the old tables for so long, under other names. Default: 1",
-        )
+        add_switch_options(parser)
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument(
             "--check", action="store_true", help="Only check, and show what would be moved."
@@ -78,10 +68,9 @@ class Split(Action):
                 _show_notes(command, notes, as_json=options["json"])
                 return
             shards = _shards(options)
-            moves = shard_moves.ShardMoveOptions(patience=options["patience"], keep=options["keep"])
             if options["check"]:
                 plans = server_splits.check(
-                    node, to, shards, replica=options["replica"], options=moves
+                    node, to, shards, replica=options["replica"], options=move_options(options)
                 )
                 _show_plans(command, plans, as_json=options["json"])
                 return
@@ -91,7 +80,7 @@ class Split(Action):
                     to,
                     shards,
                     replica=options["replica"],
-                    options=moves,
+                    options=move_options(options),
                     stopping=stopping,
                     tell=tell,
                 )
@@ -103,21 +92,7 @@ class Split(Action):
                 command.stdout.write(json.dumps(refusal, indent=2))
             raise
         _show(command, reports, as_json=options["json"])
-        left = [
-            problem
-            for report in reports
-            for problem in (
-                *(
-                    f"shard {number} of {report.group!r}: {why}"
-                    for number, why in report.failures.items()
-                ),
-                *filter(None, [report.stopped]),
-            )
-        ]
-        if left:
-            error = problems_error(left)
-            error.returncode = status
-            raise error
+        raise_failures(reports, status)
 
 
 def _of_group(text: str) -> tuple[str, list[range]]:
@@ -161,10 +136,7 @@ def _show(
         for note in report.notes:
             command.stdout.write(f"Note: {note}.")
     moved = sum(len(report.moved) for report in reports)
-    text = f"{moved} shards moved"
-    if pauses := [pause for report in reports for pause in report.pauses]:
-        text += f"; statements waited for {max(pauses) * 1000:.0f} ms at most"
-    command.stdout.write(f"{text}.")
+    command.stdout.write(f"{moved} shards moved{pauses_text(reports)}.")
 
 
 def _show_notes(command: BaseCommand, notes: list[str], *, as_json: bool) -> None:

@@ -100,7 +100,7 @@ def _joined(ranges: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _without_shards(entry: dict[str, Any]) -> dict[str, Any]:
-    defaults = {"replica": None, "open": True, "weight": 1}
+    defaults = {"replica": None, "open": True, "weight": 1, "pinned": False}
     return {**defaults, **{key: value for key, value in entry.items() if key != "range"}}
 
 
