@@ -49,6 +49,7 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.models.moves.transactions import check_use, poll_before_snapshot
         from sharded_orm.models.tables.placement import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
+        from sharded_orm.operations.shard_moves.runs_under_way import are_moving
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.routing import transaction_uses
         from sharded_orm.topology.aliases import ShardedDatabases
@@ -60,7 +61,9 @@ class ShardedOrmConfig(AppConfig):
         route_check.provide_check(refuse_former_route)
         transaction_uses.provide_check(check_use)
         moved_shards.provide_lookup(
-            moved_shards.TopologyLookup(runtime.refresh, lambda: runtime.config().move_wait)
+            moved_shards.TopologyLookup(
+                runtime.refresh, lambda: runtime.config().move_wait, are_moving
+            )
         )
         transaction_memory.provide_knowledge(poll_before_snapshot)
         text_keys.provide_guard(guard)

@@ -33,11 +33,18 @@ class TopologyLookup:
 
     :param refresh: loads the topology from its source. May raise a TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
+    :param is_moving: whether shards of a group are being moved. May send a query.
     """
 
-    def __init__(self, refresh: Callable[[], None], patience: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        refresh: Callable[[], None],
+        patience: Callable[[], float],
+        is_moving: Callable[[str], bool],
+    ) -> None:
         self._refresh = refresh
         self.patience = patience
+        self.is_moving = is_moving
         self._lock = threading.Lock()
         self._began = 0.0
         self._refused = ""
@@ -65,6 +72,11 @@ def provide_lookup(lookup: TopologyLookup) -> None:
     """Provide the functions that look the topology up. The package's Django app does so."""
     global _lookup
     _lookup = lookup
+
+
+def shards_move(group: str) -> bool:
+    """Whether shards of ``group`` are being moved now. One query."""
+    return _lookup is not None and _lookup.is_moving(group)
 
 
 def is_missing_table(error: BaseException) -> bool:

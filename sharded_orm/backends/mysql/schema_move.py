@@ -157,7 +157,9 @@ class MySQLSchemaMove(SchemaMove):
             names = [table.name for table in tables if table.name not in hidden]
             self._note_names(names, tag)
             try:
-                return self._rename({name: hidden_name(name, tag) for name in names}, patience)
+                return self._rename_tables(
+                    {name: hidden_name(name, tag) for name in names}, patience
+                )
             except BaseException:
                 self._show(patience)  # An old server may have renamed a part of the tables.
                 raise
@@ -182,7 +184,7 @@ class MySQLSchemaMove(SchemaMove):
     def _show(self, patience: float) -> None:
         hidden = self.hidden()
         self._refuse_names_in_use(hidden)
-        self._rename({secret: name for name, secret in hidden.items()}, patience)
+        self._rename_tables({secret: name for name, secret in hidden.items()}, patience)
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def _discard(self) -> None:
@@ -190,7 +192,7 @@ class MySQLSchemaMove(SchemaMove):
             self._rows(f"DROP TABLE {', '.join(map(self._quote, hidden.values()))}")
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
-    def _rename(self, names: Mapping[str, str], patience: float) -> float:
+    def _rename_tables(self, names: Mapping[str, str], patience: float) -> float:
         """Rename tables. Return when the statement that did so was sent."""
         deadline = time.monotonic() + patience
         if not names:

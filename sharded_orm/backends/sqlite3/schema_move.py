@@ -114,7 +114,7 @@ class SQLiteSchemaMove(SchemaMove):
             names = self.hidden()
             self._refuse_names_in_use(names)
             for name, hidden in names.items():
-                self._rename(hidden, name)
+                self._rename_table(hidden, name)
             self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def discard(self) -> None:
@@ -130,14 +130,14 @@ class SQLiteSchemaMove(SchemaMove):
         for name in names:
             hidden = hidden_name(name, tag)
             self._rows(f"REPLACE INTO {table} VALUES (%s, %s)", name, hidden)
-            self._rename(name, hidden)
+            self._rename_table(name, hidden)
 
     def _discard(self) -> None:
         for hidden in self.hidden().values():
             self._rows(f"DROP TABLE {self._quote(hidden)}")
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
-    def _rename(self, name: str, other: str) -> None:
+    def _rename_table(self, name: str, other: str) -> None:
         self._rows(f"ALTER TABLE {self._quote(name)} RENAME TO {self._quote(other)}")
 
     @contextmanager

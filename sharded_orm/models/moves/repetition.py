@@ -15,6 +15,7 @@ from django.db import DatabaseError, OperationalError
 
 from sharded_orm import runtime
 from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.group.moved_shards import shards_move
 from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved
 from sharded_orm.models.moves.confirmation import in_transaction, key_moved
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
@@ -112,7 +113,8 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     """Return the result of ``write``, which is run again if its shard moves to another node.
 
     Statements follow a shard by themselves, but transactions do not. So this is for writes that open
-    a transaction of their own. Nothing was written if it fails.
+    a transaction of their own. Nothing was written if it fails. The same happens if the server ends
+    it by a deadlock while shards of the group move: its own mover may have been the other one.
 
     :param write: changes rows on one shard, all or none. It is called again within ``MOVE_WAIT``
         seconds.
@@ -123,8 +125,12 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
     while True:
         try:
             return write()
-        except ShardMoved as error:
-            if error.is_in_part or in_transaction(group):
+        except OperationalError as error:
+            if getattr(error, "is_in_part", False) or in_transaction(group):
+                raise
+            if not isinstance(error, ShardMoved) and not (
+                is_deadlock(error) and shards_move(group)
+            ):
                 raise
             if deadline is None:
                 deadline = time.monotonic() + runtime.config().move_wait
@@ -159,9 +165,9 @@ def part_of_write(number: int) -> Iterator[None]:
         write_in_part()
     try:
         yield
-    except (KeyMoved, ShardMoved) as error:
+    except OperationalError as error:
         if number:
-            error.is_in_part = True
+            error.is_in_part = True  # type: ignore[attr-defined]  # follow_shard() reads it
             error.add_note(f"{number} other shards were written already.")
         raise
 

@@ -2,7 +2,8 @@
 
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan
 from sharded_orm.operations.shard_moves.request import ShardMoveOptions, ShardMoveReport
-from sharded_orm.operations.shard_moves.runner import KIND, check_shard_moves, move_shards, repair
+from sharded_orm.operations.shard_moves.runner import check_shard_moves, move_shards, repair
+from sharded_orm.operations.shard_moves.runs_under_way import KIND
 
 __all__ = [
     "KIND",

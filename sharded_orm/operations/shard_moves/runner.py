@@ -23,10 +23,10 @@ from sharded_orm.operations.shard_moves.plan import ShardMovePlan, ShardToMove, 
 from sharded_orm.operations.shard_moves.record import PUBLISHING, ShardMoveRecord
 from sharded_orm.operations.shard_moves.replicated_mover import ReplicatedShardMover
 from sharded_orm.operations.shard_moves.request import ShardMoveOptions, ShardMoveReport, Tell
+from sharded_orm.operations.shard_moves.runs_under_way import KIND
 from sharded_orm.operations.shard_moves.shard_mover import ShardMover
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
-KIND: Final = "move shards"
 #: Seconds to wait at the end until every process uses the new topology.
 FOLLOWERS_PATIENCE: Final = 10.0
 #: Seconds for which a source of the topology that does not answer is asked again and again.

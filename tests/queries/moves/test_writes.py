@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from sharded_orm import runtime
 from sharded_orm.backends.write_hooks import route_check
 from sharded_orm.exceptions import KeyMoved
 from sharded_orm.models.moves import repetition
+from sharded_orm.operations.runs import journal
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
 from tests.photos.models import Album, Comment, Photo, Tag
 from tests.queries.conftest import DATABASES
@@ -309,3 +310,21 @@ def test_a_deadlock_with_a_mover_whose_move_is_over_when_the_error_arrives(
             with pytest.raises(OperationalError, match="Deadlock"):
                 photos.update(stars=F("stars") + 1)
     assert Photo.objects.get(user_id=KEY).stars == 1 + moves
+
+
+@pytest.mark.parametrize("shards_move", [True, False])
+def test_a_deadlock_while_shards_move(move: HandMove, shards_move: bool) -> None:
+    """It may be one with the mover of shards, which no write meets otherwise."""
+
+    def end_by_deadlock() -> None:
+        raise OperationalError(1213, "Deadlock found when trying to get lock")
+
+    photos = Photo.objects.filter(user_id=KEY)
+    with ExitStack() as stack:
+        if shards_move:
+            stack.enter_context(journal.hold_run("move shards", "photos", {}))
+        else:
+            stack.enter_context(pytest.raises(OperationalError, match="Deadlock"))
+        stack.enter_context(before_statement(SOURCE, end_by_deadlock))
+        assert photos.update(stars=F("stars") + 1) == 1
+    assert Photo.objects.get(user_id=KEY).stars == 1 + shards_move
