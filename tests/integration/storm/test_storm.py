@@ -1,0 +1,122 @@
+"""Processes write and read while keys and shards move, and processes, servers and networks break.
+
+Every acknowledged write is there once, on the shard of its key, on the node of that shard. Whoever
+reads sees what was acknowledged before. One command mends what a broken mover has left.
+
+``STORM_SECONDS`` and ``STORM_SEED`` in the environment change the length of the long storms, and
+repeat one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import service_missing
+from tests.integration.imports.site import BACKENDS
+from tests.integration.storm.conductor import Conductor, compare
+from tests.integration.storm.site import FENCE_KEPT, StormSite
+from tests.services import ServiceMissing
+from tests.services.mariadb import MariaDBServer, servers
+from tests.services.memcached import MemcachedServer
+from tests.services.proxy import Proxy
+
+SHORT, LONG = 15.0, 180.0
+#: What a server has acknowledged must be there after SIGKILL.
+_DURABLE: dict[str, str | None] = {
+    "innodb_flush_log_at_trx_commit": "2",
+    "innodb_doublewrite": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def own_servers() -> Iterator[list[MariaDBServer]]:
+    """Two MariaDB servers, which a test may kill."""
+    try:
+        with servers(2, **_DURABLE) as started:
+            yield started
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+class Weather:
+    """A site, and the servers on which it is."""
+
+    def __init__(self, site: StormSite, servers: list[MariaDBServer], proxies: list[Proxy]) -> None:
+        self.site, self.servers, self.proxies = site, servers, proxies
+
+
+@pytest.fixture(params=BACKENDS)
+def weather(
+    request: pytest.FixtureRequest, tmp_path: Path, memcached: MemcachedServer
+) -> Iterator[Weather]:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    with ExitStack() as stack:
+        running: list[MariaDBServer] = []
+        proxies: list[Proxy] = []
+        nodes: list[dict[str, Any]] = []
+        prefix = ""
+        if request.param == "mariadb":
+            running = request.getfixturevalue("own_servers")
+            for server in running:
+                proxy = stack.enter_context(Proxy(server.address.host, server.address.port))
+                proxies.append(proxy)
+                nodes.append(server.address.django() | {"HOST": proxy.host, "PORT": proxy.port})
+            prefix = f"s{secrets.token_hex(4)}_"
+        site = StormSite(folder, nodes, prefix)
+        site.servers, site.prefix = running, prefix
+        site.set_up({**memcached.django(), "KEY_PREFIX": secrets.token_hex(4)})
+        yield Weather(site, running, proxies)
+
+
+def storm(weather: Weather, folder: Path, seconds: float, processes: int, outages: bool) -> None:
+    seed = int(os.environ.get("STORM_SEED", secrets.randbelow(10**6)))
+    print(f"STORM_SEED={seed}")
+    ledgers_folder = folder / "ledgers"
+    ledgers_folder.mkdir()
+    site = weather.site
+    conductor = Conductor(
+        site, ledgers_folder, seed, processes=processes,
+        servers=weather.servers, proxies=weather.proxies, outages=outages,
+    )  # fmt: skip
+    try:
+        conductor.run(seconds)
+        ledgers = conductor.finish()
+    finally:
+        conductor.abandon()
+    print(dict(sorted(conductor.counts.items())))
+    print(dict(sorted(ledgers.counts.items())))
+    assert not conductor.problems, "\n".join(conductor.problems[:20])
+    # One call each mends what is left. No process is there any more for which a fence would stay.
+    for arguments in (
+        ("shards", "move", "books", "--cleanup"),
+        ("shards", "move", "accounts", "--cleanup"),
+        ("keys", "repair", "books"),
+    ):
+        done = site.python("manage.py", *arguments)
+        assert done.code == 0, (arguments, done.out, done.err)
+    assert compare(site, ledgers) == []
+    site.manage("keys", "verify", "books", *map(str, range(1, 9)))
+    site.manage("shards", "check")
+    if site.backend == "mysql":
+        assert site.left() == ""
+    assert ledgers.counts["read read_all"] and ledgers.counts["create topic: done"]
+
+
+def test_a_short_storm(weather: Weather, tmp_path: Path) -> None:
+    storm(weather, tmp_path, SHORT, 4, outages=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("outages", [False, True], ids=["processes", "servers"])
+def test_a_storm(weather: Weather, tmp_path: Path, outages: bool) -> None:
+    if outages and not weather.servers:
+        pytest.skip("SQLite has no servers")
+    storm(weather, tmp_path, float(os.environ.get("STORM_SECONDS", LONG)), 8, outages)
