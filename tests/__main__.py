@@ -83,6 +83,7 @@ class Lane:
 # The longest first, so that the last ones to run are short.
 LANES = (
     Lane("moves", ("tests/integration/moves",)),
+    Lane("storm", ("tests/integration/storm",)),
     Lane("imports", ("tests/integration/imports",)),
     Lane("migrate", ("tests/integration/migrate",)),
     Lane("integration on MariaDB", ("tests/integration", "tests/contract"), on_mariadb=True),

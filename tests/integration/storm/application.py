@@ -153,7 +153,9 @@ class Application:
     def unlink(self) -> None:
         if link := self._known("link"):
             self._write(
-                "unlink", [Change(link, 1, None)], lambda: self._book(link).topics.remove(link.token)
+                "unlink",
+                [Change(link, 1, None)],
+                lambda: self._book(link).topics.remove(link.token),
             )
 
     def delete_topic(self) -> None:
@@ -192,9 +194,7 @@ class Application:
             self._write(
                 "delete novel",
                 [Change(row, self._own[row], None)],
-                lambda: Novel.objects.get(
-                    writer_id=int(row.owner), title=str(row.token)
-                ).delete(),
+                lambda: Novel.objects.get(writer_id=int(row.owner), title=str(row.token)).delete(),
             )
 
     def count(self) -> None:
