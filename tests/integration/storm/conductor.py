@@ -260,9 +260,15 @@ class Conductor:
                     continue
 
     def _check_applications(self) -> None:
-        for application in self._applications:
-            if application.returncode is not None:
-                _, err = application.communicate(timeout=PATIENCE)
+        for index, application in enumerate(self._applications):
+            if application.returncode is None:
+                continue
+            _, err = application.communicate(timeout=PATIENCE)
+            if "TopologyUnavailable" in err and self._was_outage(time.monotonic() - AFTER_OUTAGE):
+                # It was started while the global database was down.
+                self._end_outage()
+                self._applications[index] = self._start()
+            else:
                 self._problem(f"an application has ended ({application.returncode}):\n{err}")
 
     # ##### The end #####
@@ -275,7 +281,7 @@ class Conductor:
         for application in self._applications:
             if not application.stdout.closed:
                 _, err = application.communicate(timeout=PATIENCE)
-                if application.returncode != 0:
+                if application.returncode != 0 and "TopologyUnavailable" not in err:
                     self._problem(f"an application has failed ({application.returncode}):\n{err}")
         ledgers = Ledgers(self._folder)
         ledgers.refresh()

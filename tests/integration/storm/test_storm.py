@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import service_missing
 from tests.integration.imports.site import BACKENDS
 from tests.integration.storm.conductor import Conductor, compare
-from tests.integration.storm.site import FENCE_KEPT, StormSite
+from tests.integration.storm.site import StormSite
 from tests.services import ServiceMissing
 from tests.services.mariadb import MariaDBServer, servers
 from tests.services.memcached import MemcachedServer
