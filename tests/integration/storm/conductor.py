@@ -32,7 +32,7 @@ ALLOWED = (
 #: Causes that are the server's.
 _CONNECTION = re.compile(
     r"\b(2002|2003|2006|2013|1053|1927)\b|does not answer|Lost connection|gone away|MySQLdb"
-    r"|LeaseLost|taken over|not reach|was broken off|no connection|1317"
+    r"|TopologyUnavailable|LeaseLost|taken over|not reach|was broken off|no connection|1317"
 )
 
 
@@ -264,8 +264,8 @@ class Conductor:
             if application.returncode is None:
                 continue
             _, err = application.communicate(timeout=PATIENCE)
-            if "TopologyUnavailable" in err and self._was_outage(time.monotonic() - AFTER_OUTAGE):
-                # It was started while the global database was down.
+            if _CONNECTION.search(err) and self._was_outage(time.monotonic() - AFTER_OUTAGE):
+                # It was started during the outage. Later, errors are recorded and end no process.
                 self._end_outage()
                 self._applications[index] = self._start()
             else:
@@ -281,7 +281,7 @@ class Conductor:
         for application in self._applications:
             if not application.stdout.closed:
                 _, err = application.communicate(timeout=PATIENCE)
-                if application.returncode != 0 and "TopologyUnavailable" not in err:
+                if application.returncode != 0 and not self._was_outage(0.0):
                     self._problem(f"an application has failed ({application.returncode}):\n{err}")
         ledgers = Ledgers(self._folder)
         ledgers.refresh()
