@@ -66,7 +66,6 @@ class Conductor:
         self._outage_times: list[list[float]] = []
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
-        self._harm = False
         for _ in range(processes):
             self._applications.append(self._start())
 
@@ -96,7 +95,8 @@ class Conductor:
         arguments, repair = self._random_command()
         name = " ".join(arguments[:2])
         began = time.monotonic()
-        self._harm = False
+        # Problems have a time as well, so they can be compared.
+        print(f"{began:.3f} {mode}: {' '.join(arguments)}")
         mover = self._site.command(*arguments)
         if mode == "kill":
             self._wait(mover, self._dice.uniform(0.3, 4.0))
