@@ -83,12 +83,13 @@ class Lane:
 # The longest first, so that the last ones to run are short.
 LANES = (
     Lane("moves", ("tests/integration/moves",)),
-    Lane("storm", ("tests/integration/storm",)),
+    Lane("moves of shards", ("tests/integration/shard_moves", "tests/integration/balancing")),
     Lane("imports", ("tests/integration/imports",)),
     Lane("migrate", ("tests/integration/migrate",)),
     Lane("integration on MariaDB", ("tests/integration", "tests/contract"), on_mariadb=True),
     Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
     Lane("cache", ("tests/integration/cache",)),
+    Lane("storm", ("tests/integration/storm",)),
     Lane("acceptance", ("tests/acceptance",)),
     Lane("test runners", ("tests/integration/testing_support",)),
     Lane("shards and topology", ("tests/integration/shards", "tests/integration/topology")),
