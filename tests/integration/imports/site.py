@@ -88,6 +88,8 @@ class Site:
         self, folder: Path, nodes: Sequence[dict[str, Any]] = (), prefix: str = ""
     ) -> None:
         self.folder = folder
+        #: The names of all schemas begin with it; "" on SQLite.
+        self.prefix = prefix
         self.backend = "mysql" if nodes else "sqlite3"
         engine = f"sharded_orm.backends.{self.backend}"
         options = {"charset": "utf8mb4"}
@@ -158,6 +160,10 @@ class Site:
         self.manage("tickets", "create")
         self.manage("migrate_shards", "--create", "--verbosity", "0")
         self.run(_CREATE % (WRITERS + 1))
+
+    def prepare_and_fill(self) -> None:
+        self.prepare()
+        self.fill()
 
     def start(self, *arguments: str, **environment: str) -> PythonProcess:
         return PythonProcess(

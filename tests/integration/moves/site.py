@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.imports import site as library_site
+from tests.integration.imports.stored_sites import set_up_once
 
 #: Seconds for which processes remember where a key is.
 LEASE = 0.4
@@ -163,6 +164,5 @@ print("; ".join(left))
 def site_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
     with library_site.site_on(backend, request, folder, Site) as site:
         assert isinstance(site, Site)
-        site.prepare()
-        site.fill()
+        set_up_once(site, site.prepare_and_fill)
         yield site

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.imports import site as library_site
+from tests.integration.imports.stored_sites import set_up_once
 from tests.integration.moves import site as moves_site
 
 #: Seconds between two looks of a process at the topology. Longer than any test waits, so that a
@@ -113,6 +114,5 @@ class Site(library_site.Site):
 def site_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
     with library_site.site_on(backend, request, folder, Site) as site:
         assert isinstance(site, Site)
-        site.prepare()
-        site.fill()
+        set_up_once(site, site.prepare_and_fill)
         yield site

@@ -76,7 +76,6 @@ class StormSite(shard_moves_site.Site):
     """
 
     servers: list[MariaDBServer]
-    prefix = ""
 
     def set_up(self, cache: dict[str, Any]) -> None:
         self.content["caches"] = {"default": cache}
