@@ -34,7 +34,7 @@ from tests.services.mariadb import run_to_end, servers, to_environment
 
 NO_TESTS_COLLECTED = 5
 # Lanes at a time: many tests wait for processes that they have started.
-LANES_AT_A_TIME = (os.cpu_count() or 1) + 2
+LANES_AT_A_TIME = (os.cpu_count() or 1) + 3
 # Folders of modules that many processes import.
 MODULES = ("sharded_orm", "testproject", "tests")
 SLOWEST = 10
