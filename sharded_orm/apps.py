@@ -49,7 +49,6 @@ class ShardedOrmConfig(AppConfig):
         from sharded_orm.models.moves.transactions import check_use, poll_before_snapshot
         from sharded_orm.models.tables.placement import DatabaseDirectory
         from sharded_orm.models.text_keys import guard
-        from sharded_orm.operations.shard_moves.runs_under_way import are_moving
         from sharded_orm.operations.tickets import TestSequences
         from sharded_orm.routing import transaction_uses
         from sharded_orm.topology.aliases import ShardedDatabases
@@ -62,7 +61,7 @@ class ShardedOrmConfig(AppConfig):
         transaction_uses.provide_check(check_use)
         moved_shards.provide_lookup(
             moved_shards.TopologyLookup(
-                runtime.refresh, lambda: runtime.config().move_wait, are_moving
+                runtime.refresh, lambda: runtime.config().move_wait, _are_moving
             )
         )
         transaction_memory.provide_knowledge(poll_before_snapshot)
@@ -96,6 +95,12 @@ class ShardedOrmConfig(AppConfig):
             # command "test": Django would create a database for each yielded shard, although the
             # backend of groups creates the databases of all shards.
             settings.DATABASES.expose(sys.argv[1:])
+
+
+def _are_moving(group: str) -> bool:
+    from sharded_orm.operations.shard_moves.runs_under_way import are_moving
+
+    return are_moving(group)
 
 
 def _cache_isolation() -> Any:

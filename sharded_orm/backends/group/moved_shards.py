@@ -33,7 +33,8 @@ class TopologyLookup:
 
     :param refresh: loads the topology from its source. May raise a TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
-    :param is_moving: whether shards of a group are being moved. May send a query.
+    :param is_moving: whether shards or keys of a group are being moved, or were a moment ago. May send
+        a query.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ def provide_lookup(lookup: TopologyLookup) -> None:
     _lookup = lookup
 
 
-def shards_move(group: str) -> bool:
-    """Whether shards of ``group`` are being moved now. One query."""
+def rows_move(group: str) -> bool:
+    """Whether shards or keys of ``group`` are being moved, or were a moment ago. One query."""
     return _lookup is not None and _lookup.is_moving(group)
 
 

@@ -15,7 +15,7 @@ from django.db import DatabaseError, OperationalError
 
 from sharded_orm import runtime
 from sharded_orm.backends.fence import is_deadlock
-from sharded_orm.backends.group.moved_shards import shards_move
+from sharded_orm.backends.group.moved_shards import rows_move
 from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved
 from sharded_orm.models.moves.confirmation import in_transaction, key_moved
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
@@ -114,7 +114,7 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
 
     Statements follow a shard by themselves, but transactions do not. So this is for writes that open
     a transaction of their own. Nothing was written if it fails. The same happens if the server ends
-    it by a deadlock while shards of the group move: its own mover may have been the other one.
+    it by a deadlock while shards or keys of the group move: a mover may have been the other one.
 
     :param write: changes rows on one shard, all or none. It is called again within ``MOVE_WAIT``
         seconds.
@@ -128,9 +128,7 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
         except OperationalError as error:
             if getattr(error, "is_in_part", False) or in_transaction(group):
                 raise
-            if not isinstance(error, ShardMoved) and not (
-                is_deadlock(error) and shards_move(group)
-            ):
+            if not isinstance(error, ShardMoved) and not (is_deadlock(error) and rows_move(group)):
                 raise
             if deadline is None:
                 deadline = time.monotonic() + runtime.config().move_wait

@@ -20,6 +20,9 @@ from sharded_orm.routing.scattered_keys import (
     keys_to_leave_out,
 )
 
+# Answers to wait for while each takes longer than the lease.
+_ATTEMPTS = 5
+
 
 def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
     """Return the keys whose rows a statement for several shards must not see, by number of the shard.
@@ -29,7 +32,8 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
 
     Costs a look at the clock; a query, while a key of the group is in flight.
 
-    :raises KeyMoved: a transaction is open, and a key may have moved since it began.
+    :raises KeyMoved: a transaction is open, and a key may have moved since it began; or the directory is
+        too slow for the lease.
     """
     strategy = runtime.strategy(group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -41,9 +45,10 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
     taken = snapshots(strategy)
     is_quiet = poll is not None and poll.is_quiet(group, poll.number)
     if not is_quiet:
-        poll = lease.renew()
+        # None if the answer took longer than the lease. The next one may be faster.
+        answers = (lease.renew() for _ in range(_ATTEMPTS))
+        poll = next((answer for answer in answers if answer is not None), None)
     if poll is None:
-        # The answer took longer than the lease.
         raise refused_use(group, "may have moved meanwhile")
     remember_scatter(group, poll)
     if is_quiet or taken:

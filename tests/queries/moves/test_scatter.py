@@ -257,6 +257,37 @@ def test_a_whole_move_between_two_shards_is_noticed(
         assert photos().count() == expected
 
 
+@pytest.mark.parametrize("slow_answers", [1, 4, 5])
+def test_a_directory_that_answers_later_than_the_lease_is_asked_again(
+    moving: HandMove, monkeypatch: pytest.MonkeyPatch, slow_answers: int
+) -> None:
+    from sharded_orm.routing import placement_lease
+
+    expected = photos().count()
+    moving.announce()
+    ahead, clock, ask = [0.0], placement_lease.now, DatabaseDirectory.moves
+    monkeypatch.setattr(placement_lease, "now", lambda: clock() + ahead[0])
+    slow = [True] * slow_answers
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        moves = ask(*args, **kwargs)
+        if slow:
+            slow.pop()
+            ahead[0] += 60.0
+        return moves
+
+    def look_at_moves() -> int:
+        # The lease is valid until now, and a key is in flight, so the next read asks.
+        monkeypatch.setattr(DatabaseDirectory, "moves", answer)
+        return photos().count()
+
+    if slow_answers < 5:
+        assert look_at_moves() == expected
+    else:
+        with pytest.raises(KeyMoved, match="may have moved meanwhile"):
+            look_at_moves()
+
+
 def test_an_iterator_that_a_switch_overtakes_raises_at_its_end(moving: HandMove) -> None:
     moving.announce()
     rows = photos().order_by("pk").iterator(chunk_size=1)

@@ -312,19 +312,24 @@ def test_a_deadlock_with_a_mover_whose_move_is_over_when_the_error_arrives(
     assert Photo.objects.get(user_id=KEY).stars == 1 + moves
 
 
-@pytest.mark.parametrize("shards_move", [True, False])
-def test_a_deadlock_while_shards_move(move: HandMove, shards_move: bool) -> None:
-    """It may be one with the mover of shards, which no write meets otherwise."""
+@pytest.mark.parametrize("kind", ["move shards", "move keys", "grow"])
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_deadlock_while_shards_or_other_keys_move(
+    move: HandMove, kind: str, has_ended: bool
+) -> None:
+    """It may be one with the mover, also if the run ends before the process learns of the deadlock."""
+    run = ExitStack()
+    run.enter_context(journal.hold_run(kind, "photos", {}))
 
     def end_by_deadlock() -> None:
+        if has_ended:
+            elsewhere(run.close)()
         raise OperationalError(1213, "Deadlock found when trying to get lock")
 
-    photos = Photo.objects.filter(user_id=KEY)
-    with ExitStack() as stack:
-        if shards_move:
-            stack.enter_context(journal.hold_run("move shards", "photos", {}))
-        else:
+    moves = kind != "grow"
+    with run, ExitStack() as stack:
+        if not moves:
             stack.enter_context(pytest.raises(OperationalError, match="Deadlock"))
         stack.enter_context(before_statement(SOURCE, end_by_deadlock))
-        assert photos.update(stars=F("stars") + 1) == 1
-    assert Photo.objects.get(user_id=KEY).stars == 1 + shards_move
+        assert Photo.objects.filter(user_id=KEY).update(stars=F("stars") + 1) == 1
+    assert Photo.objects.get(user_id=KEY).stars == 1 + moves
