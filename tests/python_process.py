@@ -28,10 +28,14 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from tests.prepared_process import PreparedProcess
 
 #: What it starts has no threads, no connections and no settings. There is one server in a process
 #: and it has one list of imports, so no other module of tests may set the list.
@@ -47,6 +51,7 @@ class PythonProcess:
     :param stdin: ``PIPE`` or ``DEVNULL``.
     :param stdout: ``PIPE``.
     :param stderr: ``PIPE``, ``STDOUT``, an open file or its descriptor, or None for that of the test.
+    :param prepared: the process that forks for it; by default one in which only modules are imported.
     """
 
     def __init__(
@@ -57,7 +62,9 @@ class PythonProcess:
         env: Mapping[str, str],
         stdin: int = DEVNULL,
         stderr: int | IO[Any] | None = PIPE,
+        prepared: PreparedProcess | None = None,
     ) -> None:
+        program = Program(list(arguments), str(cwd), dict(env))
         with contextlib.ExitStack() as after_start:
 
             def opened(mode: str) -> tuple[int, IO[str]]:
@@ -84,22 +91,25 @@ class PythonProcess:
             else:
                 child_stderr = stderr if isinstance(stderr, int) else stderr.fileno()
             streams = child_stdin, child_stdout, child_stderr
-            self._process = CONTEXT.Process(
-                target=_InChild(list(arguments), str(cwd), dict(env), streams)
-            )
-            self._process.start()
+            self._process: Any
+            if prepared is None:
+                self._process = CONTEXT.Process(target=_InChild(program, streams))
+                self._process.start()
+            else:
+                self._process = prepared.fork(program, streams)
         # Otherwise the end of the tests would wait for a process that a failed test has left.
         atexit.register(self.kill)
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        pid: int = self._process.pid
+        return pid
 
     @property
     def returncode(self) -> int | None:
         """The exit status, or minus the number of the signal that ended the process."""
-        return self._process.exitcode
+        status: int | None = self._process.exitcode
+        return status
 
     def poll(self) -> int | None:
         return self.returncode
@@ -192,21 +202,33 @@ def run_python(
 
 
 class _InChild:
-    """What the forked child does in place of a new interpreter."""
+    """What a child of the server of :mod:`multiprocessing` does."""
 
-    def __init__(
-        self, arguments: list[str], cwd: str, env: dict[str, str], streams: Sequence[int]
-    ) -> None:
-        self.arguments = arguments
-        self.cwd = cwd
-        self.env = env
+    def __init__(self, program: Program, streams: Sequence[int]) -> None:
+        self.program = program
         self.streams = streams
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "streams": [DupFd(stream) for stream in self.streams]}
 
     def __call__(self) -> None:
-        self._set_streams([stream.detach() for stream in self.streams])  # type: ignore[attr-defined]
+        sys.exit(self.program.run([stream.detach() for stream in self.streams]))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a forked child runs in place of a new interpreter."""
+
+    arguments: list[str]
+    cwd: str
+    env: dict[str, str]
+
+    def run(self, streams: Sequence[int]) -> int:
+        """Run the program and the end of the interpreter; return the exit status.
+
+        :param streams: the descriptors of its standard input, output and error.
+        """
+        self._set_streams(streams)
         os.chdir(self.cwd)
         os.environ.clear()
         os.environ.update(self.env)
@@ -214,7 +236,7 @@ class _InChild:
         self._register_end_of_library()
         sys.dont_write_bytecode = bool(self.env.get("PYTHONDONTWRITEBYTECODE"))
         arguments = self._take_warnings(self.arguments)
-        sys.exit(_status_of(lambda: self._run(arguments)))
+        return _status_of(lambda: self._run(arguments))
 
     @staticmethod
     def _register_end_of_library() -> None:
@@ -249,6 +271,7 @@ class _InChild:
         sys.path[:] = [*own_path, *(entry for entry in sys.path if entry not in own_path)]
         if first == "-m":
             sys.argv = others
+            sys.modules.pop(others[0], None)  # A prepared process has imported it.
             runpy.run_module(others[0], run_name="__main__", alter_sys=True)
         elif first == "-c":
             sys.argv = ["-c", *others[1:]]

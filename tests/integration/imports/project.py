@@ -45,6 +45,36 @@ def configure(content: dict[str, Any]) -> None:
     django.setup()
 
 
+def prepare(file: str) -> None:
+    """Set Django up, and import the commands, so that forks of this process need not."""
+    from django.core.management import load_command_class
+    from django.db import connections
+
+    from sharded_orm import runtime
+
+    sys.argv = ["run"]
+    configure(json.loads(Path(file).read_text()))
+    for command in ("keys", "shards", "topology"):
+        load_command_class("sharded_orm", command)
+    runtime._stop()  # A fork watches the topology by itself.
+    connections.close_all()
+
+
+def begin(file: str, arguments: list[str]) -> None:
+    """Set Django up for a command, or do what is left of that in a prepared process."""
+    from django.conf import settings
+
+    sys.argv = arguments  # The library looks at the command while Django is set up.
+    if not settings.configured:
+        configure(json.loads(Path(file).read_text()))
+        return
+    from sharded_orm import runtime
+
+    runtime.refresh()
+    runtime.validate()
+    settings.DATABASES.expose(arguments[1:])
+
+
 def die_at(where: str) -> None:
     """Have this process kill itself at that point."""
     from django.utils.module_loading import import_string
@@ -78,8 +108,7 @@ def die_at(where: str) -> None:
 
 def main() -> None:
     file, command, *arguments = sys.argv[1:]
-    sys.argv = [command, *arguments]  # The library looks at the command while Django is set up.
-    configure(json.loads(Path(file).read_text()))
+    begin(file, [command, *arguments])
     if "KILL_AT" in os.environ:
         die_at(os.environ["KILL_AT"])
     if command == "run":
