@@ -271,7 +271,8 @@ class Program:
         sys.path[:] = [*own_path, *(entry for entry in sys.path if entry not in own_path)]
         if first == "-m":
             sys.argv = others
-            sys.modules.pop(others[0], None)  # A prepared process has imported it.
+            if not hasattr(sys.modules.get(others[0]), "__path__"):
+                sys.modules.pop(others[0], None)  # A prepared process has imported it.
             runpy.run_module(others[0], run_name="__main__", alter_sys=True)
         elif first == "-c":
             sys.argv = ["-c", *others[1:]]
