@@ -241,9 +241,10 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
         """Run a query and return its rows. Do not log it, because tests count logged queries."""
         if len(shards) == 1 and shards[0].alias == self.alias:
-            with self.cursor() as cursor, self.wrap_database_errors:
-                cursor.cursor.execute(sql, params)
-                return cursor.cursor.fetchall()
+            with self.cursor() as cursor:
+                # Follows the shard to another node, as execute() does, but passes by its log.
+                cursor._execute(sql, params)
+                return cursor.fetchall()
         with self.wrap_database_errors, self.node_cursor() as node_cursor:
             node_cursor.execute(sql, params)
             return node_cursor.fetchall()

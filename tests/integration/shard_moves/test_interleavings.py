@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 
 from tests.integration.imports.site import PREAMBLE
 from tests.integration.shard_moves.site import Site
+from tests.patience import PATIENCE
 
 _RUN = (
     PREAMBLE
@@ -84,6 +89,41 @@ print(reports[0].moved)
     )
     assert done.code == 0, done.err
     assert done.out.splitlines() == ["True", "{0: 'db2'}"]
+
+
+def test_the_first_statement_of_a_process_follows_the_shard(site: Site, tmp_path: Path) -> None:
+    """The process has read the topology, but has sent nothing, when its shard's old schema is dropped."""
+    processes = []
+    with ExitStack() as files:
+        for number, statement in enumerate(STATEMENTS.values()):
+            fifo = tmp_path / str(number)
+            os.mkfifo(fifo)
+            program = f"""
+from sharded_orm import runtime
+def in_transaction(query):
+    with transaction.atomic(using="accounts"):
+        return query()
+name = next(f"account {{n}}" for n in range(40) if runtime.strategy("accounts").locate(f"account {{n}}") == 0)
+account = Account(name=name)
+open({str(fifo)!r}).read()
+try:
+    print({statement} >= 0)
+except Exception as error:
+    print(type(error).__name__, "Run the transaction again" in str(error))
+"""
+            processes.append(site.start("run", PREAMBLE + program))
+            # Waits until the process reads.
+            files.enter_context(fifo.open("w"))
+        site.move("accounts", "0", "--to", "db2")
+        site.move("accounts", "--cleanup")
+    said = {}
+    for name, process in zip(STATEMENTS, processes, strict=True):
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+        said[name] = out.strip()
+    assert said == dict.fromkeys(STATEMENTS, "True") | {
+        "a query in a transaction": "ShardMoved True"
+    }
 
 
 def test_executemany_says_that_a_part_may_be_done(site: Site) -> None:
