@@ -71,6 +71,9 @@ class DatabaseDirectory:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._connections = AutonomousConnections()
+        # By the number of keys: the statement that looks them up, and its first parameters.
+        # Compiling it would take longer than running it.
+        self._lookups: dict[tuple[type, int], tuple[str, tuple[Any, ...]]] = {}
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
         connection, committed = self._connections.get(self._alias)
@@ -114,13 +117,31 @@ class DatabaseDirectory:
         self, connection: BaseDatabaseWrapper, committed: bool, group: str, keys: list[str]
     ) -> dict[str, StoredPlacement]:
         placements = {}
+        cursor: Any
         for start in range(0, len(keys), BATCH):
-            query = (
-                Placement.objects.using(self._alias)
-                .filter(group=group, key__in=keys[start : start + BATCH])
-                .values_list("key", "shard", _LAST_MOVE)
-                .query
-            )
-            for key, number, version in query.get_compiler(connection=connection).results_iter():
-                placements[key] = StoredPlacement(number, committed, version or 0)
+            values = (group, *keys[start : start + BATCH])
+            kind = type(connection), len(values)
+            if (lookup := self._lookups.get(kind)) is None:
+                lookup = self._lookups[kind] = self._compile(connection, len(values) - 1)
+            sql, params = lookup
+            with connection.cursor() as cursor:
+                cursor.execute(sql, params + values)
+                for key, number, version in cursor.fetchall():
+                    placements[key] = StoredPlacement(number, committed, version or 0)
         return placements
+
+    def _compile(
+        self, connection: BaseDatabaseWrapper, count: int
+    ) -> tuple[str, tuple[Any, ...]]:
+        """Return the statement that looks up ``count`` keys, and its parameters before group and keys."""
+        values = [str(number) for number in range(count)]
+        query = (
+            Placement.objects.using(self._alias)
+            .filter(group="group", key__in=values)
+            .values_list("key", "shard", _LAST_MOVE)
+            .query
+        )
+        sql, params = query.get_compiler(connection=connection).as_sql()
+        first, last = tuple(params[: -1 - count]), list(params[-1 - count :])
+        assert last == ["group", *values], "Django has changed the order of the parameters"
+        return sql, first
