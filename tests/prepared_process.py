@@ -1,13 +1,15 @@
 """Programs in processes that are forked from one in which Django is set up.
 
 Most of the processor time of a short command goes into the imports of Django's apps and of the
-library's commands. Here one process does that for all programs of a site.
+library's commands. Here one process does that for all programs with the same apps.
 
 Not for tests of what a process does when it starts, nor for programs that use :mod:`multiprocessing`.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import pickle
 import select
@@ -17,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import NoReturn
 
 from tests.python_process import CONTEXT, Program
@@ -24,6 +27,14 @@ from tests.python_process import CONTEXT, Program
 # Of a program: its code, arguments and environment.
 _MOST_BYTES = 1 << 18
 _BYTES_OF_NUMBER = 8
+
+
+@cache
+def prepared_by(prepare: Callable[[], None]) -> PreparedProcess:
+    """Return the process that ``prepare`` has prepared. There is one until the tests end."""
+    process = PreparedProcess(prepare)
+    atexit.register(process.close)
+    return process
 
 
 class PreparedProcess:
@@ -94,6 +105,9 @@ class _Server:
     def __call__(self) -> None:
         self._prepare()
         assert threading.active_count() == 1, threading.enumerate()
+        # What the forks share should stay shared: a collection would write to all objects.
+        gc.collect()
+        gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         child_ended, wake = os.pipe()

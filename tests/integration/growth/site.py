@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.integration.promotion.project import prepare
 from tests.integration.promotion.site import PREAMBLE, ROOT, SOURCE, Done, create_once
 from tests.integration.promotion.source import replace_file
 from tests.patience import PATIENCE
+from tests.prepared_process import prepared_by
 from tests.python_process import PythonProcess
 from tests.services.zookeeper import ZooKeeperServer
 
@@ -94,6 +96,7 @@ class Site:
             ["-m", "tests.integration.promotion.project", file, *arguments],
             cwd=ROOT,
             env={**inherited, **environment},
+            prepared=prepared_by(prepare),
         )
 
     def manage(self, *arguments: str, code: int = 0, **environment: str) -> Done:

@@ -20,28 +20,31 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.site_settings import NO_SITE, import_commands, set_up_django
+
 
 def configure(content: dict[str, Any]) -> None:
-    import django
-    from django.conf import settings
-
-    from sharded_orm.topology.aliases import sharded_databases
-
-    settings.configure(
+    set_up_django(
+        content["databases"],
         INSTALLED_APPS=[
             "django.contrib.contenttypes",
             "sharded_orm",
             "tests.integration.promotion.entries",
         ],
-        DATABASES=sharded_databases(content["databases"]),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         SHARDED_ORM=content["sharded_orm"],
-        **({"CACHES": content["caches"]} if content["caches"] else {}),
+        CACHES=content.get("caches")
+        or {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )
-    django.setup()
+
+
+def prepare() -> None:
+    """Set Django up for processes that are forked from this one."""
+    configure(NO_SITE)
+    import_commands()
 
 
 def die_at(where: str, how: signal.Signals = signal.SIGKILL) -> None:
@@ -138,6 +141,8 @@ def scatter(folder: Path) -> None:
 
 def main() -> None:
     settings_file, command, *arguments = sys.argv[1:]
+    # As manage.py does: the app checks which command runs.
+    sys.argv = ["manage.py", command, *arguments]
     configure(json.loads(Path(settings_file).read_text()))
     if command == "write":
         write(Path(arguments[0]), int(arguments[1]), int(arguments[2]))

@@ -17,8 +17,10 @@ from typing import Any
 import MySQLdb
 from MySQLdb.cursors import DictCursor
 
+from tests.integration.promotion.project import prepare
 from tests.integration.promotion.source import replace_file
 from tests.patience import PATIENCE
+from tests.prepared_process import prepared_by
 from tests.python_process import PythonProcess
 from tests.services.memcached import MemcachedServer
 from tests.services.replication import Pair, execute, wait_until_equal
@@ -224,6 +226,7 @@ class Site:
             cwd=ROOT,
             env={**inherited, **environment},
             stdin=PIPE,
+            prepared=prepared_by(prepare),
         )
 
     def manage(self, *arguments: str, answer: str = "", **environment: str) -> Done:

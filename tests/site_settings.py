@@ -1,0 +1,60 @@
+"""Give the settings of a site to a process, which may be one that is forked from a prepared process."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+#: The settings of a prepared process, which knows no site yet.
+NO_SITE: dict[str, Any] = {"databases": {"default": {}}, "sharded_orm": {}}
+
+
+def set_up_django(databases: dict[str, Any], **settings_by_name: Any) -> None:
+    """Set Django up with these settings.
+
+    Where that has been done before with those of another site, replace them. The installed apps must
+    be the same, and no connection may have been used. The arguments of the command are in ``sys.argv``.
+    """
+    import django
+    from django.conf import settings
+
+    from sharded_orm.topology.aliases import sharded_databases
+
+    settings_by_name["DATABASES"] = sharded_databases(databases)
+    if not settings.configured:
+        settings.configure(**settings_by_name)
+        django.setup()
+        return
+    assert settings.INSTALLED_APPS == settings_by_name["INSTALLED_APPS"]
+    from django.core.cache import caches
+    from django.db import connections
+
+    from sharded_orm import runtime
+    from sharded_orm.exceptions import TopologyUnavailable
+
+    for connection in connections.all(initialized_only=True):
+        del connections[connection.alias]
+    for name, value in settings_by_name.items():
+        setattr(settings, name, value)
+    for handler in (connections, caches):
+        handler._settings = None
+        vars(handler).pop("settings", None)
+    runtime.reset()
+    # As the app's ready() does.
+    try:
+        runtime.validate()
+    except TopologyUnavailable:
+        if sys.argv[1:2] != ["topology"]:
+            raise
+        return
+    settings.DATABASES.expose(sys.argv[1:])
+
+
+def import_commands() -> None:
+    """Import what commands need, so that forks of this process need not."""
+    from django.core.management import load_command_class
+    from django.db.migrations.loader import MigrationLoader
+
+    for command in ("keys", "migrate_shards", "shards", "topology"):
+        load_command_class("sharded_orm", command)
+    MigrationLoader(None, ignore_no_migrations=True)
