@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import NoReturn
 
 from tests.python_process import CONTEXT, Program
@@ -30,9 +30,9 @@ _BYTES_OF_NUMBER = 8
 
 
 @cache
-def prepared_by(prepare: Callable[[], None]) -> PreparedProcess:
-    """Return the process that ``prepare`` has prepared. There is one until the tests end."""
-    process = PreparedProcess(prepare)
+def prepared_by(prepare: Callable[..., None], *arguments: str) -> PreparedProcess:
+    """Return the process that has called ``prepare`` with ``arguments``; one until the tests end."""
+    process = PreparedProcess(partial(prepare, *arguments))
     atexit.register(process.close)
     return process
 

@@ -178,10 +178,12 @@ def run_python(
     stderr: int | IO[Any] = PIPE,
     timeout: float,
     new_interpreter: bool = False,
+    prepared: PreparedProcess | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, like ``subprocess.run``.
 
     :param new_interpreter: whether it runs in an interpreter of its own, not in a forked one.
+    :param prepared: as for :class:`PythonProcess`.
     """
     if new_interpreter:
         return subprocess.run(
@@ -195,7 +197,12 @@ def run_python(
             timeout=timeout,
         )
     process = PythonProcess(
-        arguments, cwd=cwd, env=env, stdin=PIPE if input else DEVNULL, stderr=stderr
+        arguments,
+        cwd=cwd,
+        env=env,
+        stdin=PIPE if input else DEVNULL,
+        stderr=stderr,
+        prepared=prepared,
     )
     out, err = process.communicate(input, timeout)
     return subprocess.CompletedProcess(arguments, process.wait(), out, err)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-#: The settings of a prepared process, which knows no site yet.
+#: For a prepared process, which knows no site yet.
 NO_SITE: dict[str, Any] = {"databases": {"default": {}}, "sharded_orm": {}}
 
 
-def set_up_django(databases: dict[str, Any], **settings_by_name: Any) -> None:
+def set_up_django(**settings_by_name: Any) -> None:
     """Set Django up with these settings.
 
     Where that has been done before with those of another site, replace them. The installed apps must
@@ -18,14 +18,11 @@ def set_up_django(databases: dict[str, Any], **settings_by_name: Any) -> None:
     import django
     from django.conf import settings
 
-    from sharded_orm.topology.aliases import sharded_databases
-
-    settings_by_name["DATABASES"] = sharded_databases(databases)
     if not settings.configured:
         settings.configure(**settings_by_name)
         django.setup()
         return
-    assert settings.INSTALLED_APPS == settings_by_name["INSTALLED_APPS"]
+    assert settings_by_name["INSTALLED_APPS"] == settings.INSTALLED_APPS
     from django.core.cache import caches
     from django.db import connections
 

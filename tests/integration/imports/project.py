@@ -18,20 +18,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.site_settings import NO_SITE, import_commands, set_up_django
+
 
 def configure(content: dict[str, Any]) -> None:
-    import django
-    from django.conf import settings
-
     from sharded_orm.topology.aliases import sharded_databases
 
-    settings.configure(
+    set_up_django(
+        DATABASES=sharded_databases(content["databases"]),
         INSTALLED_APPS=[
             "sharded_orm",
             "django.contrib.contenttypes",
             "tests.integration.imports.library",
         ],
-        DATABASES=sharded_databases(content["databases"]),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         SHARDED_ORM=content["sharded_orm"],
@@ -42,37 +41,12 @@ def configure(content: dict[str, Any]) -> None:
         TIME_ZONE="UTC",
         SILENCED_SYSTEM_CHECKS=["sharded_orm.W005", "sharded_orm.W011", "sharded_orm.W030"],
     )
-    django.setup()
 
 
-def prepare(file: str) -> None:
-    """Set Django up, and import the commands, so that forks of this process need not."""
-    from django.core.management import load_command_class
-    from django.db import connections
-
-    from sharded_orm import runtime
-
-    sys.argv = ["run"]
-    configure(json.loads(Path(file).read_text()))
-    for command in ("keys", "shards", "topology"):
-        load_command_class("sharded_orm", command)
-    runtime._stop()  # A fork watches the topology by itself.
-    connections.close_all()
-
-
-def begin(file: str, arguments: list[str]) -> None:
-    """Set Django up for a command, or do what is left of that in a prepared process."""
-    from django.conf import settings
-
-    sys.argv = arguments  # The library looks at the command while Django is set up.
-    if not settings.configured:
-        configure(json.loads(Path(file).read_text()))
-        return
-    from sharded_orm import runtime
-
-    runtime.refresh()
-    runtime.validate()
-    settings.DATABASES.expose(arguments[1:])
+def prepare() -> None:
+    """Set Django up for processes that are forked from this one."""
+    configure(NO_SITE)
+    import_commands()
 
 
 def die_at(where: str) -> None:
@@ -108,7 +82,8 @@ def die_at(where: str) -> None:
 
 def main() -> None:
     file, command, *arguments = sys.argv[1:]
-    begin(file, [command, *arguments])
+    sys.argv = [command, *arguments]  # The library looks at the command while Django is set up.
+    configure(json.loads(Path(file).read_text()))
     if "KILL_AT" in os.environ:
         die_at(os.environ["KILL_AT"])
     if command == "run":

@@ -6,9 +6,8 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from tests.integration.imports import project
 from tests.patience import PATIENCE
-from tests.prepared_process import PreparedProcess
+from tests.prepared_process import prepared_by
 from tests.python_process import PythonProcess
 
 ROOT = Path(__file__).parents[3]
@@ -91,9 +90,6 @@ class Site:
         self, folder: Path, nodes: Sequence[dict[str, Any]] = (), prefix: str = ""
     ) -> None:
         self.folder = folder
-        self._may_prepare = False
-        #: By the text of the settings.
-        self._prepared: dict[str, PreparedProcess] = {}
         #: The names of all schemas begin with it; "" on SQLite.
         self.prefix = prefix
         self.backend = "mysql" if nodes else "sqlite3"
@@ -175,27 +171,6 @@ class Site:
     def _settings_file(self) -> Path:
         return self.folder / "settings.json"
 
-    def prepare_processes(self) -> None:
-        """Start the next programs by a process in which Django is set up already.
-
-        The databases must be there. Where settings are changed later, this begins anew.
-        """
-        self._may_prepare = True
-
-    def _prepared_process(self) -> PreparedProcess | None:
-        if not self._may_prepare:
-            return None
-        text = self._settings_file.read_text()
-        if text not in self._prepared:
-            prepare = partial(project.prepare, str(self._settings_file))
-            self._prepared[text] = PreparedProcess(prepare)
-        return self._prepared[text]
-
-    def close(self) -> None:
-        """End the processes that this object has started for itself."""
-        for process in self._prepared.values():
-            process.close()
-
     def start(self, *arguments: str, **environment: str) -> PythonProcess:
         return PythonProcess(
             [
@@ -207,7 +182,7 @@ class Site:
             cwd=ROOT,
             env={**os.environ, **environment},
             stderr=PIPE,
-            prepared=self._prepared_process(),
+            prepared=prepared_by(project.prepare),
         )
 
     def python(self, *arguments: str, **environment: str) -> Done:
@@ -255,18 +230,14 @@ def site_on(
     backend: str, request: pytest.FixtureRequest, folder: Path, kind: type[Site] = Site
 ) -> Iterator[Site]:
     if backend == "sqlite":
-        site = kind(folder)
-        with closing(site):
-            yield site
+        yield kind(folder)
         return
     import MySQLdb
 
     prefix = f"i{secrets.token_hex(4)}_"
     addresses = request.getfixturevalue("mariadb_nodes")
     try:
-        site = kind(folder, [address.django() for address in addresses[:2]], prefix)
-        with closing(site):
-            yield site
+        yield kind(folder, [address.django() for address in addresses[:2]], prefix)
     finally:
         for address in addresses[:2]:
             connection = MySQLdb.connect(**address.mysqldb(), autocommit=True)

@@ -45,7 +45,6 @@ def set_up_once(site: Site, set_up: Callable[[], None]) -> None:
             prefix = f"stored{secrets.token_hex(4)}_"
             copy_schemas(site, site.prefix, prefix)
             _stored[key] = prefix
-    site.prepare_processes()
 
 
 def copy_schemas(site: Site, source: str, target: str) -> None:

@@ -24,8 +24,10 @@ from tests.site_settings import NO_SITE, import_commands, set_up_django
 
 
 def configure(content: dict[str, Any]) -> None:
+    from sharded_orm.topology.aliases import sharded_databases
+
     set_up_django(
-        content["databases"],
+        DATABASES=sharded_databases(content["databases"]),
         INSTALLED_APPS=[
             "django.contrib.contenttypes",
             "sharded_orm",

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.integration.shards.project import prepare
 from tests.patience import PATIENCE
+from tests.prepared_process import prepared_by
 from tests.python_process import run_python
 from tests.services.mariadb import Address, MariaDBServer
 
@@ -53,8 +55,9 @@ class Fleet:
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST_"))
         }
+        apps = {**self.environment, **environment}.get("FLEET_APPS", "")
         done = run_python(
-            command,
+            ("-m", "tests.integration.shards.project", *command),
             cwd=ROOT,
             env={
                 **inherited,
@@ -67,6 +70,7 @@ class Fleet:
             },
             input=given,
             timeout=PATIENCE,
+            prepared=prepared_by(prepare, apps),
         )
         return Run(done.returncode, done.stdout, done.stderr)
 

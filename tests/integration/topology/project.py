@@ -18,13 +18,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.site_settings import NO_SITE, import_commands, set_up_django
+
 
 def configure(content: dict[str, Any]) -> None:
-    import django
-    from django.conf import settings
-
-    from sharded_orm.topology.aliases import sharded_databases
-
     # A buffered stream has a lock. A child that is forked while another thread writes to the stream
     # would wait for that lock for ever when it logs.
     stream = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
@@ -32,20 +29,27 @@ def configure(content: dict[str, Any]) -> None:
         format="%(levelname)s %(name)s %(message)s", level=logging.WARNING, stream=stream
     )
     logging.getLogger("sharded_orm.topology").setLevel(logging.INFO)
-    settings.configure(
+    from sharded_orm.topology.aliases import sharded_databases
+
+    set_up_django(
+        DATABASES=sharded_databases(content["databases"]),
         INSTALLED_APPS=[
             "django.contrib.contenttypes",
             "sharded_orm",
             "tests.integration.topology.places",
         ],
-        DATABASES=sharded_databases(content["databases"]),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         SHARDED_ORM=content["sharded_orm"],
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )
-    django.setup()
+
+
+def prepare() -> None:
+    """Set Django up for processes that are forked from this one."""
+    configure(NO_SITE)
+    import_commands()
 
 
 # ##### Functions for the code that a test sends #####

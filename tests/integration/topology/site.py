@@ -12,7 +12,9 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any, TypeVar
 
+from tests.integration.topology.project import prepare
 from tests.patience import PATIENCE
+from tests.prepared_process import prepared_by
 from tests.python_process import PythonProcess
 
 ROOT = Path(__file__).parents[3]
@@ -141,6 +143,7 @@ class Site:
             env={k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST"))},
             stdin=PIPE,
             stderr=stderr,
+            prepared=prepared_by(prepare),
         )
 
     def topology(self, *arguments: str, code: int = 0) -> Done:
