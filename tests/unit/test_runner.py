@@ -113,4 +113,4 @@ def test_a_requirement_without_a_lower_bound_is_refused(tmp_path):
 
 def test_the_short_lanes_have_what_they_name():
     paths = {path for versions in ALL for path in (*versions.on_sqlite, *versions.on_mariadb)}
-    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+    assert [path for path in sorted(paths) if not (ROOT / path.partition("::")[0]).exists()] == []

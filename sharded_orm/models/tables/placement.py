@@ -130,9 +130,7 @@ class DatabaseDirectory:
                     placements[key] = StoredPlacement(number, committed, version or 0)
         return placements
 
-    def _compile(
-        self, connection: BaseDatabaseWrapper, count: int
-    ) -> tuple[str, tuple[Any, ...]]:
+    def _compile(self, connection: BaseDatabaseWrapper, count: int) -> tuple[str, tuple[Any, ...]]:
         """Return the statement that looks up ``count`` keys, and its parameters before group and keys."""
         values = [str(number) for number in range(count)]
         query = (
