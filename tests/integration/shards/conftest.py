@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.shards.project import prepare
+from tests.integration.shards.project import SETTINGS, prepare
 from tests.patience import PATIENCE
 from tests.prepared_process import prepared_by
 from tests.python_process import run_python
@@ -55,22 +55,22 @@ class Fleet:
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("DJANGO_", "PYTEST_"))
         }
-        apps = {**self.environment, **environment}.get("FLEET_APPS", "")
+        variables = {
+            **inherited,
+            "FLEET_FOLDER": str(self.folder),
+            "DJANGO_SETTINGS_MODULE": SETTINGS,
+            "FLEET_PREFIX": self.prefix,
+            "COLUMNS": "80",
+            **self.environment,
+            **environment,
+        }
+        prepared = None
+        # A process with other settings has other apps.
+        if variables["DJANGO_SETTINGS_MODULE"] == SETTINGS:
+            command = ("-m", "tests.integration.shards.project", *command)
+            prepared = prepared_by(prepare, variables.get("FLEET_APPS", ""))
         done = run_python(
-            ("-m", "tests.integration.shards.project", *command),
-            cwd=ROOT,
-            env={
-                **inherited,
-                "FLEET_FOLDER": str(self.folder),
-                "DJANGO_SETTINGS_MODULE": "tests.integration.shards.settings",
-                "FLEET_PREFIX": self.prefix,
-                "COLUMNS": "80",
-                **self.environment,
-                **environment,
-            },
-            input=given,
-            timeout=PATIENCE,
-            prepared=prepared_by(prepare, apps),
+            command, cwd=ROOT, env=variables, input=given, timeout=PATIENCE, prepared=prepared
         )
         return Run(done.returncode, done.stdout, done.stderr)
 

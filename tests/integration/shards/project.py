@@ -13,6 +13,8 @@ import sys
 
 from tests.site_settings import import_commands, set_up_django
 
+SETTINGS = "tests.integration.shards.settings"
+
 
 def set_up() -> None:
     settings = importlib.import_module(os.environ["DJANGO_SETTINGS_MODULE"])
@@ -25,14 +27,14 @@ def prepare(apps: str) -> None:
     :param apps: ``FLEET_APPS`` of the processes.
     """
     os.environ |= {
-        "DJANGO_SETTINGS_MODULE": "tests.integration.shards.settings",
+        "DJANGO_SETTINGS_MODULE": SETTINGS,
         "FLEET_APPS": apps,
         "FLEET_FOLDER": os.devnull,
     }
     sys.argv = ["django"]
     set_up()
     import_commands()
-    del sys.modules[os.environ["DJANGO_SETTINGS_MODULE"]]  # A fork reads its own environment.
+    del sys.modules[SETTINGS]  # A fork reads its own environment.
 
 
 def main() -> None:
