@@ -29,6 +29,7 @@ def subjects() -> dict[str, Subject]:
         moves,
         reads,
         scatter,
+        shard_moves,
         signals,
         tickets,
         topology,
@@ -50,13 +51,14 @@ def subjects() -> dict[str, Subject]:
         "migrations": migrate.migrations,
         "topology": topology.topology_change,
         "moves": moves.key_moves,
+        "shard_moves": shard_moves.shard_moves,
         "balance": balance.balance_plan,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
-    "tickets", "cache", "migrations", "topology", "moves", "balance",
+    "tickets", "cache", "migrations", "topology", "moves", "shard_moves", "balance",
 )  # fmt: skip
 
 

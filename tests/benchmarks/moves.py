@@ -1,8 +1,7 @@
 """Times what writers notice of a key that moves: its own writers, and those of other keys.
 
 :func:`key_moves` starts a server of its own that flushes each commit, a process that moves keys, and
-processes that write. Each process reads an order in JSON per line, and answers with JSON. All times
-come from the machine's monotonic clock, which the processes share.
+processes that write. All times come from the machine's monotonic clock, which the processes share.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +16,7 @@ from statistics import median, quantiles
 from threading import Event, Thread
 from typing import Any
 
+from tests.benchmarks.ordered_process import OrderedProcess, obey
 from tests.benchmarks.report import Line, at_most
 from tests.benchmarks.site import GROUPS, Site, new_prefix
 from tests.benchmarks.timing import Measured, Rounds, summary
@@ -29,9 +28,9 @@ WRITERS, ROWS = 8, 2000
 STEADY = ROWS - WRITERS
 #: Seconds for which processes remember where a key is; and between two writes of a writer.
 LEASE, THINK = 1.0, 0.005
-#: The longest stall of a writer, at the 99th percentile of the moves, and how much slower a write of another
-#: key may be.
-STALL, SLOWER = 0.05, 1.3
+#: The longest stall of a writer, at the 99th percentile of the moves; and how much slower a write and a
+#: read of another key may be.
+STALL, SLOWER, SLOWER_READ = 0.05, 1.3, 1.05
 KEY, OTHER = 7, 8
 # Reads and writes of the comparison with a site that moves no keys.
 CALLS = 200
@@ -44,19 +43,21 @@ def key_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
         (server,) = stack.enter_context(mariadb.servers(1, **durable))
         prefix = new_prefix()
 
-        def process(role: str) -> _Process:
-            return stack.enter_context(_Process(server.address, prefix, role))
+        def process(role: str) -> OrderedProcess:
+            address = json.dumps(vars(server.address))
+            return stack.enter_context(OrderedProcess(__name__, address, prefix, role))
 
         mover = process("mover")
         mover.ask("create")
         writers = [process("writer") for _ in range(WRITERS)]
         yield _stalls(mover, writers, rounds)
-        yield at_most(
-            SLOWER,
-            "a write of another key on the shard, while a key of it moves",
-            "the same, while none moves",
-            _other_key(mover, writers[0], rounds),
-        )
+        for what, slower in (("write", SLOWER), ("read", SLOWER_READ)):
+            yield at_most(
+                slower,
+                f"a {what} of another key on the shard, while a key of it moves",
+                "the same, while none moves",
+                _other_key(mover, writers[0], what, rounds),
+            )
         without_lease = process("no lease")
         for what in ("read", "write"):
             yield at_most(
@@ -68,7 +69,7 @@ def key_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
             )
 
 
-def _stalls(mover: _Process, writers: Sequence[_Process], rounds: Rounds) -> Line:
+def _stalls(mover: OrderedProcess, writers: Sequence[OrderedProcess], rounds: Rounds) -> Line:
     for number, writer in enumerate(writers):
         writer.ask("start", KEY, number)
     moving, still, pauses = [], [], []
@@ -76,26 +77,28 @@ def _stalls(mover: _Process, writers: Sequence[_Process], rounds: Rounds) -> Lin
         began, ended, pause = mover.ask("move", KEY)
         time.sleep(ended - began)
         writes = [write for writer in writers for write in writer.ask("writes")]
-        moving.append(_longest(writes, began, ended))
-        still.append(_longest(writes, ended, 2 * ended - began))
+        moving.append(longest(writes, began, ended))
+        still.append(longest(writes, ended, 2 * ended - began))
         pauses.append(pause)
     rows = mover.ask("rows", KEY)
     for writer in writers:
         writer.ask("stop")
-    middle, worst = median(moving), _percentile(moving)
+    middle, worst = median(moving), percentile(moving)
     return Line(
         f"longest stall of a writer per move; {WRITERS} writers, {rows} rows",
-        f"in the same time without a move: {_ms(median(still))}, p99 {_ms(_percentile(still))}",
-        f"{_ms(middle)}, p99 {_ms(worst)}",
-        f"p99 <= {_ms(STALL)}",
+        f"in the same time without a move: {milliseconds(median(still))}, p99 {milliseconds(percentile(still))}",
+        f"{milliseconds(middle)}, p99 {milliseconds(worst)}",
+        f"p99 <= {milliseconds(STALL)}",
         worst <= STALL,
-        f"{len(moving)} moves; pause as the mover reports it: {_ms(median(pauses))},"
-        f" p99 {_ms(_percentile(pauses))}",
+        f"{len(moving)} moves; pause as the mover reports it: {milliseconds(median(pauses))},"
+        f" p99 {milliseconds(percentile(pauses))}",
     )
 
 
-def _other_key(mover: _Process, writer: _Process, rounds: Rounds) -> Measured:
-    writer.ask("start", OTHER, 0)
+def _other_key(
+    mover: OrderedProcess, writer: OrderedProcess, what: str, rounds: Rounds
+) -> Measured:
+    writer.ask("start", OTHER, 0, what)
     pairs = []
     for _ in range(rounds.count):
         began, ended, _ = mover.ask("move", KEY)
@@ -108,7 +111,7 @@ def _other_key(mover: _Process, writer: _Process, rounds: Rounds) -> Measured:
     return summary(pairs)
 
 
-def _ordinary(ours: _Process, other: _Process, what: str, rounds: Rounds) -> Measured:
+def _ordinary(ours: OrderedProcess, other: OrderedProcess, what: str, rounds: Rounds) -> Measured:
     calls = rounds.of(CALLS)
     for process in (ours, other):
         process.ask("timed", what, calls)
@@ -121,42 +124,16 @@ def _ordinary(ours: _Process, other: _Process, what: str, rounds: Rounds) -> Mea
     return summary(pairs)
 
 
-def _longest(writes: Sequence[tuple[float, float]], began: float, ended: float) -> float:
+def longest(writes: Sequence[tuple[float, float]], began: float, ended: float) -> float:
     return max(seconds for at, seconds in writes if at + seconds >= began and at < ended)
 
 
-def _percentile(values: Sequence[float]) -> float:
+def percentile(values: Sequence[float]) -> float:
     return quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]
 
 
-def _ms(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
-
-
-class _Process:
-    """A child process; a context manager."""
-
-    def __init__(self, address: Address, prefix: str, role: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(vars(address)), prefix, role],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, order: str, *arguments: Any) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps([order, *arguments]) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
 
 # ##### The children #####
@@ -258,12 +235,21 @@ class _Orders:
         assert report.ok and report.moved, report
         return began, time.monotonic(), max(report.pauses)
 
-    def start(self, key: int, number: int) -> None:
-        """Write in another thread, until :meth:`stop`."""
+    def start(self, key: int, number: int, what: str = "write") -> None:
+        """Write or read in another thread, until :meth:`stop`."""
         self._stopping.clear()
         self._writes = []
-        self._writer = Thread(target=self._write_on, args=(key, number))
+        work = self._write_on if what == "write" else self._read_on
+        self._writer = Thread(target=work, args=(key, number))
         self._writer.start()
+
+    def _read_on(self, key: int, number: int) -> None:
+        chosen = random.Random(number)
+        while not self._stopping.wait(THINK):
+            pk = _pk(key, chosen.randrange(STEADY))
+            began = time.monotonic()
+            self._model.objects.get(user_id=key, photo_id=pk)
+            self._writes.append((began, time.monotonic() - began))
 
     def _write_on(self, key: int, number: int) -> None:
         chosen = random.Random(number)
@@ -287,7 +273,7 @@ class _Orders:
         assert rows.update(stars=F("stars") + 1) == 1
 
     def writes(self) -> list[tuple[float, float]]:
-        """Return the writes since this was called last: when each began, and its seconds."""
+        """Return the writes (or reads) since this was called last: when each began, and its seconds."""
         writes, self._writes = self._writes, []
         return writes
 
@@ -313,10 +299,7 @@ def _pk(key: int, number: int) -> int:
 
 def main(address: str, prefix: str, role: str) -> None:
     configure(Address(**json.loads(address)), prefix, None if role == "no lease" else LEASE)
-    orders = _Orders()
-    for line in sys.stdin:
-        order, *arguments = json.loads(line)
-        print(json.dumps(getattr(orders, order)(*arguments)), flush=True)
+    obey(_Orders())
 
 
 if __name__ == "__main__":

@@ -111,13 +111,14 @@ def execute(
 
 
 @contextlib.contextmanager
-def replicated_pair() -> Iterator[Pair]:
+def replicated_pair(**options: str | None) -> Iterator[Pair]:
     """Start two servers with equal data, in replication.
 
+    :param options: further options of both servers.
     :raises ServiceMissing: MariaDB is not installed.
     """
     with contextlib.ExitStack() as stack:
-        servers = [LoggingServer(**{"server-id": str(number)}) for number in (1, 2)]
+        servers = [LoggingServer(**{"server-id": str(number), **options}) for number in (1, 2)]
         for server in servers:
             stack.callback(server.close)
         for server in servers:
