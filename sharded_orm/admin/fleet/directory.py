@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,7 @@ class DirectoryPages(FleetAdmin):
             error=error,
             links=self._links(request, location) if location else (),
             may_forget=location is not None and _has_cached(location),
+            move_command=_move_command(location, value) if location else "",
             forget_url=self.url("forget"),
             shard_url=self.url("shard", location.alias) if location and location.alias else "",
         )
@@ -220,6 +222,20 @@ def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
         return label == location.model and options.key.attname == location.field
     model_options = sharded_model(location.model)
     return model_options.key is not None and model_options.key.attname == location.field
+
+
+def _move_command(location: KeyLocation, value: str) -> str:
+    """Return the command that moves the key; "" if keys of its group cannot be moved, or if it has no
+    shard yet.
+
+    :param value: the key as typed.
+    """
+    strategy = runtime.strategy(location.group)
+    if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
+        return ""
+    if location.alias is None or not _is_key(sharded_model(location.model), location):
+        return ""
+    return shlex.join(["manage.py", "keys", "move", location.group, value, "--to", "auto"])
 
 
 def _has_cached(location: KeyLocation) -> bool:

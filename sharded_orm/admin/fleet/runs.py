@@ -18,8 +18,8 @@ from sharded_orm import runtime
 from sharded_orm.admin.fleet.pages import FleetAdmin, View, groups_of, sees_all
 from sharded_orm.exceptions import JournalMissing
 from sharded_orm.models import OperationRun, OperationStep, ShardMap
-from sharded_orm.operations import growth, moves
-from sharded_orm.operations.imports import row_comparison, row_copy
+from sharded_orm.operations import growth, moves, shard_moves
+from sharded_orm.operations.imports import row_comparison, row_copy, source_follower
 from sharded_orm.operations.migrate import migration_run
 from sharded_orm.operations.promotion.runner import KIND as PROMOTION
 from sharded_orm.operations.runs import journal, lease
@@ -39,8 +39,8 @@ _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
 
 class RunAdmin(FleetAdmin):
-    """The pages "Operations": they show migrations, growth of shard groups, moves of keys and promotions
-    of replicas, with the state of each shard.
+    """The pages "Operations": they show migrations, growth of shard groups, imports, moves of keys and of
+    shards, and promotions of replicas, with the state of each shard.
     """
 
     def routes(self) -> Iterable[tuple[str, View, str]]:
@@ -230,6 +230,16 @@ def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str,
     elif run.state == "broken off" and run.kind == moves.KIND:
         end_moves = f"manage.py keys repair {run.subject}"
         commands.append(("End the moves that were broken off", end_moves))
+    elif run.state == "broken off" and run.kind == shard_moves.KIND:
+        end_moves = f"manage.py shards move {run.subject} --repair"
+        commands.append(("End the move that was broken off", end_moves))
+    elif run.state == "broken off" and run.kind == source_follower.KIND:
+        follow = f"manage.py shards import {' '.join(run.arguments.get('models') or ['…'])}"
+        follow += f" --from {run.arguments.get('source')}"
+        commands += [
+            ("Go on following the source", f"{follow} --follow"),
+            ("Or follow it no longer", f"{follow} --unfollow"),
+        ]
     elif run.state == "broken off" and run.kind == PROMOTION:
         commands.append(("Go on", f"manage.py shards promote {run.arguments.get('node')}"))
     return commands

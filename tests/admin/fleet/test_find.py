@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.admin.fleet.site import FIND, Answer, Site
+from tests.admin.fleet.site import FIND, Answer, Site, serving
 from tests.integration.shards.conftest import Fleet
 
 
@@ -42,6 +42,27 @@ def test_a_key_that_was_moved_is_told(site: Site, fleet: Fleet) -> None:
     finally:
         fleet.forget(52)
         site.run("from sharded_orm import runtime; runtime.strategy('photos').forget()")
+
+
+def test_the_command_that_moves_a_key(fleet: Fleet) -> None:
+    fleet.place(53, 6)
+    try:
+        with serving(fleet, FLEET_SETTING='{"PLACEMENT_LEASE": 1}') as site:
+            page = find(site, model="photos_app.Photo", value="53")
+            assert "manage.py keys move photos 53 --to auto" in page.text
+            page = find(site, model="photos_app.Photo", value="404")
+            assert "keys move" not in page.text, "it has no shard"
+            assert "keys move" not in find(site, model="Event", value="shop").text
+    finally:
+        fleet.forget(53)
+
+
+def test_without_a_lease_no_key_can_be_moved(site: Site, fleet: Fleet) -> None:
+    fleet.place(54, 6)
+    try:
+        assert "keys move" not in find(site, model="photos_app.Photo", value="54").text
+    finally:
+        fleet.forget(54)
 
 
 def test_a_key_without_rows(site: Site) -> None:

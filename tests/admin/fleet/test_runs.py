@@ -220,3 +220,31 @@ def test_moves_of_keys_have_a_page_with_the_command_that_ends_them(site: Site) -
     assert "State broken off" in page.text
     assert "keys 9 moved 4" in page.text
     assert "manage.py keys repair watched" in page.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "command"),
+    [
+        ("move shards", {"to": "two", "shards": [3]}, "manage.py shards move watched --repair"),
+        (
+            "import follow",
+            {"source": "default", "models": ["shop.Order"]},
+            "manage.py shards import shop.Order --from default --follow",
+        ),
+    ],
+)
+def test_a_run_that_was_broken_off_names_the_command_that_goes_on(
+    site: Site, kind: str, arguments: dict[str, object], command: str
+) -> None:
+    run = site.run(
+        "from sharded_orm.models import OperationRun\n"
+        f"result = OperationRun.objects.create(kind={kind!r}, subject='watched',"
+        f" arguments={arguments!r}, unfinished=True).pk"
+    )
+    assert command in site.get(f"{RUNS}{run}/change/").text
+
+
+def test_the_list_names_the_commands_that_move(site: Site) -> None:
+    text = site.get(RUNS).text
+    assert "manage.py keys move" in text
+    assert "shards balance" in text

@@ -247,7 +247,10 @@ class Conductor:
 
     def _pause(self, pid: int, seconds: float) -> None:
         assert seconds < FENCE_KEPT
-        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except ProcessLookupError:
+            return  # It has just ended.
         self._paused[pid] = time.monotonic() + seconds
 
     def _resume_all(self, only: int | None = None, until: float = float("inf")) -> None:
