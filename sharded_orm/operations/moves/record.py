@@ -192,6 +192,13 @@ class MoveRecord:
         self.enter(SETTLED, in_flight=None, position=position)
         self.position = position
 
+    def was_settled(self) -> bool:
+        """Whether another process has settled the move. One query."""
+        if not rows().filter(pk=self.number, phase=SETTLED).exists():
+            return False
+        self.phase = SETTLED
+        return True
+
     def abort(self, why: str) -> bool:
         """Decide that the move does not take place. Return whether that holds.
 

@@ -285,8 +285,13 @@ class _Run:
         self._moved(move)
 
     def _recover(self, mover: KeyMover, move: MoveRecord) -> None:
-        if not mover.undo(move, f"broken off in the phase {move.phase!r}"):
-            mover.settle(move)
+        try:
+            if not mover.undo(move, f"broken off in the phase {move.phase!r}"):
+                mover.settle(move)
+        except MoveFailed:
+            # The process that has begun the move may have been paused, and may have ended it now.
+            if not move.was_settled():
+                raise
         with self._lock:
             is_moved = move.phase == record.SETTLED
             self.report.recovered[move.text] = move.target if is_moved else move.source

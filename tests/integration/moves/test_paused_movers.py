@@ -68,6 +68,24 @@ print(sorted(moves.repair("books").failures))
 """
 )
 
+#: The mover has switched the key, and goes on when another process has begun to end its move.
+_PAUSED_AFTER_THE_SWITCH = (
+    MOVER
+    + """
+paused = announced(3, 1)
+with ShardSessions("books") as sessions:
+    mover = mover_with(sessions)
+    mover.prepare(paused)
+    mover.switch(paused)
+def go_on(*args):
+    with ShardSessions("books") as sessions:
+        mover_with(sessions).settle(paused)
+after(KeyMover, "undo", go_on)
+report = moves.repair("books")
+print(report.failures, list(report.recovered.values()))
+"""
+)
+
 
 @pytest.mark.parametrize(
     "meanwhile",
@@ -122,3 +140,10 @@ def test_a_move_is_settled_although_its_target_has_no_fences_any_more(site: Site
     site.manage("keys", "repair", "books")
     assert site.rows() == before
     assert site.place() == 1
+
+
+def test_a_paused_mover_ends_its_move_beside_the_repair(site: Site) -> None:
+    before = site.rows()
+    assert site.run(_PAUSED_AFTER_THE_SWITCH) == "{} [1]"
+    assert site.place() == 1
+    assert site.rows() == before
