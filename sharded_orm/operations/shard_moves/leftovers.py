@@ -9,6 +9,7 @@ from typing import Any
 from django.db import Error
 
 from sharded_orm import runtime
+from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.journal import JournalRun, one_line
 from sharded_orm.operations.shard_moves import replication
@@ -61,6 +62,9 @@ def _drop(run: JournalRun, old: dict[str, Any]) -> str:
     try:
         if replica is not None and replication.replicates(replica, old["node"]):
             return f"{replica!r} replicates from there: end that first, by 'shards split --cleanup'"
+        with node_connection(old["node"]) as wrapper:
+            if shard.schema not in wrapper.schemas_present():
+                return ""  # The process that dropped it was killed before it could record that.
         with SchemaSessions(replace(shard, node=old["node"]), run.note) as sessions:
             if sessions.schema.hidden():
                 remove_capture(sessions, old["number"])

@@ -57,3 +57,15 @@ def test_the_same_command_goes_on(site: Site, moment: str) -> None:
     assert site.rows("Account", "Order") == before
     site.move("accounts", "--cleanup")
     assert site.left() == ""
+
+
+def test_a_clean_up_that_was_killed_after_it_dropped_the_tables(site: Site) -> None:
+    site.move("accounts", "0", "--to", "db2")
+    cleanup = ("manage.py", "shards", "move", "accounts", "--cleanup")
+    module = "sharded_orm.operations.shard_moves.leftovers"
+    assert site.python(*cleanup, KILL_AT=f"{module}.remove_copy:1").code == -signal.SIGKILL
+    said = site.move("accounts", "--cleanup")
+    assert "were deleted" in said.out + said.err
+    assert "were not deleted" not in said.out + said.err
+    assert "old tables" not in (again := site.move("accounts", "--cleanup")).out + again.err
+    assert site.left() == ""
