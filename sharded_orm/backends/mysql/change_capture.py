@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from django.db import OperationalError
+from django.db import DatabaseError, OperationalError
 
 from sharded_orm.backends.change_capture import (
     EVENTS,
@@ -30,6 +30,8 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 
 # InnoDB makes its list of transactions anew if nobody has read it for 0.1 seconds.
 _TRANSACTIONS_KEPT = 0.12
+_UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
+_BAD_TABLE = 1051  # ER_BAD_TABLE_ERROR, of DROP TABLE
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
 # That error, and those for a missing privilege on a schema, on a table and on the server.
 _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
@@ -61,7 +63,7 @@ class MySQLChangeCapture(ChangeCapture):
         ((user,),) = self._rows("SELECT CURRENT_USER()")
         problems = []
         try:
-            self._probe_triggers()
+            self._check_triggers()
         except OperationalError as exc:
             if exc.args[0] not in _DENIED:
                 raise
@@ -88,15 +90,27 @@ class MySQLChangeCapture(ChangeCapture):
         if problems:
             raise MoveRefused(problems)
 
-    def _probe_triggers(self) -> None:
-        name = self._quote(f"{OWN_PREFIX}probe_{secrets.token_hex(4)}")
-        self._rows(f"CREATE TABLE {name} (id INT) ENGINE=InnoDB")
-        try:
-            self._rows(f"CREATE TRIGGER {name} AFTER INSERT ON {name} FOR EACH ROW BEGIN END")
-            self._rows(f"LOCK TABLES {name} WRITE")
-        finally:
-            self._rows("UNLOCK TABLES")
-            self._rows(f"DROP TABLE {name}")
+    def _check_triggers(self) -> None:
+        """Have the server check the privileges for tables and triggers, on a table that does not exist.
+
+        So a process that is killed meanwhile leaves nothing behind. The server checks privileges first.
+        """
+        missing = f"{OWN_PREFIX}probe_{secrets.token_hex(4)}"
+        name, model = self._quote(missing), self._quote(f"{missing}_model")
+        for statement, expected in (
+            (f"CREATE TABLE {name} LIKE {model}", _UNKNOWN_TABLE),
+            (
+                f"CREATE TRIGGER {name} AFTER INSERT ON {name} FOR EACH ROW BEGIN END",
+                _UNKNOWN_TABLE,
+            ),
+            (f"LOCK TABLES {name} WRITE", _UNKNOWN_TABLE),
+            (f"DROP TABLE {name}", _BAD_TABLE),
+        ):
+            try:
+                self._rows(statement)
+            except DatabaseError as exc:
+                if exc.args[0] != expected:
+                    raise
 
     # ##### Sessions of others #####
 

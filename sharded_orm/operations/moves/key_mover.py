@@ -253,7 +253,7 @@ class KeyMover:
         self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)
         # When the move is settled, nobody looks for its copy on the target any more.
         self._sessions.copy(move.target).discard_everywhere(move.number)
-        move.settle(self._options.keep, sessions)
+        move.settle(sessions)
 
     def undo(self, move: MoveRecord, why: str) -> bool:
         """Abort a move that was not switched, and remove its rows and fences. Can be repeated.

@@ -28,6 +28,8 @@ SETTLED: Final = "settled"
 ABORTED: Final = "aborted"
 #: The phase of the row that is no move: it stands for the queue of announcements.
 QUEUE: Final = "queue"
+# The entry of a position that says for how many seconds old rows are kept.
+_KEPT_FOR: Final = "kept_for"
 #: The phases in which the source still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
 
@@ -51,9 +53,10 @@ def shards_of(group: str) -> set[int]:
     }
 
 
-def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
+def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[MoveRecord]:
     """Announce the moves of keys. All of them are announced, or none. Four statements.
 
+    :param keep: for how long the old rows are kept, also if another process ends the moves.
     :raises MoveRefused: one of the keys is in flight already.
     """
     moves = [
@@ -65,6 +68,7 @@ def announce(group: str, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
             target=key.target,
             phase=ANNOUNCED,
             in_flight=True,
+            position={_KEPT_FOR: keep.total_seconds()},
         )
         for key in keys
     ]
@@ -178,11 +182,12 @@ class MoveRecord:
         if not self._row().update(phase=SWITCHED, switched_at=timezone.now()):
             raise self._lost()
 
-    def settle(self, keep: timedelta, sessions: Any) -> None:
+    def settle(self, sessions: Any) -> None:
         """Record that all rows are at their places, so the key is no longer in flight.
 
         :param sessions: the sessions of the source that may still send writes of before the switch.
         """
+        keep = timedelta(seconds=self.position[_KEPT_FOR])
         position = {
             **self.position,
             "sessions": sessions,

@@ -265,7 +265,7 @@ class _Run:
 
     def _announced(self, keys: Sequence[KeyToMove]) -> list[MoveRecord]:
         group_keys = GroupKeys(self._group)
-        moves = record.announce(self._group, keys)
+        moves = record.announce(self._group, keys, self._options.keep)
         for move in moves:
             move.value = group_keys.stored(move.value)
         return moves

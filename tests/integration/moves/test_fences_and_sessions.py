@@ -297,7 +297,7 @@ def test_an_account_with_process_may_move(
 
 
 @MARIADB
-@pytest.mark.parametrize("missing", ["TRIGGER", "LOCK TABLES"])
+@pytest.mark.parametrize("missing", ["TRIGGER", "LOCK TABLES", "CREATE", "DROP"])
 def test_an_account_that_cannot_create_triggers_is_refused(
     database: Database, account: Account, missing: str
 ) -> None:
@@ -307,3 +307,25 @@ def test_an_account_that_cannot_create_triggers_is_refused(
     with account.capture() as capture, pytest.raises(MoveRefused, match="cannot create triggers"):
         capture.check_privileges()
     assert run(account.admin, "SHOW TABLES LIKE '%probe%'") == []
+
+
+@MARIADB
+def test_a_check_of_privileges_leaves_nothing_if_it_is_killed_at_any_moment(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    tables: list[object] = []
+
+    def look(capture: ChangeCapture, sql: str, *params: object) -> list[tuple[object, ...]]:
+        statements.append(sql)
+        try:
+            return run_statement(capture, sql, *params)
+        finally:
+            tables.extend(run_statement(capture, "SHOW TABLES LIKE '%%probe%%'"))
+
+    capture = database.capture()
+    run_statement = ChangeCapture._rows
+    monkeypatch.setattr(ChangeCapture, "_rows", look)
+    capture.check_privileges()
+    assert any("CREATE TRIGGER" in sql for sql in statements)
+    assert tables == []

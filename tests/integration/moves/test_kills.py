@@ -62,3 +62,18 @@ def test_repair_ends_what_was_left(site: Site, moment: str) -> None:
     # Writes pass.
     site.run("Topic.objects.create(id=999, writer_id=3, name='after')")
     assert site.manage("keys", "verify", "books", "3").code == 0
+
+
+def test_old_rows_are_kept_for_as_long_as_the_killed_command_was_told(site: Site) -> None:
+    killed(site, AFTER_SWITCH[0], "3", "--to", "1", "--keep", "0")
+    site.manage("keys", "repair", "books")
+    assert copied_rows(site) == 0
+    killed(site, AFTER_SWITCH[0], "3", "--to", "2", "--keep", "1")
+    site.manage("keys", "repair", "books")
+    assert copied_rows(site) > 0
+
+
+def copied_rows(site: Site) -> int:
+    """The number of rows in side tables of all shards."""
+    parts = site.left().split("; ")
+    return sum(int(part.rpartition(" ")[2]) for part in parts if "_rows_" in part)
