@@ -246,6 +246,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             super().close()
         finally:
             self._syncing = syncing
+            self._record_transaction()
 
     # ##### Transactions #####
     #
@@ -273,8 +274,14 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     @in_atomic_block.setter
     def in_atomic_block(self, value: bool) -> None:
         self._in_atomic_block = value
+        self._record_transaction()
+
+    def _record_transaction(self) -> None:
+        """Tell the group whether this shard is in a transaction. The end of a connection ends it."""
         if self.group_wrapper is not None:
-            self.group_wrapper.record_transaction(self.alias, value or not self.autocommit)
+            is_connected = self.connection is not None and not self.closed_in_transaction
+            is_open = self._in_atomic_block or (not self.autocommit and is_connected)
+            self.group_wrapper.record_transaction(self.alias, is_open)
 
     @property
     def atomic_blocks(self) -> list[Atomic]:
@@ -315,7 +322,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             self.known_at_snapshot, self.awaits_snapshot = None, True
         super().set_autocommit(autocommit, *args, **kwargs)
         if group is not None:
-            group.record_transaction(self.alias, self._in_atomic_block or not autocommit)
+            self._record_transaction()
             if not self.is_active:
                 group.shards.record_use(self)
 

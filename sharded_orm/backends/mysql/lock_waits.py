@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from django.db import OperationalError
 
+from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.mysql_flavor import MySQLFlavor
 
 # Seconds that one attempt waits for locks. Statements of others queue behind it for as long.
@@ -41,7 +42,10 @@ class LockWaits:
                     action()
                 return
             except OperationalError as exc:
-                if exc.args[0] not in (LOCK_WAIT, self._flavor.statement_timeout):
+                # A deadlock ends a statement for tables as a whole, too.
+                if not (
+                    exc.args[0] in (LOCK_WAIT, self._flavor.statement_timeout) or is_deadlock(exc)
+                ):
                     raise
                 if time.monotonic() > deadline:
                     raise

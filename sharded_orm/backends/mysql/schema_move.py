@@ -11,6 +11,7 @@ from typing import Any, Final
 from django.db import OperationalError
 
 from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.backends.mysql.capture_lock import tables_lock
 from sharded_orm.backends.mysql.lock_waits import LOCK_WAIT
 from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name
@@ -201,7 +202,7 @@ class MySQLSchemaMove(SchemaMove):
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
         # Statements wait behind a RENAME TABLE that waits, and transactions on several of the tables
-        # end in deadlocks. (With NOWAIT in the statement, replicas would not wait either.)
+        # end in deadlocks, or this statement does. (With NOWAIT in the statement, replicas would not wait either.)
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:
@@ -210,7 +211,7 @@ class MySQLSchemaMove(SchemaMove):
                     self._rows(f"RENAME TABLE {pairs}")
                     return began
                 except OperationalError as exc:
-                    if exc.args[0] != LOCK_WAIT or began > deadline:
+                    if began > deadline or not (exc.args[0] == LOCK_WAIT or is_deadlock(exc)):
                         raise
                 time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
         finally:
