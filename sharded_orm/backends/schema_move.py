@@ -16,6 +16,7 @@ from hashlib import md5
 from typing import Any, ClassVar, Final, Self
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
+from sharded_orm.backends.row_copy import SIDE_PREFIX
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
@@ -162,8 +163,13 @@ class SchemaMove(ABC):
     def discard(self) -> None:
         """Drop the hidden tables with their rows, and the schema if nothing is left. Can be repeated.
 
+        Old rows of moved keys, which were kept here, go with them.
         A file of SQLite stays, with the table of names: a process may have it open.
         """
+
+    def _side_tables(self) -> list[str]:
+        """Return the tables in which moves of keys have kept rows. They do not move with the shard."""
+        return [name for name in self._table_names() if name.startswith(SIDE_PREFIX)]
 
     def hidden(self) -> dict[str, str]:
         """Return the names of tables that are hidden now, by the table's real name."""

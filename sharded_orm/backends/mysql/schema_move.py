@@ -189,8 +189,8 @@ class MySQLSchemaMove(SchemaMove):
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def _discard(self) -> None:
-        if hidden := self.hidden():
-            self._rows(f"DROP TABLE {', '.join(map(self._quote, hidden.values()))}")
+        if tables := [*self.hidden().values(), *self._side_tables()]:
+            self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def _rename_tables(self, names: Mapping[str, str], patience: float) -> float:

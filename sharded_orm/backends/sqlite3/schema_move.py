@@ -133,8 +133,8 @@ class SQLiteSchemaMove(SchemaMove):
             self._rename_table(name, hidden)
 
     def _discard(self) -> None:
-        for hidden in self.hidden().values():
-            self._rows(f"DROP TABLE {self._quote(hidden)}")
+        for table in [*self.hidden().values(), *self._side_tables()]:
+            self._rows(f"DROP TABLE {self._quote(table)}")
         self._rows(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
 
     def _rename_table(self, name: str, other: str) -> None:

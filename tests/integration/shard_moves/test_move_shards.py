@@ -300,3 +300,12 @@ def test_check_moves_nothing(site: Site) -> None:
     ]
     assert site.place(0) == "db1"
     assert site.left() == ""
+
+
+def test_tables_of_moved_keys_go_with_the_old_tables(site: Site) -> None:
+    site.content["sharded_orm"]["PLACEMENT_LEASE"] = 0.5
+    site.save()
+    site.manage("keys", "move", "books", "3", "--to", "1")
+    site.move("books", "1", "--to", "db2", "--keep", "0")
+    site.move("books", "--cleanup")
+    assert not [line for line in site.left().splitlines() if line.startswith("books_00001 ")]
