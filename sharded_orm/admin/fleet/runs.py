@@ -35,6 +35,8 @@ STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
     journal.UNCLEAR, journal.CARRIED,
 )  # fmt: skip
+#: Runs whose work is not divided into steps.
+_WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND)
 _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
 
@@ -100,7 +102,7 @@ class RunAdmin(FleetAdmin):
             f"{run.kind} {run.subject}, run {run.id}",
             **context,
             arguments=[
-                (name, without_accounts(_text(value)))
+                (name, without_accounts(_argument(run, name, value)))
                 for name, value in sorted(run.arguments.items())
             ],
             state=state if state in STATES else "",
@@ -182,6 +184,7 @@ def _context(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
         "ended": ended,
         "total": total,
         "percent": round(100 * ended / total) if total else 0,
+        "has_steps": run.kind not in _WITHOUT_STEPS,
         "bad": counts.get(journal.FAILED, 0) + counts.get(journal.UNCLEAR, 0),
     }
 
@@ -189,9 +192,12 @@ def _context(row: OperationRun, counts: dict[str, int]) -> dict[str, Any]:
 def _busy(run: journal.RunStatus) -> list[str]:
     """Return a text for each shard or key on which the run is working now; at most 20 texts.
 
-    A text is ``photos_00007: photos.0002_title`` for a migration, and ``42: copying, shard 3 to 7``
-    for a key that moves.
+    A text is ``photos_00007: photos.0002_title`` for a migration, ``42: copying, shard 3 to 7`` for a
+    key that moves, and ``shard 3 from db1 to db2: copying`` for a shard that moves.
     """
+    if run.kind == shard_moves.KIND:
+        current = run.arguments.get("current")
+        return [_shard_move(current)] if current else []
     if run.kind == moves.KIND:
         keys = moves.in_flight(run.subject)[:_MAX_BUSY]
         return [f"{key.value}: {key.phase}, shard {key.source} to {key.target}" for key in keys]
@@ -243,6 +249,20 @@ def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str,
     elif run.state == "broken off" and run.kind == PROMOTION:
         commands.append(("Go on", f"manage.py shards promote {run.arguments.get('node')}"))
     return commands
+
+
+def _shard_move(current: dict[str, Any]) -> str:
+    move = current["move"]
+    return f"shard {move['number']} from {move['source']} to {move['target']}: {current['phase']}"
+
+
+def _argument(run: journal.RunStatus, name: str, value: Any) -> str:
+    if run.kind == shard_moves.KIND and value:
+        if name == "current":
+            return _shard_move(value)
+        if name == "left":
+            return "; ".join(f"shard {old['shard']} on {old['node']}" for old in value)
+    return _text(value)
 
 
 def _text(value: Any) -> str:

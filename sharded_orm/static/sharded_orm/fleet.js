@@ -21,9 +21,15 @@
                 element.textContent = 0;
             }
         }
+        const busy = progress.busy.length ? progress.busy : ['nothing'];
+        part('busy').replaceChildren(...busy.map(text => {
+            const item = document.createElement('li');
+            item.textContent = text;
+            return item;
+        }));
         const bar = part('percent');
         if (bar === null) {
-            // The run had no step when the page was rendered.
+            // The run has no steps, or had none when the page was rendered.
             if (progress.total) {
                 window.location.reload();
             }
@@ -32,12 +38,6 @@
         bar.value = progress.percent;
         part('ended').textContent = progress.ended;
         part('total').textContent = progress.total;
-        const busy = progress.busy.length ? progress.busy : ['nothing'];
-        part('busy').replaceChildren(...busy.map(text => {
-            const item = document.createElement('li');
-            item.textContent = text;
-            return item;
-        }));
     }
 
     async function follow() {
