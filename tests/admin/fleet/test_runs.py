@@ -225,10 +225,10 @@ def test_moves_of_keys_have_a_page_with_the_command_that_ends_them(site: Site) -
 def test_moves_of_shards_tell_what_moves_and_what_is_left(site: Site) -> None:
     run = site.run(
         "from sharded_orm.models import OperationRun\n"
-        "move = {'group': 'watched', 'number': 3, 'source': 'one', 'target': 'two', 'replica': None}\n"
+        "move = {'group': 'moving', 'number': 3, 'source': 'one', 'target': 'two', 'replica': None}\n"
         "arguments = {'current': {'move': move, 'number': 7, 'phase': 'hiding'},\n"
         "    'left': [{'shard': 2, 'node': 'one', 'number': 6, 'until': '2026-01-01', 'replica': None}]}\n"
-        "result = OperationRun.objects.create(kind='move shards', subject='watched',"
+        "result = OperationRun.objects.create(kind='move shards', subject='moving',"
         " arguments=arguments, unfinished=True).pk"
     )
     page = site.get(f"{RUNS}{run}/change/").text
