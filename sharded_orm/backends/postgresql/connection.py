@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
 from psycopg.adapt import AdaptersMap
-from psycopg.pq import PGconn
+from psycopg.pq.abc import PGconn
 
 from sharded_orm.backends import savepoints
 from sharded_orm.backends.postgresql.identity import session_id

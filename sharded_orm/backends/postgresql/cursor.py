@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from django.db.backends.postgresql.base import Cursor as StockCursor
@@ -58,7 +58,7 @@ class LeaseMixin(psycopg.Cursor[Any]):
         self._owner = connection
         #: The statements that are sent before the next one, in its packet.
         self._prefix: list[bytes] = []
-        super().__init__(connection, **options)  # type: ignore[arg-type]  # it looks like the driver's
+        super().__init__(cast(Any, connection), **options)
 
     @property
     def _encoding(self) -> str:
@@ -94,7 +94,7 @@ class LeaseMixin(psycopg.Cursor[Any]):
         if isinstance(query, bytes):
             return query.decode()
         if isinstance(query, sql.Composable):
-            return query.as_string(self._owner)  # type: ignore[arg-type]
+            return query.as_string(cast(Any, self._owner))
         raise SessionStateRefused(
             f"Alias {self._owner.alias!r}: a statement must be text or an object of psycopg.sql, not"
             f" {type(query).__name__!r}."
@@ -331,7 +331,7 @@ class LeaseMixin(psycopg.Cursor[Any]):
 
     def mogrify(self, query: Any, params: Any = None) -> str:
         """Return the statement as it would be sent: with the parameters filled in."""
-        text: str = psycopg.ClientCursor(self._owner).mogrify(query, params)  # type: ignore[arg-type]
+        text: str = psycopg.ClientCursor(cast(Any, self._owner)).mogrify(query, params)
         return text
 
     def _once_per_database(self, query: Any, text: str) -> Any:
@@ -350,7 +350,7 @@ class LeaseMixin(psycopg.Cursor[Any]):
         )
 
 
-class PostgreSQLCursor(LeaseMixin, StockCursor):  # type: ignore[misc]
+class PostgreSQLCursor(LeaseMixin, StockCursor):
     """The default cursor: the driver fills in the values, and execute() fetches all rows."""
 
     @staticmethod
@@ -360,7 +360,7 @@ class PostgreSQLCursor(LeaseMixin, StockCursor):  # type: ignore[misc]
         return PostgreSQLServerCursor(connection, name=name, **options)
 
 
-class PostgreSQLServerCursor(LeaseMixin, StockServerCursor):  # type: ignore[misc]
+class PostgreSQLServerCursor(LeaseMixin, StockServerCursor):
     """A cursor with a name: its rows stay on the server until they are fetched.
 
     In autocommit, the cursor has a session of its own until it is closed. In a transaction, it is

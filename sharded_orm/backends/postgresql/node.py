@@ -98,7 +98,7 @@ class PostgreSQLPool(SessionPool[PostgreSQLSession]):
     def _prepare(self, session: PostgreSQLSession) -> None:
         """Set the time zone and the role, as Django's backend does. At most one round trip."""
         info = session.raw.info
-        statements = []
+        statements: list[sql.Composable] = []
         if info.parameter_status("TimeZone") != self._timezone:
             statements.append(sql.SQL("SET TIME ZONE {}").format(sql.Literal(self._timezone)))
         if self._role is not None:

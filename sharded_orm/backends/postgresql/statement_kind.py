@@ -184,12 +184,12 @@ def _classify(sql: str) -> PostgreSQLKind:
     # Look for savepoints before quoted names are removed: Django quotes the names of savepoints.
     if (savepoint := savepoint_statement(text)) is not None:
         return _SAVEPOINTS[savepoint]
-    bare: str | None = text
     if any(mark in text for mark in _NEEDS_STRIPPING):
         bare = _without_literals(text)
         if bare is None:
             return PostgreSQLKind.CONTROL
-    upper = bare.upper().rstrip("; \t\r\n")
+        text = bare
+    upper = text.upper().rstrip("; \t\r\n")
     if ";" in upper:
         kinds = [_by_word(part.strip()) for part in upper.split(";") if part.strip()]
         return _of_several(kinds)
