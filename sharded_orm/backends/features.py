@@ -22,6 +22,8 @@ class ShardFeatures:
 
     #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
+    #: Whether the shards of a node are schemas of one database, which the node names.
+    shards_share_database: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
     #: The most connection objects that one thread keeps for the shards of a group; more are dropped
@@ -73,6 +75,7 @@ class SQLiteFeatures(ShardFeatures):
 
 
 class PostgreSQLFeatures(ShardFeatures):
+    shards_share_database = True
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
 

@@ -24,8 +24,11 @@ MARKER_PREFIX = "run "
 #: them out.
 OWN_PREFIX = "sharded_orm_capture_"
 
-_KIND = re.compile(r"CREATE\s+(?:.*?\s)??(TABLE|VIEW|INDEX|TRIGGER|FUNCTION|PROCEDURE|SEQUENCE)\b",
-                   re.IGNORECASE)  # fmt: skip
+_KIND = re.compile(
+    r"CREATE\s+(?:.*?\s)??(TABLE|VIEW|INDEX|TRIGGER|FUNCTION|PROCEDURE|SEQUENCE|TYPE|DOMAIN|COLLATION"
+    r"|STATISTICS|RULE|POLICY)\b",
+    re.IGNORECASE,
+)
 _IS_TABLE = re.compile(r"CREATE\s+TABLE\b", re.IGNORECASE)
 _ELEMENT_NAME = re.compile(r'(?:[A-Z]+ )*[`"]([^`"]+)[`"]')
 _KEY = re.compile(

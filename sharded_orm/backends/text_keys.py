@@ -13,43 +13,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sharded_orm.backends.collations import is_exact_collation
-
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
 #: The largest number of schemas whose column types one query reads.
 BATCH = 500
-_TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
-
 
 @dataclass(frozen=True)
 class ColumnType:
-    """The type of a column, as MySQL's ``information_schema`` describes it.
+    """The type of a column, as the server's catalog describes it.
 
-    :param data_type: name of the type: ``varchar``, ``bigint``, …
+    :param data_type: name of the type: ``varchar``, ``bigint``, … (PostgreSQL: that on which a domain is
+        based)
     :param collation: name of the collation; None for types without one, such as numbers and bytes.
     :param length: the most characters that fit (bytes for ``tinytext``, ``text``, …); None for
         types without a length, such as numbers.
     :param definition: the type and ``NULL`` or ``NOT NULL``, in SQL.
+    :param is_exact: whether the database treats two texts in this column as equal only if they are
+        the same. Also True for a column without a collation.
     """
 
     data_type: str
     collation: str | None
     length: int | None
     definition: str
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the database treats two texts in this column as equal only if they are the same.
-
-        Also True for a column without a collation. False for most binary collations, because they
-        ignore spaces at the end: 'Ada' = 'Ada '. False for the type ``CHAR``, which drops spaces at the
-        end.
-        """
-        if self.collation is None:
-            return True
-        return self.data_type in _TEXT_TYPES and is_exact_collation(self.collation)
+    is_exact: bool
 
     def holds(self, text: str) -> bool:
         """Whether ``text`` fits into the column with all its characters.

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sharded_orm.backends.collations import is_exact_collation
 from sharded_orm.backends.text_keys import ColumnType
+
+_TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 
 # Schema and table are compared with constants, so the server opens only the tables that are asked
 # for. The server compares names of schemas and tables as its file system does, and returns the
@@ -44,6 +47,16 @@ def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]
                 collation,
                 None if length is None else int(length),
                 f"{definition} {null}",
+                _is_exact(data_type.lower(), collation),
             )
         )
     return types
+
+
+def _is_exact(data_type: str, collation: str | None) -> bool:
+    """Whether the server treats two texts in a column as equal only if they are the same.
+
+    Also True for a column without a collation. False for most binary collations, because they ignore
+    spaces at the end: 'Ada' = 'Ada '. False for the type ``CHAR``, which drops spaces at the end.
+    """
+    return collation is None or (data_type in _TEXT_TYPES and is_exact_collation(collation))

@@ -1,0 +1,375 @@
+"""The queries that read what a schema contains from the catalogs of PostgreSQL.
+
+A server with thousands of schemas has catalogs with millions of rows, and none of them has an index on
+the schema. So the first query finds the schema's objects by their dependency on the schema, for which
+there is an index. The second query reads the objects by their ids. Both take as long on a server with
+many schemas as on a server with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from sharded_orm.backends.snapshot import OWN_PREFIX
+
+
+class CatalogCursor(Protocol):
+    """What this package needs of a cursor: of Django's, or of one that names the schema of each table."""
+
+    def execute(self, sql: str, params: Any = None) -> Any: ...
+
+    def fetchall(self) -> Sequence[Any]: ...
+
+
+class CatalogRow(NamedTuple):
+    """One piece of a definition.
+
+    :param section: what the row describes; the name of a section in :data:`_SECTIONS`.
+    :param name: name of the object, or of the table to which the piece belongs.
+    :param text: the piece, mostly SQL. No name in it is qualified by the schema, except where the server
+        cannot leave the schema out: in the heads of functions and statistics, and in their bodies.
+    :param detail: a second text, whose meaning depends on the section.
+    """
+
+    section: str
+    name: str
+    text: str
+    detail: str | None
+
+
+# The objects that depend on the schema. Left out are the objects of extensions (dependencies of type
+# "e"), and parts of other objects (type "i"), such as the sequences of identity columns and the
+# constructors of range types. The cast to regnamespace raises error 3F000 if the schema does not exist.
+_LIST = """\
+SELECT d.classid::regclass::text, d.objid::int8
+FROM pg_depend d
+WHERE d.refclassid = 'pg_namespace'::regclass AND d.deptype = 'n'
+  AND d.refobjid = quote_ident(%(schema)s)::regnamespace
+  AND NOT EXISTS (
+    SELECT FROM pg_depend o
+    WHERE o.classid = d.classid AND o.objid = d.objid AND o.deptype IN ('e', 'i')
+  )
+UNION ALL
+SELECT current_schema(), NULL"""
+
+_RELATION = """\
+WITH relation AS MATERIALIZED (
+  SELECT c.oid, c.relname::text AS name, c.relkind AS kind, c.relpersistence AS persistence,
+    c.relispartition AS is_partition, c.relrowsecurity AS has_policies,
+    c.relforcerowsecurity AS forces_policies, c.relreplident AS identity, c.reloptions AS options,
+    c.relpartbound AS bound, m.amname AS method
+  FROM pg_class c LEFT JOIN pg_am m ON m.oid = c.relam
+  WHERE c.oid = ANY (%(pg_class)s::oid[]) AND NOT starts_with(c.relname, %(own)s)
+)
+"""
+
+
+def _quoted(name: str) -> str:
+    """Return SQL for an identifier in double quotes, whether it needs them or not."""
+    return f"""'"' || replace({name}, '"', '""') || '"'"""
+
+
+_OPTIONS = """\
+(SELECT ' WITH (' || string_agg(quote_ident(o.option_name) || '=' || quote_literal(o.option_value), ', ')
+  || ')' FROM pg_options_to_table(relation.options) o)"""
+
+# The options of a sequence whose values differ from the defaults. The defaults of a descending sequence
+# are others, so all its options are written.
+_SEQUENCE = """\
+concat(
+  CASE WHEN q.seqincrement <> 1 THEN ' INCREMENT BY ' || q.seqincrement END,
+  CASE WHEN q.seqmin <> 1 OR q.seqincrement < 0 THEN ' MINVALUE ' || q.seqmin END,
+  CASE WHEN q.seqincrement < 0 OR q.seqmax <> (
+      CASE q.seqtypid WHEN 'int2'::regtype THEN 32767 WHEN 'int4'::regtype THEN 2147483647
+      ELSE 9223372036854775807 END
+    ) THEN ' MAXVALUE ' || q.seqmax END,
+  CASE WHEN q.seqstart <> q.seqmin THEN ' START WITH ' || q.seqstart END,
+  CASE WHEN q.seqcache <> 1 THEN ' CACHE ' || q.seqcache END,
+  CASE WHEN q.seqcycle THEN ' CYCLE' END
+)"""
+
+_TABLES = f"""\
+SELECT 'table', name, concat(
+  CASE WHEN kind = 'p' THEN ' PARTITION BY ' || pg_get_partkeydef(oid) END,
+  CASE WHEN method <> 'heap' THEN ' USING ' || quote_ident(method) END,
+  {_OPTIONS}
+), NULL
+FROM relation WHERE kind IN ('r', 'p')
+UNION ALL
+SELECT 'other', 'foreign table', name, NULL FROM relation WHERE kind = 'f'"""
+
+_COLUMNS = f"""\
+SELECT 'column', relation.name, concat(
+  {_quoted("a.attname")}, ' ', format_type(a.atttypid, a.atttypmod),
+  CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation END,
+  CASE
+    WHEN a.attgenerated = 's' THEN ' GENERATED ALWAYS AS (' || pg_get_expr(d.adbin, d.adrelid) || ') STORED'
+    WHEN a.attgenerated <> '' THEN ' GENERATED ALWAYS AS (' || pg_get_expr(d.adbin, d.adrelid) || ')'
+    WHEN a.attidentity <> '' THEN concat(
+      ' GENERATED ', CASE a.attidentity WHEN 'a' THEN 'ALWAYS' ELSE 'BY DEFAULT' END,
+      ' AS IDENTITY (SEQUENCE NAME ', {_quoted("s.relname")}, {_SEQUENCE}, ')'
+    )
+    ELSE ' DEFAULT ' || pg_get_expr(d.adbin, d.adrelid)
+  END,
+  CASE WHEN a.attnotnull THEN ' NOT NULL' END
+), lpad(a.attnum::text, 5, '0')
+FROM relation
+JOIN pg_attribute a ON a.attrelid = relation.oid AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+LEFT JOIN pg_depend i ON a.attidentity <> '' AND i.refclassid = 'pg_class'::regclass
+  AND i.refobjid = a.attrelid AND i.refobjsubid = a.attnum
+  AND i.classid = 'pg_class'::regclass AND i.deptype = 'i'
+LEFT JOIN pg_class s ON s.oid = i.objid
+LEFT JOIN pg_sequence q ON q.seqrelid = i.objid
+WHERE relation.kind IN ('r', 'p')"""
+
+_CONSTRAINTS = f"""\
+SELECT 'constraint', relation.name,
+  'CONSTRAINT ' || {_quoted("c.conname")} || ' ' || pg_get_constraintdef(c.oid), c.conname
+FROM relation JOIN pg_constraint c ON c.conrelid = relation.oid
+WHERE c.contype IN ('c', 'f', 'p', 'u', 'x')"""
+
+_ADDITIONS = f"""\
+SELECT 'addition', relation.name, 'ALTER TABLE ' || {_quoted("relation.name")} || x.change, x.position
+FROM relation CROSS JOIN LATERAL (VALUES
+  ('1', CASE persistence WHEN 'u' THEN ' SET UNLOGGED' END),
+  ('2', CASE WHEN has_policies THEN ' ENABLE ROW LEVEL SECURITY' END),
+  ('3', CASE WHEN forces_policies THEN ' FORCE ROW LEVEL SECURITY' END),
+  ('4', CASE identity WHEN 'f' THEN ' REPLICA IDENTITY FULL' WHEN 'n' THEN ' REPLICA IDENTITY NOTHING'
+    WHEN 'i' THEN ' REPLICA IDENTITY USING INDEX ' || (
+      SELECT {_quoted("x.relname")} FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+      WHERE i.indrelid = relation.oid AND i.indisreplident
+    ) END)
+) AS x (position, change)
+WHERE relation.kind IN ('r', 'p') AND x.change IS NOT NULL
+UNION ALL
+SELECT 'addition', relation.name, CASE WHEN relation.is_partition
+  THEN 'ALTER TABLE ONLY ' || p.oid::regclass || ' ATTACH PARTITION ' || {_quoted("relation.name")}
+    || ' ' || pg_get_expr(relation.bound, relation.oid)
+  ELSE 'ALTER TABLE ' || {_quoted("relation.name")} || ' INHERIT ' || p.oid::regclass END,
+  '5' || lpad(h.inhseqno::text, 5, '0')
+FROM relation JOIN pg_inherits h ON h.inhrelid = relation.oid JOIN pg_class p ON p.oid = h.inhparent
+WHERE relation.kind IN ('r', 'p')
+UNION ALL
+SELECT 'addition', relation.name, concat(
+  'COMMENT ON ', CASE WHEN c.objsubid = 0 THEN 'TABLE ' ELSE 'COLUMN ' END,
+  {_quoted("relation.name")}, '.' || {_quoted("a.attname")}, ' IS ', quote_literal(c.description)
+), '6' || lpad(c.objsubid::text, 5, '0')
+FROM relation
+JOIN pg_description c ON c.classoid = 'pg_class'::regclass AND c.objoid = relation.oid
+LEFT JOIN pg_attribute a ON a.attrelid = c.objoid AND a.attnum = c.objsubid AND c.objsubid > 0
+WHERE relation.kind IN ('r', 'p')"""
+
+# Indexes that a constraint owns are left out. With the argument "pretty", the table's name is not
+# qualified in the definitions of indexes, triggers and rules.
+_INDEXES = """\
+SELECT 'index', x.relname, pg_get_indexdef(i.indexrelid, 0, true),
+  CASE WHEN NOT i.indisvalid AND relation.kind <> 'p' THEN 'invalid' END
+FROM relation
+JOIN pg_index i ON i.indrelid = relation.oid
+JOIN pg_class x ON x.oid = i.indexrelid
+WHERE relation.kind IN ('r', 'p', 'm') AND NOT EXISTS (
+  SELECT FROM pg_constraint c
+  WHERE c.conrelid = i.indrelid AND c.conindid = i.indexrelid AND c.contype IN ('p', 'u', 'x')
+)"""
+
+_SEQUENCES = f"""\
+SELECT 'sequence', relation.name, concat(
+  'CREATE SEQUENCE ', {_quoted("relation.name")},
+  CASE WHEN q.seqtypid <> 'int8'::regtype THEN ' AS ' || format_type(q.seqtypid, NULL) END, {_SEQUENCE}
+), (
+  SELECT o.refobjid::regclass || '.' || quote_ident(a.attname)
+  FROM pg_depend o JOIN pg_attribute a ON a.attrelid = o.refobjid AND a.attnum = o.refobjsubid
+  WHERE o.classid = 'pg_class'::regclass AND o.objid = relation.oid AND o.deptype = 'a'
+    AND o.refclassid = 'pg_class'::regclass
+)
+FROM relation JOIN pg_sequence q ON q.seqrelid = relation.oid"""
+
+# The lowest next value among the sequences of the table's columns. A sequence that has not given a
+# value yet, or that this account is not allowed to read, does not show its next value.
+_COUNTERS = """\
+SELECT 'counter', relation.name, min(pg_sequence_last_value(q.seqrelid) + q.seqincrement)::text, NULL
+FROM relation
+JOIN pg_depend o ON o.refclassid = 'pg_class'::regclass AND o.refobjid = relation.oid
+  AND o.refobjsubid > 0 AND o.classid = 'pg_class'::regclass AND o.deptype IN ('a', 'i')
+JOIN pg_sequence q ON q.seqrelid = o.objid
+WHERE has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
+GROUP BY relation.name
+HAVING count(*) = count(pg_sequence_last_value(q.seqrelid))"""
+
+_VIEWS = f"""\
+SELECT 'view', name, concat(
+  'CREATE ', CASE kind WHEN 'm' THEN 'MATERIALIZED ' END, 'VIEW ', {_quoted("name")},
+  {_OPTIONS}, E' AS\\n', rtrim(pg_get_viewdef(oid), ';')
+), NULL
+FROM relation WHERE kind IN ('v', 'm')"""
+
+# Triggers that a partition inherits from its table are created together with those of the table.
+_TRIGGERS = """\
+SELECT 'trigger', t.tgname, pg_get_triggerdef(t.oid, true), relation.name || t.tgenabled::text
+FROM relation JOIN pg_trigger t ON t.tgrelid = relation.oid
+WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND NOT starts_with(t.tgname, %(own)s)
+UNION ALL
+SELECT 'rule', r.rulename, pg_get_ruledef(r.oid, true), relation.name
+FROM relation JOIN pg_rewrite r ON r.ev_class = relation.oid WHERE r.rulename <> '_RETURN'
+UNION ALL
+SELECT 'policy', p.polname, concat(
+  'CREATE POLICY ', quote_ident(p.polname), ' ON ', quote_ident(relation.name),
+  CASE WHEN NOT p.polpermissive THEN ' AS RESTRICTIVE' END,
+  CASE p.polcmd WHEN 'r' THEN ' FOR SELECT' WHEN 'a' THEN ' FOR INSERT' WHEN 'w' THEN ' FOR UPDATE'
+    WHEN 'd' THEN ' FOR DELETE' END,
+  ' TO ' || (SELECT string_agg(r.oid::regrole::text, ', ' ORDER BY r.rolname) FROM pg_roles r
+    WHERE r.oid = ANY (p.polroles)),
+  ' USING (' || pg_get_expr(p.polqual, p.polrelid) || ')',
+  ' WITH CHECK (' || pg_get_expr(p.polwithcheck, p.polrelid) || ')'
+), relation.name
+FROM relation JOIN pg_policy p ON p.polrelid = relation.oid"""
+
+_RELATIONS = (
+    _TABLES,
+    _COLUMNS,
+    _CONSTRAINTS,
+    _ADDITIONS,
+    _INDEXES,
+    _SEQUENCES,
+    _COUNTERS,
+    _VIEWS,
+    _TRIGGERS,
+)
+
+# A function whose arguments or SQL body name a table has a mark at its end.
+_FUNCTIONS = """\
+SELECT 'function', p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',
+  pg_get_functiondef(p.oid) || CASE WHEN EXISTS (
+    SELECT FROM pg_depend o
+    LEFT JOIN pg_type t ON o.refclassid = 'pg_type'::regclass AND t.oid = o.refobjid
+    LEFT JOIN pg_type e ON e.oid = t.typelem
+    JOIN pg_class c ON c.oid = CASE WHEN o.refclassid = 'pg_class'::regclass THEN o.refobjid
+      ELSE coalesce(nullif(t.typrelid, 0), e.typrelid) END
+    WHERE o.classid = 'pg_proc'::regclass AND o.objid = p.oid AND c.relkind <> 'c'
+  ) THEN '/* uses tables */' ELSE '' END, quote_ident(%(schema)s)
+FROM pg_proc p
+WHERE p.oid = ANY (%(pg_proc)s::oid[]) AND p.prokind <> 'a' AND NOT starts_with(p.proname, %(own)s)
+UNION ALL
+SELECT 'other', 'aggregate', p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', NULL
+FROM pg_proc p WHERE p.oid = ANY (%(pg_proc)s::oid[]) AND p.prokind = 'a'"""
+
+_COLLATE = "CASE WHEN {0} <> t.typcollation THEN ' COLLATE ' || ({0})::regcollation END"
+_TYPES = f"""\
+SELECT 'type', t.typname, concat('CREATE TYPE ', {_quoted("t.typname")}, ' AS ENUM (', (
+  SELECT string_agg(quote_literal(e.enumlabel), ', ' ORDER BY e.enumsortorder)
+  FROM pg_enum e WHERE e.enumtypid = t.oid
+), ')'), NULL
+FROM pg_type t WHERE t.oid = ANY (%(pg_type)s::oid[]) AND t.typtype = 'e'
+UNION ALL
+SELECT 'type', d.typname, concat(
+  'CREATE DOMAIN ', {_quoted("d.typname")}, ' AS ', format_type(d.typbasetype, d.typtypmod),
+  {_COLLATE.format("d.typcollation")},
+  ' DEFAULT ' || pg_get_expr(d.typdefaultbin, 0), CASE WHEN d.typnotnull THEN ' NOT NULL' END, (
+    SELECT string_agg(' CONSTRAINT ' || {_quoted("c.conname")} || ' ' || pg_get_constraintdef(c.oid), ''
+      ORDER BY c.conname)
+    FROM pg_constraint c WHERE c.contypid = d.oid AND c.contype = 'c'
+  )
+), NULL
+FROM pg_type d JOIN pg_type t ON t.oid = d.typbasetype
+WHERE d.oid = ANY (%(pg_type)s::oid[]) AND d.typtype = 'd'
+UNION ALL
+SELECT 'type', c.typname, concat('CREATE TYPE ', {_quoted("c.typname")}, ' AS (', (
+  SELECT string_agg(
+    concat({_quoted("a.attname")}, ' ', format_type(a.atttypid, a.atttypmod),
+      {_COLLATE.format("a.attcollation")}), ', ' ORDER BY a.attnum)
+  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+  WHERE a.attrelid = c.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+), ')'), NULL
+FROM pg_type c WHERE c.oid = ANY (%(pg_type)s::oid[]) AND c.typtype = 'c'
+UNION ALL
+SELECT 'type', c.typname, concat(
+  'CREATE TYPE ', {_quoted("c.typname")}, ' AS RANGE (SUBTYPE = ', format_type(r.rngsubtype, NULL),
+  CASE WHEN NOT o.opcdefault THEN ', SUBTYPE_OPCLASS = ' || quote_ident(o.opcname) END,
+  CASE WHEN r.rngcollation <> t.typcollation THEN ', COLLATION = ' || r.rngcollation::regcollation END,
+  CASE WHEN r.rngcanonical <> 0 THEN ', CANONICAL = ' || r.rngcanonical END,
+  CASE WHEN r.rngsubdiff <> 0 THEN ', SUBTYPE_DIFF = ' || r.rngsubdiff END,
+  ', MULTIRANGE_TYPE_NAME = ', r.rngmultitypid::regtype, ')'
+), NULL
+FROM pg_type c JOIN pg_range r ON r.rngtypid = c.oid
+JOIN pg_type t ON t.oid = r.rngsubtype JOIN pg_opclass o ON o.oid = r.rngsubopc
+WHERE c.oid = ANY (%(pg_type)s::oid[]) AND c.typtype = 'r'
+UNION ALL
+SELECT 'other', 'type', b.typname, NULL
+FROM pg_type b WHERE b.oid = ANY (%(pg_type)s::oid[]) AND b.typtype = 'b'"""
+
+# The columns with the name of a locale are others in each version of the server.
+_COLLATIONS = f"""\
+SELECT 'type', c.collname, concat(
+  'CREATE COLLATION ', {_quoted("c.collname")}, ' (PROVIDER = ',
+  CASE c.collprovider WHEN 'c' THEN 'libc' WHEN 'i' THEN 'icu' ELSE 'builtin' END,
+  CASE WHEN c.collprovider = 'c' THEN ', LC_COLLATE = ' || quote_literal(c.collcollate)
+      || ', LC_CTYPE = ' || quote_literal(c.collctype)
+    ELSE ', LOCALE = ' || quote_literal(
+      coalesce(j.row ->> 'colllocale', j.row ->> 'colliculocale', j.row ->> 'collcollate')) END,
+  ', RULES = ' || quote_literal(j.row ->> 'collicurules'),
+  CASE WHEN NOT c.collisdeterministic THEN ', DETERMINISTIC = false' END, ')'
+), NULL
+FROM pg_collation c CROSS JOIN LATERAL (SELECT to_jsonb(c)) AS j (row)
+WHERE c.oid = ANY (%(pg_collation)s::oid[])"""
+
+_STATISTICS = """\
+SELECT 'statistics', s.stxname, pg_get_statisticsobjdef(s.oid), quote_ident(%(schema)s)
+FROM pg_statistic_ext s WHERE s.oid = ANY (%(pg_statistic_ext)s::oid[])"""
+
+# Sections by the catalog whose objects they describe.
+_SECTIONS: dict[str, tuple[str, ...]] = {
+    "pg_class": _RELATIONS,
+    "pg_proc": (_FUNCTIONS,),
+    "pg_type": (_TYPES,),
+    "pg_collation": (_COLLATIONS,),
+    "pg_statistic_ext": (_STATISTICS,),
+}
+# Objects of other catalogs, such as operators. Their definitions are not read.
+_OTHERS = """\
+SELECT 'other', i.type, i.identity, quote_ident(%(schema)s)
+FROM unnest(%(catalogs)s::regclass[], %(others)s::oid[]) AS o (catalog, id)
+CROSS JOIN LATERAL pg_identify_object(o.catalog, o.id, 0) i"""
+# Extensions are there once for each database. Privileges and publications are no part of what a
+# migration promises.
+_IGNORED = frozenset({"pg_extension", "pg_default_acl", "pg_publication_namespace"})
+
+
+def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
+    """Return what ``schema`` contains, in pieces. Two queries, or one if the schema is empty.
+
+    :param cursor: a cursor whose search path begins with ``schema``. The server leaves the schema out of
+        the names that it finds by the search path.
+    :raises django.db.Error: the schema does not exist (SQLSTATE 3F000).
+    """
+    cursor.execute(_LIST, {"schema": schema})
+    oids: dict[str, list[int]] = {}
+    for catalog, oid in cursor.fetchall():
+        if oid is None:
+            assert catalog == schema, f"the cursor reads {catalog!r} instead of {schema!r}"
+        elif catalog not in _IGNORED:
+            oids.setdefault(catalog, []).append(oid)
+    if not oids:
+        return []
+    others = [(catalog, oid) for catalog in oids if catalog not in _SECTIONS for oid in oids[catalog]]
+    queries = [query for catalog in _SECTIONS if catalog in oids for query in _SECTIONS[catalog]]
+    if others:
+        queries.append(_OTHERS)
+    cursor.execute(
+        _RELATION + "\nUNION ALL\n".join(queries),
+        {
+            "schema": schema,
+            "own": OWN_PREFIX,
+            "catalogs": _array(f"pg_catalog.{catalog}" for catalog, _ in others),
+            "others": _array(oid for _, oid in others),
+            **{catalog: _array(oids.get(catalog, ())) for catalog in _SECTIONS},
+        },
+    )
+    return [CatalogRow(*row) for row in cursor.fetchall()]
+
+
+def _array(values: Iterable[object]) -> str:
+    # A literal, which the server casts, is understood with any adapter of the driver for lists.
+    return "{" + ",".join(map(str, values)) + "}"

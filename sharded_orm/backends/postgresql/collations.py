@@ -1,0 +1,53 @@
+"""The query that reads the types and collations of columns in many schemas at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sharded_orm.backends.text_keys import ColumnType
+
+# A domain is described by its base type. bpchar, the type of CHAR(n), ignores spaces at the end.
+# Types of extensions, such as citext, may compare in their own way.
+_COLUMNS = """\
+SELECT n.nspname, c.relname, a.attname,
+  CASE b.typname WHEN 'bpchar' THEN 'char' ELSE b.typname END,
+  l.collname,
+  CASE WHEN b.typname IN ('varchar', 'bpchar') THEN
+    nullif(CASE t.typtype WHEN 'd' THEN t.typtypmod ELSE a.atttypmod END, -1) - 4 END,
+  format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE ' NULL' END,
+  l.collname IS NULL OR (
+    l.collisdeterministic AND b.typname IN ('varchar', 'text')
+    AND b.typnamespace = 'pg_catalog'::regnamespace
+  )
+FROM pg_namespace n
+JOIN pg_class c ON c.relnamespace = n.oid
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+JOIN pg_type t ON t.oid = a.atttypid
+JOIN pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
+WHERE n.nspname = ANY (%s) AND c.relname = ANY (%s) AND a.attname = ANY (%s)
+  AND c.relkind IN ('r', 'p', 'v', 'm', 'f')"""
+
+
+def statement(
+    schemas: Sequence[str], tables: Sequence[str], columns: Sequence[str]
+) -> tuple[str, list[list[str]]]:
+    """Return the query for the types of ``columns`` in ``tables`` of ``schemas``, and its parameters."""
+    return _COLUMNS, [list(schemas), list(tables), list(columns)]
+
+
+def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]]:
+    """Return the types of columns as schema -> table -> column -> type.
+
+    The names of tables and columns are in lower case. Names of schemas that differ only by case are
+    names of different schemas, so they are as they are.
+
+    :param rows: the rows that the query of :func:`statement` returned.
+    """
+    types: dict[str, dict[str, dict[str, ColumnType]]] = {}
+    for schema, table, column, data_type, collation, length, definition, is_exact in rows:
+        types.setdefault(schema, {}).setdefault(table.lower(), {})[column.lower()] = ColumnType(
+            data_type, collation, length, definition, is_exact
+        )
+    return types

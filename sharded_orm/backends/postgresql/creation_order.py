@@ -1,0 +1,128 @@
+"""Put the statements that create the objects of a schema into an order in which the server takes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from sharded_orm.backends.postgresql.definitions import (
+    END,
+    INVALID,
+    OWNED_BY,
+    USES_TABLES,
+    in_schema,
+    quoted,
+)
+from sharded_orm.backends.snapshot import kind_of
+
+# Kinds of objects, in the order in which they are created. Objects of one line may need each other, and
+# are ordered by the names in their definitions.
+_STAGES = (
+    ("collation", "type", "domain", "function", "procedure"),
+    ("sequence",),
+    ("table",),
+    ("index",),
+    ("statistics",),
+    ("late function", "view"),
+    ("late index",),
+    ("rule", "trigger", "policy"),
+)
+_FUNCTIONS = ("function", "procedure", "late function")
+_INDEXED = re.compile(r' ON (?:ONLY )?("(?:[^"]|"")*"|[^\s"]+) USING ')
+_NAMES = re.compile(r'"(?:[^"]|"")*"|[^\W\d][\w$]*')
+# The body of a function is not examined when the function is created.
+_BODY = re.compile(r"^AS \$\w+\$", re.MULTILINE)
+# Constraints that are added when all tables and indexes exist: foreign keys may refer to a table that is
+# created later, and a new table would mark a CHECK constraint as valid.
+_ADDED_LATER = re.compile(r'CONSTRAINT "(?:[^"]|"")*" (?:FOREIGN KEY |.* NOT VALID$)')
+
+
+def statements(definitions: Mapping[str, str], missing: Iterable[str], schema: str) -> Iterator[str]:
+    """Yield the statements that create the objects ``missing``.
+
+    :param definitions: the definitions of all objects of the schema, keyed as in a snapshot.
+    :param schema: the name of the schema in which the statements are to be run.
+    """
+    by_kind: dict[str, list[str]] = {}
+    for name in missing:
+        by_kind.setdefault(_stage_kind(name, definitions), []).append(name)
+    constraints: list[str] = []
+    additions: list[str] = []
+    for stage in _STAGES:
+        names = [name for kind in stage for name in sorted(by_kind.get(kind, ()))]
+        for name in _by_dependency(names, definitions) if len(stage) > 1 else names:
+            definition, kind = definitions[name], kind_of(definitions[name])
+            if kind in _FUNCTIONS:
+                yield in_schema(definition, schema)
+                continue
+            statement, *others = definition.split(END)
+            additions += others
+            if kind == "sequence":
+                statement, _, owner = statement.partition(OWNED_BY)
+                if owner:
+                    additions.append(f"ALTER SEQUENCE {quoted(name)} OWNED BY {owner}")
+            elif kind == "table":
+                statement, later = _without_later_constraints(statement)
+                constraints += [f"ALTER TABLE {quoted(name)} ADD {element}" for element in later]
+            yield statement.removesuffix(INVALID)
+        if stage == ("index",):
+            yield from constraints
+    yield from additions
+
+
+def unknown(definitions: Mapping[str, str]) -> list[str]:
+    """Return the names of the objects in ``definitions`` for which there is no statement."""
+    kinds = {kind for stage in _STAGES for kind in stage}
+    return sorted(name for name, text in definitions.items() if kind_of(text) not in kinds)
+
+
+def _stage_kind(name: str, definitions: Mapping[str, str]) -> str:
+    definition = definitions[name]
+    kind = kind_of(definition)
+    if kind in ("function", "procedure") and definition.endswith(USES_TABLES):
+        return "late function"
+    if kind == "index" and (match := _INDEXED.search(definition)):
+        relation = match[1]
+        if relation.startswith('"'):
+            relation = relation[1:-1].replace('""', '"')
+        if kind_of(definitions.get(relation, "")) == "view":
+            return "late index"
+    return kind
+
+
+def _by_dependency(names: list[str], definitions: Mapping[str, str]) -> list[str]:
+    """Return ``names`` so that an object comes after those that its definition names.
+
+    A name in a definition may be that of a column or of an argument. So objects may seem to need each
+    other. Then the order of ``names`` counts.
+    """
+    by_identifier: dict[str, list[str]] = {}
+    for name in names:
+        plain = name.removeprefix(f"{kind_of(definitions[name])} ").partition("(")[0]
+        by_identifier.setdefault(plain, []).append(name)
+    ordered: dict[str, None] = {}
+    visited: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in visited:
+            return
+        visited.add(name)
+        head = _BODY.split(definitions[name])[0]
+        for token in sorted(set(_NAMES.findall(head))):
+            identifier = token[1:-1].replace('""', '"') if token.startswith('"') else token
+            for other in by_identifier.get(identifier, ()):
+                visit(other)
+        ordered[name] = None
+
+    for name in names:
+        visit(name)
+    return list(ordered)
+
+
+def _without_later_constraints(statement: str) -> tuple[str, list[str]]:
+    head, opening, remainder = statement.partition("(\n  ")
+    body, closing, tail = remainder.partition("\n)")
+    elements = body.split(",\n  ")
+    later = [element for element in elements if _ADDED_LATER.match(element)]
+    kept = [element for element in elements if element not in later]
+    return head + opening + ",\n  ".join(kept) + closing + tail, later

@@ -1,0 +1,169 @@
+"""The statements that define the objects of a schema, composed from the server's catalogs.
+
+As on MySQL, each column and constraint of a table has a line of its own. What ``CREATE TABLE`` cannot
+say (comments, row security, …) follows after a semicolon, in statements of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sharded_orm.backends.postgresql.catalog import CatalogRow
+from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
+
+#: Stands for the schema in functions that name their own schema.
+SCHEMA = "$schema"
+#: Separates the statements of one definition. Functions are not split.
+END = ";\n"
+#: Marks a function whose arguments or SQL body name a table; the query writes this mark.
+USES_TABLES = "/* uses tables */"
+#: Marks an index that a failed CREATE INDEX CONCURRENTLY left.
+INVALID = " /* not valid */"
+#: Comes before the column to which a sequence belongs.
+OWNED_BY = "\nOWNED BY "
+
+# A quoted name, or a text. A text with backslashes has the prefix E.
+_QUOTED_TEXT = re.compile(
+    r"""(?P<name>"(?:[^"]|"")*")|(?P<escaped>\bE'(?:[^']|'')*')|'(?:[^']|'')*'"""
+)
+# The function that generates timestamped ids contains the number of the shard.
+_ID_FUNCTION = "sharded_orm_next_id_"
+_SHARD_NUMBER = re.compile(r"(?<=\n  shard CONSTANT bigint := )\d+(?=;\n)")
+
+# Sections whose rows are pieces of a table, and the lists in which the pieces are collected.
+_PIECES = {
+    "table": "options",
+    "column": "columns",
+    "constraint": "constraints",
+    "addition": "additions",
+}
+_TRIGGER_STATES = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
+
+
+@dataclass
+class _Table:
+    """The pieces of the definition of one table, each after a text by which the pieces are sorted."""
+
+    options: list[tuple[str, str]] = field(default_factory=list)
+    columns: list[tuple[str, str]] = field(default_factory=list)
+    constraints: list[tuple[str, str]] = field(default_factory=list)
+    additions: list[tuple[str, str]] = field(default_factory=list)
+
+    def definition(self, name: str) -> str:
+        elements = [text for parts in (self.columns, self.constraints) for _, text in sorted(parts)]
+        body = ",\n  ".join(elements)
+        options = "".join(text for _, text in self.options)
+        create = f"CREATE TABLE {quoted(name)} (\n  {body}\n){options}"
+        return END.join((create, *(text for _, text in sorted(self.additions))))
+
+
+def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
+    """Return the snapshot of a schema whose catalogs have ``rows``.
+
+    The function that generates timestamped ids has NULL in place of the shard's number. A function that
+    names its own schema has a placeholder instead, so that schemas with equal objects have equal
+    snapshots.
+    """
+    tables: dict[str, _Table] = {}
+    definitions: dict[str, str] = {}
+    counters: dict[str, int] = {}
+    for section, name, text, detail in rows:
+        if section in _PIECES:
+            table = tables.setdefault(name, _Table())
+            getattr(table, _PIECES[section]).append((detail or "", _in_lines(text)))
+        elif section == "counter":
+            counters[name] = int(text)
+        else:
+            key, definition = _object(section, name, text, detail or "")
+            definitions[key] = definition
+    definitions |= {name: table.definition(name) for name, table in tables.items()}
+    return SchemaSnapshot(dict(sorted(definitions.items())), counters=counters)
+
+
+def _object(section: str, name: str, text: str, detail: str) -> tuple[str, str]:
+    """Return the key of an object in a snapshot, and its definition."""
+    if section in ("function", "statistics"):
+        text = _without_schema(text, name, detail)
+        return f"{kind_of(text)} {name}", text
+    if section == "other":
+        # There is no statement that creates it.
+        key = f"{name} {text.replace(f'{detail}.', '') if detail else text}"
+        return key, key
+    text = _in_lines(text)
+    if section == "type":
+        return f"{kind_of(text)} {name}", text
+    if section == "index":
+        return name, text + (INVALID if detail else "")
+    if section == "sequence":
+        return name, text + (OWNED_BY + detail if detail else "")
+    if section == "view":
+        return name, text
+    if section == "trigger":
+        detail, state = detail[:-1], detail[-1]
+        if state in _TRIGGER_STATES:
+            text += (
+                f"{END}ALTER TABLE {quoted(detail)} {_TRIGGER_STATES[state]} TRIGGER {quoted(name)}"
+            )
+    return f"{section} {detail}.{name}", text.removesuffix(";")
+
+
+def _in_lines(text: str) -> str:
+    """Return SQL of the same meaning without line ends inside names and texts.
+
+    So a definition can be split at its line ends.
+    """
+    return _QUOTED_TEXT.sub(_without_line_end, text) if "\n" in text else text
+
+
+def _without_line_end(match: re.Match[str]) -> str:
+    token = match[0]
+    if "\n" not in token:
+        return token
+    if match["name"]:
+        return "U&" + token.replace("\\", "\\\\").replace("\n", "\\000a")
+    if not match["escaped"]:
+        token = "E" + token.replace("\\", "\\\\")
+    return token.replace("\n", "\\n")
+
+
+def _without_schema(text: str, name: str, schema: str) -> str:
+    """Return the definition of a function or of statistics without the name of its schema.
+
+    :param schema: the quoted name of the schema.
+    """
+    head, _, tail = text.partition(f"{schema}.")
+    text = head.removeprefix("CREATE OR REPLACE ")
+    text = ("" if text.startswith("CREATE") else "CREATE ") + text
+    if name.startswith(_ID_FUNCTION):
+        tail = _SHARD_NUMBER.sub("NULL", tail)
+    plain = _plain(schema)
+    pattern = rf'"{re.escape(plain.replace(chr(34), chr(34) * 2))}"(?=\s*\.)'
+    if schema == plain:
+        pattern += rf'|(?<![\w$".\']){re.escape(plain)}(?=\s*\.\s*["\w])'
+    tail = re.sub(pattern, quoted(SCHEMA), tail)
+    path = re.compile(r"^ SET search_path TO .*$", re.MULTILINE)
+    literal = _literal(plain)
+    tail = path.sub(lambda line: line[0].replace(literal, _literal(SCHEMA)), tail)
+    return text + tail
+
+
+def in_schema(definition: str, schema: str) -> str:
+    """Return the definition of a function with the name ``schema`` in place of the placeholder."""
+    definition = definition.replace(quoted(SCHEMA), quoted(schema))
+    return definition.replace(_literal(SCHEMA), _literal(schema))
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _plain(identifier: str) -> str:
+    if identifier.startswith('"'):
+        return identifier[1:-1].replace('""', '"')
+    return identifier

@@ -1,0 +1,51 @@
+"""Advisory locks on schemas. A lock ends when it is released, or when its session ends."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from sharded_orm.backends.postgresql.catalog import CatalogCursor
+from sharded_orm.backends.postgresql.snapshot import sqlstate
+
+_TIMEOUT = "55P03"  # lock_not_available
+
+
+def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
+    """Take the lock on ``schema`` for the session of ``cursor``.
+
+    Return False if the lock was not free within ``seconds``. The server counts how often a session has
+    taken a lock, and each time must be released. Must not be called in a transaction.
+    """
+    key = _key(schema)
+    milliseconds = int(seconds * 1000)
+    if milliseconds <= 0:
+        cursor.execute("SELECT pg_try_advisory_lock(%(key)s)", {"key": key})
+        ((is_taken,),) = cursor.fetchall()
+        return bool(is_taken)
+    try:
+        # The time limit ends with the statement, which is a transaction by itself. OFFSET 0 keeps the
+        # planner from merging the inner query, so the time limit is set before the lock is waited for.
+        cursor.execute(
+            "SELECT pg_advisory_lock(%(key)s)"
+            " FROM (SELECT set_config('lock_timeout', %(timeout)s, true) AS value OFFSET 0) AS timeout"
+            " WHERE timeout.value <> ''",
+            {"key": key, "timeout": f"{milliseconds}ms"},
+        )
+        cursor.fetchall()
+    except Exception as exc:
+        if sqlstate(exc) != _TIMEOUT:
+            raise
+        return False
+    return True
+
+
+def release(cursor: CatalogCursor, schema: str) -> None:
+    """Release the lock on ``schema``, which the session of ``cursor`` must hold."""
+    cursor.execute("SELECT pg_advisory_unlock(%(key)s)", {"key": _key(schema)})
+    cursor.fetchall()
+
+
+def _key(schema: str) -> int:
+    # The server keeps the advisory locks of each database apart.
+    digest = sha256(f"sharded_orm:{schema}".encode()).digest()
+    return int.from_bytes(digest[:8], signed=True)

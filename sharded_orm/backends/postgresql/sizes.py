@@ -1,0 +1,55 @@
+"""Read the sizes of schemas and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sharded_orm.backends.postgresql.catalog import CatalogCursor
+from sharded_orm.backends.sizes import ShardSize, TableSize
+
+# The rows that the statistics collector has counted. They are lost in a crash, and on a standby. The
+# count of the last VACUUM or ANALYZE stays, and is -1 if there was none.
+_ROWS = """\
+CASE WHEN pg_stat_get_live_tuples(c.oid) > 0 THEN pg_stat_get_live_tuples(c.oid)
+  ELSE greatest(c.reltuples, 0)::bigint END"""
+
+# Tables are found by their dependency on their schema, for which there is an index.
+_FROM = """\
+FROM pg_namespace n
+JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid AND d.deptype = 'n'
+JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind IN ('r', 'm')
+WHERE n.nspname"""
+
+
+def read(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
+    """Return the size of each of ``schemas``, keyed by schema name. One query.
+
+    A schema that has no tables or does not exist has the size 0 bytes and 0 rows.
+    """
+    sizes = dict.fromkeys(schemas, ShardSize(0, 0))
+    if sizes:
+        cursor.execute(
+            f"SELECT n.nspname, sum(pg_total_relation_size(c.oid))::bigint, sum({_ROWS})::bigint"
+            f" {_FROM} = ANY (%(schemas)s) GROUP BY n.nspname",
+            {"schemas": list(sizes)},
+        )
+        # The sizes are NULL if somebody drops the tables meanwhile.
+        for name, size, rows in cursor.fetchall():
+            sizes[name] = ShardSize(int(size or 0), int(rows or 0))
+    return sizes
+
+
+def tables(cursor: CatalogCursor, schema: str) -> list[TableSize]:
+    """Return the sizes of the tables of one schema, sorted by name, without views. One query."""
+    cursor.execute(
+        f"SELECT c.relname::text, {_ROWS}, pg_total_relation_size(c.oid) {_FROM} = %(schema)s"
+        " AND c.relkind = 'r'",
+        {"schema": schema},
+    )
+    return sorted(
+        (
+            TableSize(name, int(rows), "estimated", int(size or 0))
+            for name, rows, size in cursor.fetchall()
+        ),
+        key=lambda table: table.name,
+    )

@@ -1,0 +1,162 @@
+"""Read the definitions of a schema (its tables, views, …), and build a schema from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sharded_orm.backends.postgresql import catalog
+from sharded_orm.backends.postgresql.catalog import CatalogCursor
+from sharded_orm.backends.postgresql.creation_order import statements, unknown
+from sharded_orm.backends.postgresql.definitions import compose, quoted
+from sharded_orm.backends.snapshot import (
+    MARKER_APP,
+    MARKER_PREFIX,
+    SchemaSnapshot,
+    format_digest,
+)
+from sharded_orm.exceptions import RehearsalFailed
+
+#: The largest number of schemas in one query.
+BATCH = 500
+_RECORDS = "django_migrations"
+# SQLSTATEs for a schema or a table that does not exist.
+_NOT_THERE = frozenset(("3F000", "42P01"))
+_BITS = (1 << 64) - 1
+
+
+def read(cursor: CatalogCursor, schema: str) -> SchemaSnapshot:
+    """Return the definitions of ``schema``. Two queries are sent, or one if the schema is empty.
+
+    The definitions do not name the schema, so schemas with equal objects have equal snapshots.
+
+    :param cursor: a cursor whose search path begins with ``schema``.
+    :raises django.db.Error: the schema does not exist (SQLSTATE 3F000).
+    """
+    return compose(catalog.read(cursor, schema))
+
+
+def build(cursor: CatalogCursor, snapshot: SchemaSnapshot) -> None:
+    """Create those tables, views, … of ``snapshot`` that the current schema of ``cursor`` does not have.
+
+    Existing objects are not changed. All are created in one transaction, with one packet; up to three
+    queries before it read what exists.
+
+    :raises RehearsalFailed: the snapshot has objects for which there are no statements, such as
+        operators.
+    """
+    cursor.execute("SELECT current_schema()")
+    ((schema,),) = cursor.fetchall()
+    present = read(cursor, schema).definitions
+    missing = [name for name in snapshot.definitions if name not in present]
+    if not missing:
+        return
+    if names := unknown({name: snapshot.definitions[name] for name in missing}):
+        raise RehearsalFailed(
+            f"Schema {schema!r} cannot be built, because these objects cannot be copied:"
+            f" {', '.join(map(repr, names))}. Create them in the schema of the extensions instead, once"
+            " for each database."
+        )
+    # Functions may use tables that are created later.
+    setting = "SET LOCAL check_function_bodies = off"
+    cursor.execute(";\n".join((setting, *statements(snapshot.definitions, missing, schema))))
+
+
+def create_schema(cursor: CatalogCursor, schema: str) -> None:
+    """Create an empty schema. If a schema of that name exists and has no rows, it is dropped first.
+
+    Up to four statements.
+
+    :raises RehearsalFailed: the existing schema of that name has rows.
+    """
+    if _has_rows(cursor, schema):
+        raise RehearsalFailed(
+            f"Schema {schema!r} has rows. That is the name of the copy on which migrations are"
+            " rehearsed, which never has any: rename that schema, or the group's DATABASE_NAME."
+        )
+    drop_schema(cursor, schema)
+    cursor.execute(f"CREATE SCHEMA {quoted(schema)}")
+
+
+def _has_rows(cursor: CatalogCursor, schema: str) -> bool:
+    cursor.execute(
+        "SELECT c.relname FROM pg_namespace n"
+        " JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid"
+        " JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid"
+        " WHERE n.nspname = %(schema)s AND c.relkind IN ('r', 'p', 'f')",
+        {"schema": schema},
+    )
+    tables = [name for (name,) in cursor.fetchall()]
+    if not tables:
+        return False
+    tests = (f"EXISTS (SELECT FROM {quoted(schema)}.{quoted(table)})" for table in tables)
+    cursor.execute("SELECT " + " OR ".join(tests))
+    ((has_rows,),) = cursor.fetchall()
+    return bool(has_rows)
+
+
+def drop_schema(cursor: CatalogCursor, schema: str) -> None:
+    """Drop a schema with all that it contains. Does nothing if the schema does not exist."""
+    cursor.execute(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE")
+
+
+def digests(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, str | None]:
+    """Return a digest of each schema's applied migrations, keyed by schema name.
+
+    The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
+    not exist. One query reads 500 schemas. If one of them lacks the table or does not exist, the
+    query fails. Then one query finds the schemas that have the table, and they are read again.
+
+    :param cursor: a cursor in autocommit.
+    """
+    try:
+        # Do not check first which schemas exist: most often all do.
+        return dict(_digests(cursor, schemas))
+    except Exception as exc:
+        if sqlstate(exc) not in _NOT_THERE:
+            raise
+    cursor.execute(
+        "SELECT n.nspname, c.oid IS NOT NULL FROM pg_namespace n"
+        " LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = %(table)s"
+        " WHERE n.nspname = ANY (%(schemas)s)",
+        {"table": _RECORDS, "schemas": list(schemas)},
+    )
+    is_recorded = dict(cursor.fetchall())
+    with_records = [schema for schema in schemas if is_recorded.get(schema)]
+    return {
+        **{schema: "" if schema in is_recorded else None for schema in schemas},
+        **dict(_digests(cursor, with_records)),
+    }
+
+
+def names(cursor: CatalogCursor) -> set[str]:
+    """Return the names of all schemas of the database, without those of the server's own."""
+    cursor.execute(
+        "SELECT nspname FROM pg_namespace"
+        " WHERE NOT starts_with(nspname, 'pg_') AND nspname <> 'information_schema'"
+    )
+    return {name for (name,) in cursor.fetchall()}
+
+
+def sqlstate(exc: BaseException) -> str | None:
+    """Return the SQLSTATE of an error of the driver, or of Django's error about it; None if it has
+    none.
+    """
+    state: str | None = getattr(exc, "sqlstate", None) or getattr(exc.__cause__, "sqlstate", None)
+    return state
+
+
+def _digests(cursor: CatalogCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
+    # SQL for the digest that applied_digest() of sharded_orm.backends.snapshot computes in Python.
+    row = "md5(convert_to(app || '/' || name, 'UTF8'))"
+    digest = f"bit_xor(('x' || left({row}, 16))::bit(64)::bigint)"
+    marker = f"app = '{MARKER_APP}' AND starts_with(name, '{MARKER_PREFIX}')"
+    for first in range(0, len(schemas), BATCH):
+        batch = schemas[first : first + BATCH]
+        selects = (
+            f"SELECT {position}, count(*), {digest} FROM {quoted(schema)}.{_RECORDS}"
+            f" WHERE NOT ({marker})"
+            for position, schema in enumerate(batch)
+        )
+        cursor.execute(" UNION ALL ".join(selects))
+        for position, count, bits in cursor.fetchall():
+            yield batch[position], format_digest(count, (bits or 0) & _BITS)
