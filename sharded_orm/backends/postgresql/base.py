@@ -22,7 +22,7 @@ from psycopg.pq import Format
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
-from sharded_orm.backends.postgresql import identity
+from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.postgresql.connection import (
     BEGIN,
     PostgreSQLConnection,
@@ -38,7 +38,10 @@ from sharded_orm.backends.postgresql.operations import DatabaseOperations
 from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.backends.sizes import ShardSize, TableSize
+from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
+from sharded_orm.backends.text_keys import BATCH, ColumnTypes
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
@@ -250,17 +253,17 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     def create_shard_database(self) -> None:
         """Create this alias's schema. Does nothing if the schema exists."""
-        self._run_on_node(f"CREATE SCHEMA IF NOT EXISTS {self._quoted_schema}")
+        self._run_on_node(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._required_schema)}")
 
     def drop_shard_database(self) -> None:
         """Drop this alias's schema with all its rows. Does nothing if the schema does not exist."""
-        self._run_on_node(f"DROP SCHEMA IF EXISTS {self._quoted_schema} CASCADE")
+        self._run_on_node(f"DROP SCHEMA IF EXISTS {quoted(self._required_schema)} CASCADE")
 
     @property
-    def _quoted_schema(self) -> str:
+    def _required_schema(self) -> str:
         if self.schema is None:
             raise ImproperlyConfigured(f"Alias {self.alias!r} has no schema: it is no shard.")
-        return quoted(self.schema)
+        return self.schema
 
     def _run_on_node(self, statement: str) -> None:
         with self.wrap_database_errors, self.node_cursor() as cursor:
@@ -270,6 +273,91 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         if self.shard is not None:
             self.create_shard_database()
         super().prepare_database()
+
+    def schema_snapshot(self) -> SchemaSnapshot:
+        with self._catalog_cursor() as cursor:
+            return snapshot.read(cursor, self._required_schema)
+
+    def build_schema(self, definitions: SchemaSnapshot) -> None:
+        with self._catalog_cursor() as cursor:
+            snapshot.build(cursor, definitions)
+
+    @contextmanager
+    def _catalog_cursor(self) -> Iterator[PostgreSQLCursor]:
+        """Give a cursor in the schema. Its statements are not added to the query log."""
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.cursor() as cursor:
+            yield cursor
+
+    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            digests = snapshot.digests(cursor, [shard.schema for shard in shards])
+        return {shard.alias: digests[shard.schema] for shard in shards}
+
+    def schemas_present(self) -> set[str]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            return snapshot.names(cursor)
+
+    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            schemas = sizes.read(cursor, [shard.schema for shard in shards])
+        return {shard.alias: schemas[shard.schema] for shard in shards}
+
+    def table_sizes(self, shard: Shard) -> list[TableSize]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            return sizes.tables(cursor, shard.schema)
+
+    def column_types(
+        self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
+    ) -> ColumnTypes:
+        types: ColumnTypes = {}
+        for start in range(0, len(shards), BATCH):
+            batch = shards[start : start + BATCH]
+            sql, params = collations.statement([s.schema for s in batch], tables, columns)
+            schemas = collations.by_schema(self._unlogged_rows(batch, sql, params))
+            types |= {shard.alias: schemas.get(shard.schema, {}) for shard in batch}
+        return types
+
+    def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[list[str]]) -> Any:
+        """Run a query and return its rows. Do not log it, because tests count logged queries."""
+        if len(shards) == 1 and shards[0].alias == self.alias:
+            with self.cursor() as cursor:
+                # Follows the shard to another node, as execute() does, but passes by its log.
+                cursor._execute(sql, params)
+                return cursor.fetchall()
+        with self.wrap_database_errors, self.node_cursor() as node_cursor:
+            node_cursor.execute(sql, params)
+            return node_cursor.fetchall()
+
+    def lock_schema(self, seconds: float) -> bool:
+        with self._catalog_cursor() as cursor:
+            assert self.connection is not None
+            self.connection.hold()
+            return locks.take(cursor, self._required_schema, seconds)
+
+    def unlock_schema(self) -> None:
+        if self.connection is None or not self.connection.is_held:
+            return
+        # Ignore an error here: close() ends the session, and the server then releases the lock.
+        with suppress(self.Database.Error):
+            with self._catalog_cursor() as cursor:
+                locks.release(cursor, self._required_schema)
+            self.connection.release()
+
+    @contextmanager
+    def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:
+        settings = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
+        copy = type(self)({**deepcopy(settings), "SCHEMA": schema}, self.alias)
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            snapshot.create_schema(cursor, schema)
+        try:
+            copy.build_schema(definitions)
+            yield copy
+        finally:
+            copy.close()
+            with self.wrap_database_errors, self.node_cursor() as cursor:
+                snapshot.drop_schema(cursor, schema)
 
     def node_failure(self) -> Exception | None:
         return self.node_pool.failure()

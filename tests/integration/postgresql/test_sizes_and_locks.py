@@ -181,7 +181,9 @@ def test_a_lock_that_becomes_free_is_taken_at_once(one: Session, other: Session)
     thread.start()
     with one.connection.cursor() as cursor:
         for _ in range(100_000):
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            )
             if cursor.fetchall() == [(1,)]:
                 break
     one.release("a")
