@@ -5,9 +5,9 @@ schemas of the node's database share them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
@@ -46,7 +46,7 @@ from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
 if TYPE_CHECKING:
-    pass
+    from sharded_orm.topology.model import Shard
 
 W = TypeVar("W", bound=SessionIdentity)
 
@@ -331,9 +331,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             return node_cursor.fetchall()
 
     def lock_schema(self, seconds: float) -> bool:
-        with self._catalog_cursor() as cursor:
-            assert self.connection is not None
-            self.connection.hold()
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.held_cursor() as cursor:
             return locks.take(cursor, self._required_schema, seconds)
 
     def unlock_schema(self) -> None:
@@ -341,7 +341,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             return
         # Ignore an error here: close() ends the session, and the server then releases the lock.
         with suppress(self.Database.Error):
-            with self._catalog_cursor() as cursor:
+            with self.connection.held_cursor() as cursor:
                 locks.release(cursor, self._required_schema)
             self.connection.release()
 

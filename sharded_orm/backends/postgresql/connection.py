@@ -425,6 +425,21 @@ class PostgreSQLConnection:
         assert self.schema is not None
         return f"{literal(quoted(self.schema))}::pg_catalog.regnamespace".encode()
 
+    @contextmanager
+    def held_cursor(self) -> Iterator[psycopg.ClientCursor[Any]]:
+        """Give a plain cursor of the driver to a ``with`` block, in the session that hold() keeps.
+
+        The search path of this cursor is the server's. Must not be used in a transaction.
+        """
+        self.hold()
+        assert self.session is not None
+        try:
+            with psycopg.ClientCursor(self.session.raw) as cursor:
+                yield cursor
+        except psycopg.Error as exc:
+            self.record_error(exc)
+            raise
+
     def hold(self) -> None:
         """Keep one session until release(), so that the caller can leave state in the session.
 

@@ -63,7 +63,7 @@ def test_the_copy_works_as_the_original(server: Schemas, rich_schema: str) -> No
     server.execute(
         copy, "INSERT INTO rich_author (name, slug, born) VALUES ('Ada', 'ada', '2020-1-1')"
     )
-    with pytest.raises(DatabaseError, match="by_mail|null_birth"):
+    with pytest.raises(DatabaseError, match=r"by_mail|null_birth"):
         server.execute(
             copy, "INSERT INTO rich_author (name, slug, born) VALUES ('A', 'a', '2020-1-1')"
         )
