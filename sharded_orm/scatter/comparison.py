@@ -208,7 +208,7 @@ class Comparison:
 
     :attr:`weights` has the SQL of more values that the outer SELECT must select, after the shard's
     index, such as sort weights. :attr:`ranked` has the numbers of the columns whose values a server
-    ranks after they were read (:mod:`sharded_orm.scatter.ranking`).
+    ranks after they were read (:mod:`sharded_orm.scatter.value_ranks`).
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sharded_orm.scatter.partial_aggregates import Merger
-from sharded_orm.scatter.ranking import Ranking
+from sharded_orm.scatter.value_ranks import Ranking
 
 if TYPE_CHECKING:
     from sharded_orm.scatter.comparison import Comparison, Row

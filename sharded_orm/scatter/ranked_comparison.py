@@ -3,7 +3,7 @@
 Numbers, dates, UUIDs and bytes are compared in Python. Texts have the order of a collation, which
 Python does not know, and PostgreSQL has no ``WEIGHT_STRING``. The same holds for JSON, arrays, ranges
 and other types. So a server is asked for the *ranks* of such values
-(:mod:`sharded_orm.scatter.ranking`): equal values have the same rank, and a greater value has a
+(:mod:`sharded_orm.scatter.value_ranks`): equal values have the same rank, and a greater value has a
 higher one.
 """
 

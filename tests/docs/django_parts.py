@@ -48,8 +48,8 @@ OWN = {
     "_lock", "_order", "_path", "_prepare", "_query", "_quote", "_relations", "_render", "_store", "_templates",
     "_unique", "_update", "_url", "_values", "_version", "_wrapper", "_write",
 }  # fmt: skip
-# Of argparse.
-OTHERS = {"_actions"}
+# Of argparse and of psycopg.
+OTHERS = {"_actions", "_info"}
 # A comment of the package that names a method of a class of Django.
 OVERRIDES = re.compile(r"\b([A-Z]\w+)\.(\w+)\b")
 

@@ -34,7 +34,7 @@ from sharded_orm.exceptions import SessionStateRefused, ShardDatabaseMissing
 
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.node import PostgreSQLPool
-    from sharded_orm.backends.postgresql.session import PostgreSQLSession
+    from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
 logger = logging.getLogger("sharded_orm.backends")
 
@@ -104,7 +104,7 @@ class PostgreSQLConnection:
         #: What is sent before a statement in autocommit.
         self.autocommit_prefix: list[bytes] = [] if self.set_path is None else [self.set_path]
         #: The session that is leased now; None if there is none.
-        self.session: PostgreSQLSession | None = None
+        self.session: PostgreSQLNodeSession | None = None
         self.mode = SessionMode.FREE
         #: Whether Django has switched autocommit on.
         self.autocommitted = True
@@ -266,7 +266,7 @@ class PostgreSQLConnection:
 
     # --- What cursors need for a statement --------------------------------------------
 
-    def begin_statement(self, kind: PostgreSQLKind) -> tuple[PostgreSQLSession, list[bytes]]:
+    def begin_statement(self, kind: PostgreSQLKind) -> tuple[PostgreSQLNodeSession, list[bytes]]:
         """Return the session for the next statement, and the statements to send before it.
 
         Leases a session if none is held.
@@ -288,7 +288,7 @@ class PostgreSQLConnection:
             prefix.append(self.set_path if guarded else self.set_path_bare)
         return session, [*prefix, *self.pending]
 
-    def lease_session(self) -> PostgreSQLSession:
+    def lease_session(self) -> PostgreSQLNodeSession:
         """Lease a session, and note which schema it is about to use."""
         session = self.pool.lease()
         if self.schema is not None:
@@ -318,7 +318,7 @@ class PostgreSQLConnection:
 
     # --- How long a session is kept ---------------------------------------------------
 
-    def pin(self, reason: str, *, own_path: bool = False) -> PostgreSQLSession:
+    def pin(self, reason: str, *, own_path: bool = False) -> PostgreSQLNodeSession:
         """Keep one session until close(), as Django's own backend does. Return the session.
 
         :param reason: what leaves state in the session, for logs and errors.
@@ -386,7 +386,7 @@ class PostgreSQLConnection:
         return bool(self.pool.has_pooler)
 
     @contextmanager
-    def standing_session(self) -> Iterator[PostgreSQLSession]:
+    def standing_session(self) -> Iterator[PostgreSQLNodeSession]:
         """Give a session that stands in the schema without a transaction, for one statement.
 
         For statements that the server refuses in a transaction block. Three packets in all.
@@ -506,7 +506,7 @@ class PostgreSQLConnection:
         if session is not None:
             self.return_session(session)
 
-    def return_session(self, session: PostgreSQLSession) -> None:
+    def return_session(self, session: PostgreSQLNodeSession) -> None:
         """Return ``session`` to the pool, or close it if it has a transaction or an unread result."""
         (self.pool.release if session.is_idle else self.pool.discard)(session)
 

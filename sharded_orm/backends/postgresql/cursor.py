@@ -32,7 +32,7 @@ from sharded_orm.backends.write_hooks.route_check import check_route
 from sharded_orm.exceptions import SessionStateRefused
 
 if TYPE_CHECKING:
-    from sharded_orm.backends.postgresql.session import PostgreSQLSession
+    from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
 # Seconds. A read that loses its session is repeated only if it has run for less than this time. After a
 # longer time, the read may have been killed because it was slow.
@@ -46,7 +46,7 @@ _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
 _EXTENSION_LOCK = 0x5348_4152_4445_4458
 
 
-class LeaseMixin(psycopg.Cursor[Any]):
+class SessionLeaseMixin(psycopg.Cursor[Any]):
     """Mixin for a client-side cursor of the driver: the cursor leases its session. Must be the first
     base class.
     """
@@ -212,7 +212,7 @@ class LeaseMixin(psycopg.Cursor[Any]):
 
     def _send(
         self,
-        session: PostgreSQLSession,
+        session: PostgreSQLNodeSession,
         prefix: list[bytes],
         query: Any,
         params: Any,
@@ -299,7 +299,7 @@ class LeaseMixin(psycopg.Cursor[Any]):
                 connection.return_session(session)
 
     def _begin(
-        self, connection: PostgreSQLConnection, session: PostgreSQLSession, prefix: list[bytes]
+        self, connection: PostgreSQLConnection, session: PostgreSQLNodeSession, prefix: list[bytes]
     ) -> None:
         try:
             session.run(b";\n".join(prefix))
@@ -350,7 +350,7 @@ class LeaseMixin(psycopg.Cursor[Any]):
         )
 
 
-class PostgreSQLCursor(LeaseMixin, StockCursor):
+class PostgreSQLCursor(SessionLeaseMixin, StockCursor):
     """The default cursor: the driver fills in the values, and execute() fetches all rows."""
 
     @staticmethod
@@ -360,7 +360,7 @@ class PostgreSQLCursor(LeaseMixin, StockCursor):
         return PostgreSQLServerCursor(connection, name=name, **options)
 
 
-class PostgreSQLServerCursor(LeaseMixin, StockServerCursor):
+class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     """A cursor with a name: its rows stay on the server until they are fetched.
 
     In autocommit, the cursor has a session of its own until it is closed. In a transaction, it is
@@ -368,7 +368,7 @@ class PostgreSQLServerCursor(LeaseMixin, StockServerCursor):
     """
 
     # The session of this cursor; None if the cursor was not executed, or is closed.
-    _session: PostgreSQLSession | None = None
+    _session: PostgreSQLNodeSession | None = None
     # Whether the session was leased for this cursor only.
     _is_leased = False
 
@@ -392,7 +392,7 @@ class PostgreSQLServerCursor(LeaseMixin, StockServerCursor):
         self._conn, self._pgconn = session.raw, session.pgconn
         self._prefix = prefix
         try:
-            super(LeaseMixin, self).execute(query, params, **options)
+            super(SessionLeaseMixin, self).execute(query, params, **options)
         except BaseException as exc:
             self._prefix = []
             self._leave()

@@ -17,7 +17,7 @@ from sharded_orm.exceptions import PoolTimeout
 
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.node import PostgreSQLPool
-    from sharded_orm.backends.postgresql.session import PostgreSQLSession
+    from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
 W = TypeVar("W", bound=SessionIdentity)
 
@@ -35,7 +35,7 @@ _OWN = (
 _SEES_ALL = "pg_catalog.pg_has_role(session_user, 'pg_read_all_stats', 'USAGE')"
 
 
-def session_id(session: PostgreSQLSession, pool: PostgreSQLPool) -> SessionID:
+def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionID:
     """Return the identity of ``session``. The first call queries the server, even inside a transaction.
 
     The identity is empty if a connection pooler stands before the server: it may give each transaction

@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.adapt import AdaptersMap
 
 from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, frozen, get_pool
-from sharded_orm.backends.postgresql.session import PostgreSQLSession, connect
+from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
 #: The most schemas that a session uses before it is closed, unless ``POOL["MAX_SCHEMAS"]`` says
@@ -19,7 +19,7 @@ from sharded_orm.backends.signals import session_opened
 MAX_SCHEMAS = 200
 
 
-class PostgreSQLPool(SessionPool[PostgreSQLSession]):
+class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
     """A pool of sessions with one database of a server, all with the same connection parameters.
 
     :param name: name of the node, for errors and logs.
@@ -58,7 +58,7 @@ class PostgreSQLPool(SessionPool[PostgreSQLSession]):
         #: first session. A pooler may give each transaction another session of the server.
         self.has_pooler: bool | None = None
         #: The session that was opened last, to quote values for SQL.
-        self.last_session: PostgreSQLSession | None = None
+        self.last_session: PostgreSQLNodeSession | None = None
         #: What the server last answered when it was asked which sessions exist: the server's
         #: identity, the account's identity, and whether the account sees the sessions of all
         #: accounts. None before the first answer.
@@ -67,13 +67,13 @@ class PostgreSQLPool(SessionPool[PostgreSQLSession]):
         self._role = role
         self._sender = sender
 
-    def release(self, session: PostgreSQLSession) -> None:
+    def release(self, session: PostgreSQLNodeSession) -> None:
         if len(session.schemas) > self.max_schemas and not self.has_pooler:
             self.discard(session)
         else:
             super().release(session)
 
-    def any_session(self) -> PostgreSQLSession:
+    def any_session(self) -> PostgreSQLNodeSession:
         """Return a session for work that needs no server, such as quoting a value. Opens one if needed.
 
         The session may be in use, so nothing must be sent on it.
@@ -84,7 +84,7 @@ class PostgreSQLPool(SessionPool[PostgreSQLSession]):
             self.release(session)
         return session
 
-    def _connect(self) -> PostgreSQLSession:
+    def _connect(self) -> PostgreSQLNodeSession:
         session = connect(self.params)
         try:
             self._prepare(session)
@@ -95,7 +95,7 @@ class PostgreSQLPool(SessionPool[PostgreSQLSession]):
         self.last_session = session
         return session
 
-    def _prepare(self, session: PostgreSQLSession) -> None:
+    def _prepare(self, session: PostgreSQLNodeSession) -> None:
         """Set the time zone and the role, as Django's backend does. At most one round trip."""
         info = session.raw.info
         statements: list[sql.Composable] = []
@@ -119,7 +119,7 @@ class PostgreSQLPool(SessionPool[PostgreSQLSession]):
             )
 
 
-class BoundedPostgreSQLPool(PostgreSQLPool, BoundedPool[PostgreSQLSession]):
+class BoundedPostgreSQLPool(PostgreSQLPool, BoundedPool[PostgreSQLNodeSession]):
     """A :class:`PostgreSQLPool` with at most ``maximum`` sessions in use at the same time."""
 
 

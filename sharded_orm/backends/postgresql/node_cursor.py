@@ -9,9 +9,9 @@ from typing import Any
 
 from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
 from sharded_orm.backends.postgresql.cursor import (
-    LeaseMixin,
     PostgreSQLCursor,
     PostgreSQLServerCursor,
+    SessionLeaseMixin,
 )
 from sharded_orm.backends.postgresql.node import PostgreSQLPool
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
@@ -20,7 +20,7 @@ from sharded_orm.exceptions import SessionStateRefused
 _NO_PATH = b"SELECT pg_catalog.set_config('search_path', '', true)"
 
 
-class _NodeCursorMixin(LeaseMixin):
+class _QualifiedNamesMixin(SessionLeaseMixin):
     """Base class of a node's cursors. The search path is empty, so a name without a schema is an error.
 
     :param node: name of the node in the topology; None if the settings name the server otherwise.
@@ -48,11 +48,11 @@ class _NodeCursorMixin(LeaseMixin):
         connection.close()
 
 
-class PostgreSQLNodeCursor(_NodeCursorMixin, PostgreSQLCursor):
+class PostgreSQLNodeCursor(_QualifiedNamesMixin, PostgreSQLCursor):
     """A node's cursor whose ``execute`` fetches all rows."""
 
 
-class PostgreSQLNodeStream(_NodeCursorMixin, PostgreSQLServerCursor):
+class PostgreSQLNodeStream(_QualifiedNamesMixin, PostgreSQLServerCursor):
     """A node's cursor that leaves rows on the server until ``fetchmany`` fetches them."""
 
     def __init__(self, pool: PostgreSQLPool, node: str | None) -> None:

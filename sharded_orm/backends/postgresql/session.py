@@ -22,7 +22,7 @@ _IDLE, _INTRANS, _INERROR = (
 )
 
 
-class PostgreSQLSession:
+class PostgreSQLNodeSession:
     """A physical session with a node's server. While the session is idle in the pool, no transaction is
     open, and its search path is the server's default.
 
@@ -99,14 +99,14 @@ class PostgreSQLSession:
             send_nowhere(self.pgconn.socket)
 
 
-def connect(params: Mapping[str, Any]) -> PostgreSQLSession:
+def connect(params: Mapping[str, Any]) -> PostgreSQLNodeSession:
     """Open a session in autocommit.
 
     :param params: arguments of ``psycopg.connect``.
     """
     # Statements of different schemas have the same text. A plan that the server has prepared for one
     # schema fails if the table of another schema has other columns.
-    return PostgreSQLSession(
+    return PostgreSQLNodeSession(
         psycopg.Connection.connect(**params, autocommit=True, prepare_threshold=None)
     )
 

@@ -6,7 +6,6 @@ from sharded_orm.backends.mysql.statement_kind import (
     StatementKind,
     classify,
     reason,
-    savepoint_name,
 )
 
 CASES = {
@@ -168,7 +167,3 @@ def test_a_bulk_insert_is_a_plain_write() -> None:
 )
 def test_the_reason_tells_no_values(sql: str, why: str) -> None:
     assert reason(sql) == why
-
-
-def test_savepoint_name() -> None:
-    assert savepoint_name("ROLLBACK TO SAVEPOINT `s1_x1` ") == "`s1_x1`"
