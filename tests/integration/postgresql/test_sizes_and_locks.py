@@ -19,8 +19,8 @@ from tests.services.postgresql import Address
 
 
 @pytest.fixture(scope="module")
-def server(postgresql: Address) -> Iterator[Schemas]:
-    with schemas_on(postgresql, f"sizes_{os.getpid()}") as schemas:
+def server(postgresql: Address, django_db_blocker: Any) -> Iterator[Schemas]:
+    with django_db_blocker.unblock(), schemas_on(postgresql, f"sizes_{os.getpid()}") as schemas:
         yield schemas
 
 
@@ -122,7 +122,8 @@ class Session:
     """A session of its own."""
 
     def __init__(self, server: Schemas) -> None:
-        self.connection: Any = server._connect("")
+        self.connection: Any = server.new_connection()
+        self.connection.inc_thread_sharing()
 
     def take(self, schema: str, seconds: float = 0) -> bool:
         with self.connection.cursor() as cursor:
@@ -180,10 +181,12 @@ def test_a_lock_that_becomes_free_is_taken_at_once(one: Session, other: Session)
     thread = threading.Thread(target=lambda: results.append(other.take("a", PATIENCE)))
     thread.start()
     with one.connection.cursor() as cursor:
-        for _ in range(100_000):
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-            if cursor.fetchall() == [(1,)]:
-                break
+        waiting = False
+        while not waiting and thread.is_alive():
+            cursor.execute(
+                "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            )
+            ((waiting,),) = cursor.fetchall()
     one.release("a")
     thread.join(PATIENCE)
     assert results == [True]
