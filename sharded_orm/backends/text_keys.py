@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: The largest number of schemas whose column types one query reads.
 BATCH = 500
 
+
 @dataclass(frozen=True)
 class ColumnType:
     """The type of a column, as the server's catalog describes it.

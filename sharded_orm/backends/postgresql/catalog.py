@@ -353,7 +353,9 @@ def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
             oids.setdefault(catalog, []).append(oid)
     if not oids:
         return []
-    others = [(catalog, oid) for catalog in oids if catalog not in _SECTIONS for oid in oids[catalog]]
+    others = [
+        (catalog, oid) for catalog in oids if catalog not in _SECTIONS for oid in oids[catalog]
+    ]
     queries = [query for catalog in _SECTIONS if catalog in oids for query in _SECTIONS[catalog]]
     if others:
         queries.append(_OTHERS)

@@ -37,7 +37,9 @@ _BODY = re.compile(r"^AS \$\w+\$", re.MULTILINE)
 _ADDED_LATER = re.compile(r'CONSTRAINT "(?:[^"]|"")*" (?:FOREIGN KEY |.* NOT VALID$)')
 
 
-def statements(definitions: Mapping[str, str], missing: Iterable[str], schema: str) -> Iterator[str]:
+def statements(
+    definitions: Mapping[str, str], missing: Iterable[str], schema: str
+) -> Iterator[str]:
     """Yield the statements that create the objects ``missing``.
 
     :param definitions: the definitions of all objects of the schema, keyed as in a snapshot.

@@ -60,11 +60,17 @@ def test_a_built_schema_shows_what_it_was_built_from(server: Schemas, rich_schem
 
 def test_the_copy_works_as_the_original(server: Schemas, rich_schema: str) -> None:
     copy = server.copy(rich_schema)
-    server.execute(copy, "INSERT INTO rich_author (name, slug, born) VALUES ('Ada', 'ada', '2020-1-1')")
+    server.execute(
+        copy, "INSERT INTO rich_author (name, slug, born) VALUES ('Ada', 'ada', '2020-1-1')"
+    )
     with pytest.raises(DatabaseError, match="null_birth"):
-        server.execute(copy, "INSERT INTO rich_author (name, slug, born) VALUES ('A', 'a', '2020-1-1')")
+        server.execute(
+            copy, "INSERT INTO rich_author (name, slug, born) VALUES ('A', 'a', '2020-1-1')"
+        )
     server.execute(copy, "INSERT INTO rich_author (name, slug) VALUES ('Bea', 'b')")
-    assert server.execute(copy, "SELECT id, upper_name, rank, greeting FROM rich_author ORDER BY 1") == [
+    assert server.execute(
+        copy, "SELECT id, upper_name, rank, greeting FROM rich_author ORDER BY 1"
+    ) == [
         (1, "ADA", 3, "a,\n  (b\n) and 'c' \\ %s"),
         (3, "BEA", 3, "a,\n  (b\n) and 'c' \\ %s"),
     ]
@@ -141,7 +147,10 @@ def test_what_was_begun_is_finished(server: Schemas) -> None:
 
 
 def test_nothing_is_left_of_a_build_that_fails(server: Schemas, rich_schema: str) -> None:
-    definitions = {**server.read(rich_schema).definitions, "zz": 'CREATE VIEW "zz" AS SELECT nothing'}
+    definitions = {
+        **server.read(rich_schema).definitions,
+        "zz": 'CREATE VIEW "zz" AS SELECT nothing',
+    }
     target = server.create()
     with pytest.raises(ProgrammingError, match="nothing"):
         server.build(target, SchemaSnapshot(definitions))
