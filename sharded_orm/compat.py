@@ -12,6 +12,7 @@ from typing import Any
 from weakref import ref
 
 import django
+from django.contrib.postgres.functions import RandomUUID, TransactionNow
 from django.db.models import deletion, functions
 
 _RETURNS_UPDATED_ROWS = django.VERSION >= (6, 0)
@@ -170,12 +171,15 @@ def with_action(action: Any, func: Any) -> Any:
 
 def _random_functions() -> tuple[type[Any], ...]:
     if not _HAS_UUID_FUNCTIONS:
-        return (functions.Random,)
-    return (functions.Random, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
+        return (functions.Random, RandomUUID)
+    return (functions.Random, RandomUUID, functions.UUID4, functions.UUID7)  # type: ignore[attr-defined,unused-ignore]  # not in older stubs
 
 
 RANDOM_FUNCTIONS = _random_functions()
 """Functions whose value differs from row to row and from query to query, by chance."""
+
+TIME_FUNCTIONS = (functions.Now, TransactionNow)
+"""Functions whose value differs from query to query, because time passes."""
 
 
 def arguments_of(aggregate: Any) -> tuple[list[Any], Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from django.db.utils import load_backend
 
 from sharded_orm import runtime
 from sharded_orm.backends.group import relocation
@@ -47,10 +48,14 @@ def shard_settings(shard: Shard, among: Topology | None = None) -> dict[str, Any
     # other order, the connection would keep outdated settings.
     generation = relocation.generation
     node = _application_settings((among or runtime.topology()).nodes[shard.node])
-    name = shard.schema
-    if node.get("NAME"):  # The node is an SQLite node: NAME is the folder of its files.
-        name = str(Path(node["NAME"]) / f"{shard.schema}.sqlite3")
-    return {**node, "NAME": name, "SHARD": shard, "GENERATION": generation}
+    return {**node, **_database_of(node, shard.schema), "SHARD": shard, "GENERATION": generation}
+
+
+def _database_of(node: Mapping[str, Any], schema: str) -> dict[str, Any]:
+    """Return the settings that name the database or file of ``schema`` on ``node``."""
+    engine = load_backend(node["ENGINE"]).DatabaseWrapper
+    database: dict[str, Any] = engine.database_of(node, schema)
+    return database
 
 
 def settings_as_planned(shard: Shard) -> dict[str, Any] | None:

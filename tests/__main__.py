@@ -2,8 +2,9 @@
 
 Without arguments (or with just ``--long``) it runs the static checks and all tests: everything on
 SQLite (tests of the MySQL backend start from there as well), and the tests marked
-``every_backend`` or ``mysql_settings`` under ``tests.settings.mysql``. The tests are cut into
-lanes, and a few lanes run at a time, each with servers of its own. Short lanes with other versions
+``every_backend`` or ``mysql_settings`` under ``tests.settings.mysql``, and a part of those marked
+``every_backend`` or ``postgresql_settings`` under ``tests.settings.postgresql``; with ``--long``, all
+of these. The tests are cut into lanes, and a few lanes run at a time, each with servers of its own. Short lanes with other versions
 of Python, Django and the drivers run beside them, see ``tests.pairs``. With other arguments it passes
 them to one pytest.
 """
@@ -29,8 +30,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests import pairs
-from tests.services import ServiceMissing, find_program, keeper, required
-from tests.services.mariadb import run_to_end, servers, to_environment
+from tests.services import ServiceMissing, keeper, mariadb, postgresql, required
+from tests.services.server import run_to_end
 
 NO_TESTS_COLLECTED = 5
 # Lanes at a time: many tests wait for processes that they have started.
@@ -52,31 +53,55 @@ CHECKS = {
 
 
 @dataclass(frozen=True)
+class Backend:
+    """A kind of servers on which lanes run, each with servers of its own.
+
+    :param name: the module with the settings, in each package of settings.
+    :param service: its module in ``tests.services``.
+    """
+
+    name: str
+    service: str
+
+    @property
+    def marked(self) -> str:
+        """The marks of its tests."""
+        return f"every_backend or {self.name}_settings"
+
+
+MARIADB = Backend("mysql", "mariadb")
+POSTGRESQL = Backend("postgresql", "postgresql")
+
+
+@dataclass(frozen=True)
 class Lane:
     """Tests that one pytest runs, one after the other.
 
     :param paths: where they are; nothing for all that no other lane on SQLite has.
-    :param settings: the package with the modules ``sqlite`` and ``mysql``.
+    :param backend: the servers that the lane needs; None for SQLite.
+    :param settings: the package with a module of settings for each backend.
+    :param is_long: whether the lane runs with ``--long`` only.
     """
 
     name: str
     paths: Sequence[str] = ()
-    on_mariadb: bool = False
+    backend: Backend | None = None
     settings: str = "tests.settings"
     python: str = sys.executable
+    is_long: bool = False
 
     def command(self, report: Path, arguments: Sequence[str]) -> list[str]:
         """The command line; the report in JUnit's format goes to ``report``."""
         options = [f"--junitxml={report}", "-o", "tmp_path_retention_policy=failed"]
         command = [self.python, "-m", "pytest", *options, *arguments]
-        if self.on_mariadb:
-            chosen = [f"--ds={self.settings}.mysql", "-m", "every_backend or mysql_settings"]
-            own_servers = [self.python, "-m", "tests.services.mariadb", "--"]
+        if self.backend:
+            chosen = [f"--ds={self.settings}.{self.backend.name}", "-m", self.backend.marked]
+            own_servers = [self.python, "-m", f"tests.services.{self.backend.service}", "--"]
             return [*own_servers, *command, *chosen, *self.paths]
         command.append(f"--ds={self.settings}.sqlite")
         if self.paths:
             return [*command, *self.paths]
-        elsewhere = {path for lane in LANES if not lane.on_mariadb for path in lane.paths}
+        elsewhere = {path for lane in LANES if not lane.backend for path in lane.paths}
         return [*command, *(f"--ignore={path}" for path in sorted(elsewhere))]
 
 
@@ -86,7 +111,7 @@ LANES = (
     Lane("moves of shards", ("tests/integration/shard_moves", "tests/integration/balancing")),
     Lane("imports", ("tests/integration/imports",)),
     Lane("migrate", ("tests/integration/migrate",)),
-    Lane("integration on MariaDB", ("tests/integration", "tests/contract"), on_mariadb=True),
+    Lane("integration on MariaDB", ("tests/integration", "tests/contract"), MARIADB),
     Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
     Lane("cache", ("tests/integration/cache",)),
     Lane("storm", ("tests/integration/storm",)),
@@ -96,11 +121,11 @@ LANES = (
     Lane("all other tests"),
     Lane("tickets", ("tests/integration/tickets",)),
     Lane("admin", ("tests/admin",)),
-    Lane("admin on MariaDB", ("tests/admin", "tests/unit"), on_mariadb=True),
-    Lane("queries on MariaDB", ("tests/queries",), on_mariadb=True),
+    Lane("admin on MariaDB", ("tests/admin", "tests/unit"), MARIADB),
+    Lane("queries on MariaDB", ("tests/queries",), MARIADB),
     Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
     Lane("queries", ("tests/queries",)),
-    Lane("helpdesk on MariaDB", ("tests/helpdesk",), True, "tests.helpdesk.settings"),
+    Lane("helpdesk on MariaDB", ("tests/helpdesk",), MARIADB, "tests.helpdesk.settings"),
     Lane("helpdesk", ("tests/helpdesk",), settings="tests.helpdesk.settings"),
 )
 
@@ -121,7 +146,7 @@ def version_lanes() -> Iterator[Lane]:
             continue
         name, python = versions.name, str(executable)
         yield Lane(name, versions.on_sqlite, python=python)
-        yield Lane(f"{name} on MariaDB", versions.on_mariadb, on_mariadb=True, python=python)
+        yield Lane(f"{name} on MariaDB", versions.on_mariadb, MARIADB, python=python)
 
 
 @dataclass
@@ -266,22 +291,27 @@ class Runner:
                 child.terminate()
 
 
-def has_mariadb() -> bool:
-    """Whether MariaDB is installed; where it has to be and is not, an error."""
-    try:
-        find_program("MariaDB", "mariadbd", "mysqld")
-    except ServiceMissing as exc:
-        if required():
-            raise
-        print(f"{exc} Its tests are skipped.", flush=True)
-        return False
-    return True
+def installed_backends() -> Iterator[Backend]:
+    """Yield the backends whose servers are installed; where one has to be and is not, an error."""
+    for backend, service in ((MARIADB, mariadb), (POSTGRESQL, postgresql)):
+        try:
+            service.find()
+        except ServiceMissing as exc:
+            if required():
+                raise
+            print(f"{exc} Its tests are skipped.", flush=True)
+        else:
+            yield backend
 
 
 def run_everything(arguments: Sequence[str]) -> int:
     began = time.monotonic()
-    with_mariadb = has_mariadb()
-    lanes = [lane for lane in (*LANES, *version_lanes()) if not lane.on_mariadb or with_mariadb]
+    backends = {None, *installed_backends()}
+    lanes = [
+        lane
+        for lane in (*LANES, *version_lanes())
+        if lane.backend in backends and ("--long" in arguments or not lane.is_long)
+    ]
     outcome = Outcome()
     write_bytecode()
     with (
@@ -306,12 +336,16 @@ def run_everything(arguments: Sequence[str]) -> int:
 
 
 def run_one(arguments: Sequence[str]) -> int:
-    """One pytest with ``arguments``, with two MariaDB servers if MariaDB is installed."""
+    """One pytest with ``arguments``, with two servers of each kind that is installed."""
     with ExitStack() as stack:
         environment = dict(os.environ)
-        if has_mariadb():
-            running = stack.enter_context(servers(2))
-            environment |= to_environment([server.address for server in running])
+        backends = set(installed_backends())
+        if MARIADB in backends:
+            of_mariadb = stack.enter_context(mariadb.servers(2))
+            environment |= mariadb.to_environment([server.address for server in of_mariadb])
+        if POSTGRESQL in backends:
+            of_postgresql = stack.enter_context(postgresql.servers(2))
+            environment |= postgresql.to_environment([server.address for server in of_postgresql])
         return run_to_end([sys.executable, "-m", "pytest", *arguments], environment)
 
 

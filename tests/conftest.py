@@ -14,6 +14,7 @@ from tests.flush import same_rows_after_each_flush
 from tests.services import ServiceMissing, required
 from tests.services import mariadb as mariadb_service
 from tests.services import memcached as memcached_service
+from tests.services import pgbouncer as pgbouncer_service
 from tests.services import postgresql as postgresql_service
 from tests.services import redis as redis_service
 
@@ -43,12 +44,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    on_mysql = settings.SETTINGS_MODULE.endswith(".mysql")
+    database = settings.SETTINGS_MODULE.rpartition(".")[2]
+    elsewhere = [name for name in ("mysql", "postgresql") if name != database]
     dropped = [
         item
         for item in items
         if (item.get_closest_marker("long") and not config.getoption("--long"))
-        or (item.get_closest_marker("mysql_settings") and not on_mysql)
+        or any(item.get_closest_marker(f"{name}_settings") for name in elsewhere)
     ]
     if dropped:
         items[:] = [item for item in items if item not in dropped]
@@ -101,6 +103,10 @@ def own_mariadb() -> Iterator[mariadb_service.MariaDBServer]:
 @pytest.fixture(scope="session")
 def postgresql_nodes() -> Iterator[list[postgresql_service.Address]]:
     """Two PostgreSQL servers, shared by the whole run: never kill them, drop what you create."""
+    running = postgresql_service.addresses_from_environment()
+    if running:
+        yield running
+        return
     try:
         with postgresql_service.servers(2) as started:
             yield [server.address for server in started]
@@ -122,6 +128,36 @@ def own_postgresql() -> Iterator[postgresql_service.PostgreSQLServer]:
     try:
         with postgresql_service.PostgreSQLServer() as server:
             yield server
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_nodes(
+    postgresql_nodes: list[postgresql_service.Address],
+) -> Iterator[list[postgresql_service.Address]]:
+    """PgBouncers in transaction mode in front of ``postgresql_nodes``: never kill them."""
+    try:
+        with pgbouncer_service.poolers(postgresql_nodes) as started:
+            yield [pooler.address for pooler in started]
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(pgbouncer_nodes: list[postgresql_service.Address]) -> postgresql_service.Address:
+    """One PgBouncer, in front of ``postgresql``; see ``pgbouncer_nodes``."""
+    return pgbouncer_nodes[0]
+
+
+@pytest.fixture(scope="module")
+def own_pgbouncer(
+    postgresql: postgresql_service.Address,
+) -> Iterator[pgbouncer_service.PgBouncer]:
+    """A PgBouncer of the module's own in front of ``postgresql``, to be killed at will."""
+    try:
+        with pgbouncer_service.PgBouncer(postgresql) as pooler:
+            yield pooler
     except ServiceMissing as exc:
         service_missing(exc)
 

@@ -22,23 +22,26 @@ class ShardFeatures:
 
     #: Whether a shard is a file in its node's folder. If so, there is no server.
     shards_are_files: ClassVar[bool] = False
+    #: Whether the shards of a node are schemas of one database, which the node names.
+    shards_share_database: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
     #: The most connection objects that one thread keeps for the shards of a group; more are dropped
     #: if they are idle. The lower one of this limit and the setting ``MAX_IDLE_ALIASES`` applies.
     #: None if the setting alone decides.
     max_idle_aliases: ClassVar[int | None] = None
-    #: How texts from several shards are compared in Python: by their bytes, or by their
-    #: ``WEIGHT_STRING`` (sort weights of the collation), which the server adds to each row. None if
-    #: such texts cannot be compared.
-    text_compared_by: ClassVar[Literal["bytes", "weights"] | None] = None
+    #: How texts from several shards are compared in Python: by their bytes, by their
+    #: ``WEIGHT_STRING`` (sort weights of the collation), which the server adds to each row, or by
+    #: ranks, for which a server is asked afterwards. None if such texts cannot be compared.
+    text_compared_by: ClassVar[Literal["bytes", "weights", "ranks"] | None] = None
     #: Whether a column's collation can be read from the server. If not, the collation that the
     #: model declares is used.
     can_introspect_collations: ClassVar[bool] = False
     #: The object whose methods tell which texts a collation treats as equal.
     collations: ClassVar[Collations] = Collations()
-    #: Whether ``AVG`` of integers is a decimal number rather than a float.
-    averages_integers_exactly: ClassVar[bool] = False
+    #: How ``AVG`` of integers and decimal numbers is rounded: to a fixed number of decimal places
+    #: more than the sum has, or to a number of significant digits. None if such an ``AVG`` is a float.
+    exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
     #: The server's own isolation level, which applies if ``isolation_level`` in ``OPTIONS`` is
@@ -58,7 +61,7 @@ class MySQLFeatures(ShardFeatures):
     text_compared_by = "weights"
     can_introspect_collations = True
     collations = MySQLCollations()
-    averages_integers_exactly = True
+    exact_averages = "fixed"
     averages_durations_to_integers = True
     default_isolation_level = "repeatable read"
     supports_promotion = True
@@ -73,6 +76,11 @@ class SQLiteFeatures(ShardFeatures):
 
 
 class PostgreSQLFeatures(ShardFeatures):
+    shards_share_database = True
+    can_union_shards = True
+    text_compared_by = "ranks"
+    can_introspect_collations = True
+    exact_averages = "significant"
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
 

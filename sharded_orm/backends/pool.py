@@ -11,10 +11,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from sharded_orm.circuit_breaker import CircuitBreaker
 from sharded_orm.exceptions import PoolTimeout
@@ -381,6 +381,25 @@ def get_pool(key: Hashable, make: Callable[[], SessionPool[S]]) -> SessionPool[S
             if key not in _pools:
                 _pools[key] = make()
             return _pools[key]
+
+
+def frozen(value: Any) -> Hashable:
+    """Return a hashable value for the connection parameter ``value``, equal for equal parameters.
+
+    For an object that cannot be hashed, such as a dict of the driver's converters, this is its id():
+    aliases that share the object share a pool.
+    """
+    if isinstance(value, Mapping):
+        if any(not isinstance(key, str) for key in value):
+            return id(value)
+        return tuple(sorted((key, frozen(item)) for key, item in value.items()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return (type(value), tuple(frozen(item) for item in value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return cast("Hashable", value)
 
 
 def pools() -> list[SessionPool[Any]]:

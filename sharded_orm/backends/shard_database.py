@@ -202,3 +202,12 @@ class ShardDatabaseMixin:
         database.
         """
         return {**settings_dict, "NAME": ""}
+
+    @classmethod
+    def database_of(cls, node: Mapping[str, Any], schema: str) -> dict[str, Any]:
+        """Return the settings, beside those of ``node``, that name the database of a shard.
+
+        :param node: the settings of the shard's node.
+        :param schema: name of the shard's schema.
+        """
+        return {"NAME": schema}

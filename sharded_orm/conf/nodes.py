@@ -28,10 +28,14 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     "POOL": ((Mapping, type(None)), "a dict"),
     "HOST": ((str, type(None)), "text"),
     "PORT": ((int, str, type(None)), "a number"),
-    "NAME": ((str, os.PathLike, type(None)), "a folder"),
+    "NAME": ((str, os.PathLike, type(None)), "a folder or the name of a database"),
     "CONN_MAX_AGE": ((int, float, type(None)), "a number of seconds or None"),
 }
-_MYSQL, _SQLITE = _ENGINES = ("sharded_orm.backends.mysql", "sharded_orm.backends.sqlite3")
+_MYSQL, _SQLITE, _POSTGRESQL = _ENGINES = (
+    "sharded_orm.backends.mysql",
+    "sharded_orm.backends.sqlite3",
+    "sharded_orm.backends.postgresql",
+)
 
 
 def parse_nodes(raw: Any, defaults: Any, problems: list[str]) -> dict[str, Mapping[str, Any]]:
@@ -95,4 +99,11 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
         problems.append(f"{where}NAME must be the folder that holds the shard files")
     elif engine == _MYSQL and node.get("NAME"):
         problems.append(f"{where}NAME is not allowed; DATABASE_NAME of the group names the schemas")
+    elif engine == _POSTGRESQL and not (node.get("NAME") or _has_service(node)):
+        problems.append(f"{where}NAME must be the database that holds the shards' schemas")
     return settings
+
+
+def _has_service(node: Mapping[str, Any]) -> bool:
+    options = node.get("OPTIONS")
+    return isinstance(options, Mapping) and bool(options.get("service"))

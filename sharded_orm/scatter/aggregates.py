@@ -4,22 +4,22 @@ are merged.
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from django.db.models import Avg, Count, Sum
+from django.db.models import Avg, Count, DurationField, Sum
 from django.db.models.functions import Coalesce
 from django.db.models.sql.where import WhereNode
 
 from sharded_orm import compat
 from sharded_orm.backends.features import features_of
+from sharded_orm.scatter.arithmetic import divider
 from sharded_orm.scatter.compile import CompileOptions
 from sharded_orm.scatter.execute import Executor
 from sharded_orm.scatter.failures import Failures
 from sharded_orm.scatter.merge import merged
-from sharded_orm.scatter.partial_aggregates import quotient, total_of
+from sharded_orm.scatter.partial_aggregates import total_of
 from sharded_orm.scatter.plan import Target, make_plan
 from sharded_orm.scatter.refusals import refuse
 
@@ -212,11 +212,12 @@ def _distinct_value(
     if not count or plan.template is None:
         return _value_without_rows(expression)
     compiler = plan.template.compiler
-    is_decimal = features_of(compiler.connection).averages_integers_exactly
+    features = features_of(compiler.connection)
+    is_duration = isinstance(aggregate.output_field, DurationField)
+    if is_duration and features.text_compared_by == "ranks":
+        raise refuse("Sum or Avg of distinct durations", "compute it in Python")
     if type(aggregate) is Avg:
-        total = quotient(
-            decimal.Decimal(total) if is_decimal and type(total) is int else total, count
-        )
+        total = divider(features, duration=is_duration)(total, count)
     (value,) = _converted(compiler, expression, total)
     return value
 

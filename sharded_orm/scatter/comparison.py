@@ -4,6 +4,8 @@ Rows of several shards are merged by the values that the database sent, before D
 All databases compare numbers and dates in the same way, but text in different ways:
 
 - SQLite compares UTF-8 bytes. Columns with another collation than BINARY are refused.
+- PostgreSQL compares by a collation, too, and has no sort weights. A server ranks the texts; see
+  :mod:`sharded_orm.scatter.ranked_comparison`.
 - MariaDB and MySQL compare by a collation. So, for each compared text column, the query selects
   three more values: the text's sort weight (``WEIGHT_STRING``), the weight of a blank, and the
   collation's name. A ``PAD SPACE`` collation compares as if the shorter text continued with blanks.
@@ -15,7 +17,7 @@ import datetime
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +26,7 @@ from django.db import models
 from django.db.models.expressions import Col
 from django.db.models.functions import Collate
 
+from sharded_orm.scatter.arithmetic import Divide, add
 from sharded_orm.scatter.refusals import refuse
 
 Row = Sequence[Any]
@@ -64,6 +67,8 @@ class Column:
     kind: str
     # The collation set by the query or by the field. None means the table's default collation.
     collation: str | None = None
+    # The field that says how Django reads the values; None if that is not known.
+    field: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,8 @@ def column_of(expression: Any) -> Column:
         kind = "text"
     collation = _collation_of(expression)
     if isinstance(expression, Col):
-        return Column(expression.alias, expression.target.column, kind, collation)
-    return Column(None, None, kind, collation)
+        return Column(expression.alias, expression.target.column, kind, collation, output)
+    return Column(None, None, kind, collation, output)
 
 
 def _collation_of(expression: Any) -> str | None:
@@ -104,10 +109,10 @@ def _collation_of(expression: Any) -> str | None:
         if isinstance(part, Collate):
             return str(part.collation)
         if isinstance(part, Col):
-            field = part.target
-            while getattr(field, "remote_field", None) and getattr(field, "target_field", None):
-                field = field.target_field
-            collation = getattr(field, "db_collation", None)
+            target = part.target
+            while getattr(target, "remote_field", None) and getattr(target, "target_field", None):
+                target = target.target_field
+            collation = getattr(target, "db_collation", None)
             if collation:
                 return str(collation)
         elif hasattr(part, "get_source_expressions"):
@@ -201,7 +206,9 @@ class Comparison:
     :param columns: the selected columns.
     :param compared: the numbers of the columns whose values will be compared.
 
-    :attr:`weighted` has the numbers of the columns whose sort weights the query must select too.
+    :attr:`weights` has the SQL of more values that the outer SELECT must select, after the shard's
+    index, such as sort weights. :attr:`ranked` has the numbers of the columns whose values a server
+    ranks after they were read (:mod:`sharded_orm.scatter.ranking`).
     """
 
     def __init__(self, columns: Sequence[Column], compared: Iterable[int]) -> None:
@@ -210,7 +217,8 @@ class Comparison:
         # index and the sort weights, in this order.
         self.shard = len(columns)
         self.compared = tuple(compared)
-        self.weighted: tuple[int, ...] = ()
+        self.weights: tuple[str, ...] = ()
+        self.ranked: frozenset[int] = frozenset()
 
     def normal(self, row: Row, column: int) -> Any:
         """Return the value of column number ``column`` of ``row``, converted for comparing; None
@@ -271,6 +279,22 @@ class Comparison:
         """
         target[column] = source[column]
 
+    def copy(self, row: list[Any], source: int, target: int) -> None:
+        """Copy the value of column number ``source``, and its sort weights, to column ``target``."""
+        row[target] = row[source]
+
+    def add(self, column: int, source: Row, target: list[Any]) -> None:
+        """Add the sum in column number ``column`` of the row ``source`` to that of the row ``target``."""
+        target[column] = add(target[column], source[column])
+
+    def average(self, row: list[Any], total: int, count: int, target: int, divide: Divide) -> None:
+        """Write the average of ``count`` values to column number ``target`` of ``row``.
+
+        :param total: the number of the column with their sum.
+        :param divide: computes the average of numbers.
+        """
+        row[target] = divide(row[total], count)
+
 
 class SQLiteComparison(Comparison):
     """Compares values as SQLite does: first by storage class (NULL, numbers, text, blobs), then by
@@ -328,7 +352,7 @@ class MySQLComparison(Comparison):
             kind = columns[index].kind
             if kind == "text" or (kind == "uuid" and uuid_version is None):
                 weighted.append(index)
-        self.weighted = tuple(weighted)
+        self.weights = tuple(map(_weights, weighted))
         first = len(columns) + 1
         self._weights: Mapping[int, int] = {
             column: first + 3 * place for place, column in enumerate(weighted)
@@ -381,6 +405,17 @@ class MySQLComparison(Comparison):
         place = self._weights.get(column)
         if place is not None:
             target[place : place + 3] = source[place : place + 3]
+
+    def copy(self, row: list[Any], source: int, target: int) -> None:
+        super().copy(row, source, target)
+        place, source_place = self._weights.get(target), self._weights.get(source)
+        if place is not None and source_place is not None:
+            row[place : place + 3] = row[source_place : source_place + 3]
+
+
+def _weights(column: int) -> str:
+    name = f"c{column}"
+    return f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')), COLLATION({name})"
 
 
 def _uuid_order(value: str | None, version: tuple[int, ...]) -> bytes | None:

@@ -27,7 +27,6 @@ from django.db.models.expressions import (
     Ref,
     Value,
 )
-from django.db.models.functions import Now
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import WhereNode
 
@@ -80,6 +79,11 @@ class Template:
         for partial in self.partials:
             columns.update(partial.compared)
         return tuple(sorted(columns))
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The numbers, in ascending order, of the columns with sums that the merge adds."""
+        return tuple(sorted({column for partial in self.partials for column in partial.summed}))
 
 
 @dataclass
@@ -190,6 +194,9 @@ class _Root(SQLCompiler):
     _group_expressions: Sequence[Any] = ()
 
     def pre_sql_setup(self, with_col_aliases: bool = False) -> Any:
+        features = self.connection.features
+        if self.query.distinct_fields and not features.can_distinct_on_fields:
+            raise refuse("distinct() on fields", "use values(*fields).distinct()")
         self.columns: list[Column] = []
         self.order_keys: list[OrderKey] = []
         self.distinct_columns: list[int] = []
@@ -217,9 +224,10 @@ class _Root(SQLCompiler):
             self._set_up_groups()
         elif grouped and self.having and not self._groups_are_local():
             raise self._refuse_having()
-        if self.query.distinct and not self._has_pk(range(len(self.columns))):
-            if self.merges_groups:
-                raise refuse("distinct() on groups", "drop distinct(): groups are distinct")
+        if self.query.distinct and self.merges_groups:
+            raise refuse("distinct() on groups", "drop distinct(): groups are distinct")
+        is_distinct = self.query.distinct and not self.query.distinct_fields
+        if is_distinct and not self._has_pk(range(len(self.columns))):
             for expression, _, _ in self.select:
                 _refuse_time_and_chance(expression)
             self.distinct_columns = list(range(len(self.columns)))
@@ -227,14 +235,17 @@ class _Root(SQLCompiler):
             # mypy does not know that Django has resolved every entry of ORDER BY to an OrderBy by
             # now. So the type is ignored.
             self._add_order_key(resolved, sql)  # type: ignore[arg-type]  # resolved, so an expression
+        if self.query.distinct_fields and not self.options.existence:
+            self._set_up_distinct_on()
         if self.options.with_pk:
             self.pk_column = self._column(self.query.model._meta.pk.get_col(self._base_alias))
         # If SELECTs are joined by UNION ALL, an outer SELECT orders all their rows. So each SELECT
         # keeps its own ORDER BY only if it has a LIMIT. A statement for one shard (marks_rows is
-        # False) has no outer SELECT, so it keeps its ORDER BY too. No ORDER BY is kept if the
-        # merge combines groups, because the merge then sorts them.
+        # False) has no outer SELECT, so it keeps its ORDER BY too. DISTINCT ON keeps the first row in
+        # the order, so it needs the order. No ORDER BY is kept if the merge combines groups, because
+        # the merge then sorts them.
         keep_order = (
-            self.options.limit is not None or not self.marks_rows
+            self.options.limit is not None or not self.marks_rows or self.query.distinct_fields
         ) and not self.merges_groups
         if self.marks_rows and not self.options.counted:
             # The shard's index must be the last column, because ORDER BY and GROUP BY may name columns
@@ -250,7 +261,7 @@ class _Root(SQLCompiler):
         This method selects only the expression. DISTINCT then finds the same rows, because the
         expression determines the other column.
         """
-        if not self.query.distinct:
+        if not self.query.distinct or self.query.distinct_fields:
             return []
         extra = []
         selected = [_hashable(sql) for _, sql, _ in select]
@@ -294,7 +305,7 @@ class _Root(SQLCompiler):
         key = _hashable(sql)
         if key in self._sql:
             return self._sql.index(key)
-        if self.query.distinct:
+        if self.query.distinct and not self.query.distinct_fields:
             raise refuse("distinct() with this order", "order by columns that are selected")
         alias = f"__scatter{len(self.columns)}"
         self._added.append((expression, expression.select_format(self, *sql), alias))
@@ -323,9 +334,15 @@ class _Root(SQLCompiler):
             expression = expression.get_source_expressions()[0]
         if any(isinstance(part, compat.RANDOM_FUNCTIONS) for part in _parts(expression)):
             raise refuse("random order", "choose random rows in Python, or ask one shard")
+        if any(isinstance(part, compat.TIME_FUNCTIONS) for part in _parts(expression)):
+            raise refuse(
+                "an order that depends on Now()", "pass the time as a value (timezone.now())"
+            )
         parts: list[Any] = [expression]
         if isinstance(expression, ColPairs):
             parts = expression.get_cols()
+        # As the database does if the query does not say where NULLs are placed.
+        nulls_first = order.descending != self.connection.features.order_by_nulls_first
         for part in parts:
             column = self._column(part)
             if self.merges_groups:
@@ -338,9 +355,24 @@ class _Root(SQLCompiler):
                     if order.nulls_first
                     else False
                     if order.nulls_last
-                    else not order.descending,
+                    else nulls_first,
                 )
             )
+
+    def _set_up_distinct_on(self) -> None:
+        """Set the columns of DISTINCT ON.
+
+        The database keeps the first row of each set of rows that are equal in these columns. By its
+        rules, the query's order begins with them. So the merge keeps the first row, too.
+        """
+        # Django compiles the fields to SQL. Their number tells how many columns of the order they are.
+        fields = len(self.get_distinct()[0])
+        if len(self.order_keys) < fields:
+            raise refuse(
+                "distinct() on fields by which it is not ordered",
+                "let order_by() begin with these fields",
+            )
+        self.distinct_columns = [key.column for key in self.order_keys[:fields]]
 
     # -- Groups
 
@@ -420,7 +452,10 @@ def _refuse_time_and_chance(expression: Any) -> None:
 
     Their values differ from statement to statement, so rows of two statements cannot be compared.
     """
-    if any(isinstance(part, (Now, *compat.RANDOM_FUNCTIONS)) for part in _parts(expression)):
+    if any(
+        isinstance(part, (*compat.TIME_FUNCTIONS, *compat.RANDOM_FUNCTIONS))
+        for part in _parts(expression)
+    ):
         raise refuse(
             "groups or distinct rows that depend on Now() or Random()",
             "pass the time as a value (timezone.now())",

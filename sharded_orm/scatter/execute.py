@@ -20,9 +20,12 @@ from sharded_orm.scatter.failures import (
     Failures,
     concerns_one_shard,
     is_failure,
+    is_mismatch,
     is_node_gone,
+    is_too_large,
     may_be_the_query,
 )
+from sharded_orm.scatter.refusals import refuse
 
 if TYPE_CHECKING:
     from sharded_orm.scatter.comparison import Row
@@ -32,6 +35,14 @@ if TYPE_CHECKING:
 # The largest number of shards whose rows are read on demand at the same time. Each of these shards
 # needs a separate open connection.
 _MOST_OPEN = 100
+
+
+def _refuse_mismatch(error: DatabaseError) -> Exception:
+    return refuse(
+        f"columns that differ from shard to shard ({str(error).partition(chr(10))[0]})",
+        "create the type or the collation once in the database, outside of the shards' schemas, or"
+        " convert the value in the query (Cast, Collate)",
+    )
 
 
 def _node_wrapper(shard: Shard) -> Any:
@@ -65,7 +76,7 @@ class Executor:
     def __init__(
         self, plan: ScatterPlan, failures: Failures, chunk_size: int, *, stream: bool = False
     ) -> None:
-        self._failures = failures
+        self.failures = failures
         self._stream = stream
         self._open: list[Generator[Row, None, None]] = []
         self._chunk_size = chunk_size
@@ -164,7 +175,7 @@ class Executor:
                     rows_of.update(future.result())
         elif nodes or on_own_connection:
             rows_of.update(self._run_node(on_own_connection or nodes[0]))
-        self._failures.check()
+        self.failures.check()
         self._settle(len(statements))
         return rows_of
 
@@ -177,12 +188,12 @@ class Executor:
         """
         self._unsettled -= statements
         if self._doubt is not None and not self._answered and not self._unsettled:
-            raise self._failures.error(proven=False) from self._doubt
+            raise self.failures.error(proven=False) from self._doubt
 
     def _fail(self, branches: Iterable[Branch], error: DatabaseError) -> None:
         if may_be_the_query(error):
             self._doubt = error
-        self._failures.add([branch.shard for branch in branches], error)
+        self.failures.add([branch.shard for branch in branches], error)
 
     def _run_node(
         self, statements: Sequence[ShardStatement]
@@ -224,21 +235,23 @@ class Executor:
             if not started or not is_failure(error):
                 raise
             self._fail(statement.branches, error)
-            self._failures.check()
+            self.failures.check()
 
     def _run(self, statement: ShardStatement, branches: Sequence[Branch]) -> list[Row]:
         if cause := self._unreachable.get(statement.node):
-            self._failures.add([branch.shard for branch in branches], cause)
+            self.failures.add([branch.shard for branch in branches], cause)
             return []
-        if self._failures.hopeless:
+        if self.failures.hopeless:
             return []
         sql, params = statement.sql(branches)
         try:
-            rows = self._read(statement, sql, params)
+            rows = self.read(statement, sql, params)
         except DatabaseError as error:
+            if is_mismatch(error) and len(branches) > 1:
+                raise _refuse_mismatch(error) from error
             if not is_failure(error):
                 raise
-            if concerns_one_shard(error) and len(branches) > 1:
+            if (concerns_one_shard(error) or is_too_large(error)) and len(branches) > 1:
                 middle = len(branches) // 2
                 rows = self._run(statement, branches[:middle])
                 return [*rows, *self._run(statement, branches[middle:])]
@@ -254,7 +267,8 @@ class Executor:
         self._answered = True
         return rows
 
-    def _read(self, statement: ShardStatement, sql: str, params: Sequence[Any]) -> list[Row]:
+    def read(self, statement: ShardStatement, sql: str, params: Sequence[Any]) -> list[Row]:
+        """Run the query ``sql`` where ``statement`` runs, and return its rows."""
         if statement.alias is not None:
             with connections[statement.alias].cursor() as cursor:
                 cursor.execute(sql, params)
@@ -331,6 +345,6 @@ class Executor:
             if not is_failure(error):
                 raise
             self._fail([branch], error)
-            self._failures.check()
+            self.failures.check()
             if not settled:
                 self._settle(1)

@@ -66,6 +66,9 @@ class Facade:
         if hidden is not None:
             self._mixins = (VisibleRows, *self._mixins)
             self.connection.hidden_rows = hidden  # type: ignore[attr-defined]  # of our compilers
+            # A derived table has no primary key. So GROUP BY must have all columns, not only the key.
+            self.connection.features = copy.copy(wrapper.features)
+            self.connection.features.allows_group_by_selected_pks = False
         self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # for this one query
 
     def compiler(self, compiler_name: str) -> type[SQLCompiler]:

@@ -49,6 +49,21 @@ _SQLITE_STATE = frozenset({
     sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS,
     sqlite3.SQLITE_NOTADB,
 })  # fmt: skip
+# PostgreSQL's error codes (SQLSTATE) for a schema that does not exist, and for a missing table or
+# column, or a missing privilege. To a statement that names the schema of each table, a missing schema
+# is a missing table.
+_PG_SCHEMA = frozenset({"3F000"})
+_PG_SCHEMA_OR_QUERY = frozenset({"42P01", "42703", "42501"})
+# PostgreSQL's error codes, or their first two characters, for a failed connection: connection
+# exceptions, a wrong account, a database that does not exist, a server that shuts down or starts, too
+# many connections.
+_PG_NODE_GONE = ("08", "28", "3D", "57P01", "57P02", "57P03", "57P04", "53300")
+# PostgreSQL's error codes, or their first two characters, for a state of the server: too few
+# resources, cancelled (also by a timeout), errors of files, corrupt; locked, deadlock, read-only.
+_PG_STATE = ("53", "57", "58", "XX001", "XX002", "55P03", "55006", "40", "25006", "25P03")
+# PostgreSQL's error code if there is no memory for a statement's locks, among other reasons. It locks
+# each table and each index that it may read.
+_PG_OUT_OF_MEMORY = "53200"
 # Beginnings of SQLite's messages for a missing table or column. SQLite has no separate error codes
 # for these errors.
 _SQLITE_MISSING = ("no such table: ", "no such column: ")
@@ -106,6 +121,8 @@ def is_failure(error: Exception) -> bool:
         return True
     if (cause := _sqlite_error(error)) is not None:
         return _primary(cause) in _SQLITE_STATE
+    if (state := _sqlstate(error)) is not None:
+        return is_node_gone(error) or state in _PG_SCHEMA or state.startswith(_PG_STATE)
     code = _code(error)
     if not isinstance(code, int):
         # The error has no MySQL code. So it is an error of this package, such as
@@ -123,10 +140,15 @@ def may_be_the_query(error: BaseException) -> bool:
     if (cause := _sqlite_error(error)) is not None:
         missing = str(cause).startswith(_SQLITE_MISSING)
         return missing and _primary(cause) == sqlite3.SQLITE_ERROR
-    return _code(error) in _SCHEMA_OR_QUERY
+    return _sqlstate(error) in _PG_SCHEMA_OR_QUERY or _code(error) in _SCHEMA_OR_QUERY
 
 
 def is_node_gone(error: BaseException) -> bool:
+    state = _sqlstate(error)
+    if state is not None:
+        # The client library has no code for a connection that it has lost or could not make.
+        lost = state == "" and isinstance(error, OperationalError)
+        return lost or state.startswith(_PG_NODE_GONE)
     code = _code(error)
     # Codes from 2000 to 2999 are errors that MySQL's client library detects, such as a lost connection.
     return isinstance(code, int) and (code in _NODE_GONE or 2000 <= code < 3000)
@@ -141,8 +163,39 @@ def concerns_one_shard(error: BaseException) -> bool:
 
     The other shards of the same statement may then still answer.
     """
-    code = _code(error)
-    return code in _SCHEMA or code in _SCHEMA_OR_QUERY
+    code, state = _code(error), _sqlstate(error)
+    return (
+        code in _SCHEMA
+        or code in _SCHEMA_OR_QUERY
+        or state in _PG_SCHEMA
+        or state in _PG_SCHEMA_OR_QUERY
+    )
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether a statement for fewer shards may succeed."""
+    return _sqlstate(error) == _PG_OUT_OF_MEMORY
+
+
+def is_mismatch(error: BaseException) -> bool:
+    """Whether a UNION of shards has failed because a type or a collation of a column is an object of
+    each schema, so that the shards have different ones.
+    """
+    # datatype_mismatch and indeterminate_collation
+    return _sqlstate(error) in ("42804", "42P22")
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    """Return PostgreSQL's code of ``error``; "" if the client library has detected the error.
+
+    Return None if ``error`` is an error of this package, or not one of PostgreSQL.
+    """
+    if isinstance(error, ShardedOrmError):
+        return None
+    for exc in (error, error.__cause__):
+        if exc is not None and hasattr(exc, "sqlstate"):
+            return exc.sqlstate or ""
+    return None
 
 
 def _sqlite_error(error: BaseException) -> sqlite3.Error | None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sharded_orm.scatter.partial_aggregates import Merger
+from sharded_orm.scatter.ranking import Ranking
 
 if TYPE_CHECKING:
     from sharded_orm.scatter.comparison import Comparison, Row
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
+
+# The number of rows of a stream whose values a server ranks at a time.
+ROUND = 5000
 
 
 def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
@@ -25,16 +30,67 @@ def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
     if template is None:
         return iter(())
     comparison = plan.comparison
+    ranking = Ranking(plan, executor)
     if template.merges_groups:
-        return iter(_groups(plan, executor.chained()))
+        return iter(_groups(plan, ranking, executor.chained()))
     rows: Iterator[Row]
-    if template.order:
+    columns = [key.column for key in template.order]
+    if ranking.is_needed(columns):
+        rows = _merged_by_ranks(
+            executor.streams(), comparison.order(template.order), columns, ranking
+        )
+    elif template.order:
         rows = heapq.merge(*executor.streams(), key=comparison.order(template.order))
     else:
         rows = executor.chained()
     if template.distinct:
+        if ranking.is_needed_for_equality(template.distinct):
+            rows = iter(all_rows := list(rows))
+            ranking.rank(all_rows, equality=template.distinct)
         rows = _distinct(rows, comparison, template.distinct)
     return rows
+
+
+def _merged_by_ranks(
+    streams: Sequence[Iterator[Row]],
+    key: Callable[[Row], Any],
+    columns: Sequence[int],
+    ranking: Ranking,
+) -> Iterator[Row]:
+    """Merge sorted streams by values that a server ranks.
+
+    Works in rounds: each round ranks the next rows of all streams, and yields rows until all that it
+    has of one stream are used up.
+
+    :param columns: the numbers of the columns that ``key`` reads.
+    """
+    if len(streams) == 1:
+        yield from streams[0]
+        return
+    ended = [False] * len(streams)
+    buffers: list[deque[Row]] = [deque() for _ in streams]
+    while True:
+        for number, buffer in enumerate(buffers):
+            if not ended[number]:
+                wanted = ROUND - len(buffer)
+                more = list(islice(streams[number], wanted))
+                buffer += more
+                ended[number] = len(more) < wanted
+        ranking.rank([row for buffer in buffers for row in buffer], order=columns)
+        heads = [(key(buffer[0]), number) for number, buffer in enumerate(buffers) if buffer]
+        heapq.heapify(heads)
+        while heads:
+            _, number = heads[0]
+            buffer = buffers[number]
+            yield buffer.popleft()
+            if buffer:
+                heapq.heapreplace(heads, (key(buffer[0]), number))
+            elif ended[number]:
+                heapq.heappop(heads)
+            else:
+                break
+        else:
+            return
 
 
 def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
@@ -55,13 +111,17 @@ def _distinct(rows: Iterable[Row], comparison: Comparison, columns: Sequence[int
             yield row
 
 
-def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
+def _groups(plan: ScatterPlan, ranking: Ranking, rows: Iterable[Row]) -> list[Row]:
     """Return one merged row for each group of GROUP BY, in the query's order.
 
-    Holds all merged rows in memory.
+    Holds all merged rows in memory. Holds the rows of all shards if a server ranks their values.
     """
     template, comparison = plan.template, plan.comparison
     assert template is not None
+    extremes = [column for partial in template.partials for column in partial.compared]
+    if ranking.is_needed_for_equality(template.groups) or ranking.is_needed(extremes):
+        rows = list(rows)
+        ranking.rank(rows, order=extremes, equality=template.groups)
     identity = comparison.identity(template.groups)
     merger = Merger(template.partials, comparison)
     groups: dict[tuple[Any, ...], list[Any]] = {}
@@ -76,5 +136,6 @@ def _groups(plan: ScatterPlan, rows: Iterable[Row]) -> list[Row]:
     for whole in merged_rows:
         merger.finish(whole)
     if template.order:
+        ranking.rank(merged_rows, order=[order.column for order in template.order])
         merged_rows.sort(key=comparison.order(template.order))
     return list(merged_rows)

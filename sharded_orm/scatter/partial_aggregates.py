@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,13 +13,9 @@ from django.db.models.functions import Coalesce
 
 from sharded_orm import compat
 from sharded_orm.backends.features import ShardFeatures
+from sharded_orm.scatter.arithmetic import Divide, add, divider, quotient
 from sharded_orm.scatter.comparison import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
-
-# The number of decimal places that MariaDB and MySQL add to a quotient: the default of their
-# setting div_precision_increment.
-_QUOTIENT_SCALE = 4
-_EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +26,22 @@ class Partial:
     merge over the shards. For avg, these are a column with the sum and one with the count;
     otherwise, one column with the aggregate itself. If the merged value is NULL, the result is the
     value that a shard sent in ``column``, such as the default of ``Sum(..., default=0)``.
+    ``divide`` computes an average.
     """
 
     column: int
     kind: str
     parts: tuple[int, ...]
-    duration: bool = False
+    divide: Divide = quotient
 
     @property
     def compared(self) -> tuple[int, ...]:
         return self.parts if self.kind in ("min", "max") else ()
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The numbers of the columns with sums, which are added."""
+        return self.parts[:1] if self.kind in ("sum", "avg") else ()
 
 
 def partial_of(
@@ -72,12 +73,8 @@ def partial_of(
     (source,), condition = compat.arguments_of(aggregate)
     total = Sum(source, filter=condition)
     count = Count(source, filter=condition)
-    # On databases with averages_durations_to_integers, Django casts the average of durations to an
-    # integer. The merge must do the same.
-    duration = features.averages_durations_to_integers and isinstance(
-        aggregate.output_field, DurationField
-    )
-    return Partial(column, "avg", (add_column(total), add_column(count)), duration)
+    divide = divider(features, duration=isinstance(aggregate.output_field, DurationField))
+    return Partial(column, "avg", (add_column(total), add_column(count)), divide)
 
 
 def _refuse(expression: Any) -> Exception:
@@ -111,7 +108,7 @@ class Merger:
                 if partial.kind in ("min", "max"):
                     self._extreme(partial.kind, part, whole, row)
                 else:
-                    whole[part] = _sum(whole[part], row[part])
+                    self._comparison.add(part, row, whole)
 
     def _extreme(self, kind: str, part: int, whole: list[Any], row: Row) -> None:
         if row[part] is None:
@@ -131,22 +128,13 @@ class Merger:
         for partial in self._partials:
             target = partial.column
             if partial.kind == "avg":
-                total, count = (whole[part] for part in partial.parts)
-                if count:
-                    whole[target] = quotient(total, count, duration=partial.duration)
+                total, count = partial.parts
+                if whole[count]:
+                    self._comparison.average(whole, total, whole[count], target, partial.divide)
                 continue
             (part,) = partial.parts
-            value = whole[part]
-            if part != partial.column and value is not None:
-                whole[target] = value
-
-
-def _sum(left: Any, right: Any) -> Any:
-    if left is None or right is None:
-        return right if left is None else left
-    if isinstance(left, Decimal) and isinstance(right, Decimal):
-        return _EXACT.add(left, right)
-    return left + right
+            if part != target and whole[part] is not None:
+                self._comparison.copy(whole, part, target)
 
 
 def total_of(values: Iterable[Any]) -> tuple[Any, int]:
@@ -158,20 +146,5 @@ def total_of(values: Iterable[Any]) -> tuple[Any, int]:
     for value in values:
         count += 1
         if isinstance(value, int | float | Decimal):
-            total = _sum(total, value)
+            total = add(total, value)
     return total, count
-
-
-def quotient(total: Any, count: int, *, duration: bool = False) -> Any:
-    """Return ``total / count`` as the database computes ``AVG``.
-
-    If ``duration`` is true, the result is rounded to an integer. Otherwise, if ``total`` is a
-    Decimal, the result is a Decimal with four more decimal places. All other results are floats.
-    """
-    if duration:
-        value = _EXACT.divide(Decimal(total), count)
-        return int(value.to_integral_value(decimal.ROUND_HALF_UP))
-    if not isinstance(total, Decimal):
-        return float(total) / count
-    scale = -int(total.as_tuple().exponent) + _QUOTIENT_SCALE
-    return _EXACT.quantize(_EXACT.divide(total, count), Decimal(1).scaleb(-scale))

@@ -24,6 +24,7 @@ from sharded_orm.scatter.comparison import (
 from sharded_orm.scatter.compile import CompileOptions, Template, compile_query
 from sharded_orm.scatter.facade import PK_MARK, SCHEMA_MARK, SHARD_MARK
 from sharded_orm.scatter.failures import Failures, is_failure
+from sharded_orm.scatter.ranked_comparison import RankedComparison
 from sharded_orm.scatter.refusals import refuse
 
 if TYPE_CHECKING:
@@ -104,12 +105,8 @@ class ShardStatement:
         if not self.union:
             (branch,) = branches
             return _fill(branch, None), list(branch.params)
-        params: list[Any] = []
-        parts = []
-        for branch in branches:
-            parts.append(f"({_fill(branch, _quote(branch.shard.schema))})")
-            params += branch.params
-        return self.outer.sql(" UNION ALL ".join(parts)), params
+        sql, params = union_sql(branches)
+        return self.outer.sql(sql), params
 
 
 @dataclass(frozen=True)
@@ -118,46 +115,64 @@ class Outer:
     texts.
 
     ``columns`` is the number of columns of a branch (the SELECT for one shard), without the column
-    of the shard's index. ``weighted`` are the numbers of the text columns whose sort weights
-    (``WEIGHT_STRING``) are selected too.
+    of the shard's index. ``weights`` is the SQL of what is selected in addition, such as sort
+    weights. ``nulls_smallest`` is true if the database sorts NULL before all values; if false, it
+    sorts NULL after them and has NULLS FIRST and NULLS LAST.
     """
 
     columns: int
-    weighted: tuple[int, ...] = ()
+    weights: tuple[str, ...] = ()
     order: tuple[OrderKey, ...] = ()
     limit: int | None = None
+    nulls_smallest: bool = True
 
     def sql(self, union: str) -> str:
-        if not self.weighted and not self.order and self.limit is None:
+        if not self.weights and not self.order and self.limit is None:
             return union
-        names = ", ".join([*(f"c{i}" for i in range(self.columns)), "s"])
-        selected = [names]
-        for column in self.weighted:
-            name = f"c{column}"
-            selected.append(
-                f"WEIGHT_STRING({name}), WEIGHT_STRING(CONCAT(LEFT({name}, 0), ' ')),"
-                f" COLLATION({name})"
-            )
-        # The WITH clause gives names to the columns of the union. It stands inside a SELECT,
-        # because the database backend takes a statement that begins with WITH for a possible write.
-        # The backend repeats only reads after a lost connection.
-        sql = f"SELECT {', '.join(selected)} FROM (WITH v ({names}) AS ({union}) SELECT * FROM v) u"
+        selected = ", ".join([column_names(self.columns), *self.weights])
+        sql = f"SELECT {selected} FROM ({named_union(union, self.columns)}) u"
         if self.order:
-            sql += " ORDER BY " + ", ".join([*map(_order_sql, self.order), "s"])
+            sql += " ORDER BY " + ", ".join([*map(self._order_sql, self.order), "s"])
         if self.limit is not None:
             sql += f" LIMIT {self.limit:d}"
         return sql
 
+    def _order_sql(self, key: OrderKey) -> str:
+        sql = f"c{key.column} {'DESC' if key.descending else 'ASC'}"
+        if key.nulls_first == (key.descending != self.nulls_smallest):
+            return sql
+        if self.nulls_smallest:
+            return f"c{key.column} IS {'NOT ' * key.nulls_first}NULL, {sql}"
+        return f"{sql} NULLS {'FIRST' if key.nulls_first else 'LAST'}"
 
-def _order_sql(key: OrderKey) -> str:
-    name = f"c{key.column}"
-    natural = not key.descending  # NULLs come first in an ascending order
-    nulls = "" if key.nulls_first == natural else f"{name} IS {'NOT ' * key.nulls_first}NULL, "
-    return f"{nulls}{name} {'DESC' if key.descending else 'ASC'}"
+
+def column_names(columns: int) -> str:
+    """Return the names of the columns of a union: ``c0``, ``c1``, …, and ``s`` for the shard's index."""
+    return ", ".join([*(f"c{i}" for i in range(columns)), "s"])
 
 
-def _quote(schema: str) -> str:
-    quoted = "`" + schema.replace("`", "``") + "`"
+def named_union(union: str, columns: int) -> str:
+    """Return a SELECT that gives names to the columns of a union."""
+    # The WITH clause names the columns. It stands inside a SELECT, because the database backend takes
+    # a statement that begins with WITH for a possible write. The backend repeats only reads after a
+    # lost connection.
+    return f"WITH v ({column_names(columns)}) AS ({union}) SELECT * FROM v"
+
+
+def union_sql(branches: Sequence[Branch]) -> tuple[str, list[Any]]:
+    """Return the UNION ALL of ``branches``, and its parameters."""
+    params: list[Any] = []
+    parts = []
+    for branch in branches:
+        ops = branch.template.compiler.connection.ops
+        parts.append(f"({_fill(branch, _quote(ops, branch.shard.schema))})")
+        params += branch.params
+    return " UNION ALL ".join(parts), params
+
+
+def _quote(ops: Any, schema: str) -> str:
+    mark = ops.quote_name("x")[0]
+    quoted = f"{mark}{schema.replace(mark, mark * 2)}{mark}"
     return quoted.replace("%", "%%")
 
 
@@ -254,13 +269,14 @@ def make_plan(
 
 
 def _outer(template: Template, comparison: Comparison, options: CompileOptions) -> Outer:
-    width, weighted = len(template.columns), comparison.weighted
+    width, weights = len(template.columns), comparison.weights
     if template.merges_groups:
-        return Outer(width, weighted)
+        return Outer(width, weights)
     # With DISTINCT, the server must not apply the limit. Equal rows of two shards are removed only
     # later, by the merge, so the server would count them twice.
     limit = None if template.distinct else options.limit
-    return Outer(width, weighted, template.order, limit)
+    nulls_smallest = template.compiler.connection.features.order_by_nulls_first
+    return Outer(width, weights, template.order, limit, nulls_smallest)
 
 
 def _compile(target: Target, options: CompileOptions) -> Template | None:
@@ -308,6 +324,13 @@ def _comparison(branch: Branch) -> Comparison:
             template.columns,
             template.compared,
             uuid_version=connection.mysql_version if native else None,
+        )
+    if compared_by == "ranks":
+        return RankedComparison(
+            template.columns,
+            template.compared,
+            template.summed,
+            reads_utc=connection.timezone is not None and connection.timezone_name == "UTC",
         )
     raise refuse(f"the database {connection.vendor!r}", "ask one shard")
 

@@ -40,7 +40,5 @@ def check(query: Query) -> None:
         raise refuse(
             "select_for_update()", "lock rows of one shard, in a transaction on that shard"
         )
-    if query.distinct_fields:
-        raise refuse("distinct() on fields", "use values(*fields).distinct()")
     if query.extra or query.extra_order_by or query.extra_tables:
         raise refuse("extra()", "write it with expressions, or ask one shard")

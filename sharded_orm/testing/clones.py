@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+from django.db.utils import load_backend
+
+from sharded_orm import database_settings
+from sharded_orm.models.after_migrate.auto_increment import first_ids
 from sharded_orm.topology.model import Shard
 
 
@@ -58,3 +64,73 @@ class Cloner(ABC):
     @abstractmethod
     def drop(self, shards: Iterable[Shard]) -> None:
         """Drop the databases of ``shards``. A database that does not exist is ignored."""
+
+
+class ServerCloner(Cloner):
+    """Creates test shards on servers, with one session for each node."""
+
+    def __init__(self) -> None:
+        # Open cursors, keyed by the name of the node. They are closed at the end of the outermost
+        # ``with`` block of batch().
+        self._cursors: dict[str, Any] = {}
+        self._in_batch = False
+
+    @abstractmethod
+    def _open(self, shard: Shard) -> Any:
+        """Return a cursor with a session of its own on the shard's node. No schema is selected."""
+
+    @abstractmethod
+    def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
+        """Drop those of ``schemas`` that exist.
+
+        :param cursor: a cursor on the node of the schemas.
+        """
+
+    def drop(self, shards: Iterable[Shard]) -> None:
+        by_node: defaultdict[str, dict[str, Shard]] = defaultdict(dict)
+        for shard in shards:
+            by_node[shard.node][shard.schema] = shard
+        for by_schema in by_node.values():
+            with self._cursor(next(iter(by_schema.values()))) as cursor:
+                self._drop(cursor, by_schema.keys())
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        if self._in_batch:
+            yield
+            return
+        self._in_batch = True
+        try:
+            yield
+        finally:
+            self._in_batch = False
+            cursors, self._cursors = self._cursors, {}
+            for cursor in cursors.values():
+                cursor.db.close()
+
+    @contextmanager
+    def _cursor(self, shard: Shard) -> Iterator[Any]:
+        """Return a context manager that gives a cursor on the shard's node.
+
+        The cursor has a session of its own. Within a ``with`` block of :meth:`batch`, each call for
+        the same node gives the same cursor, whose session is closed at the end of that block. So
+        an earlier call may have selected a current schema.
+        """
+        with self.batch():
+            if shard.node not in self._cursors:
+                self._cursors[shard.node] = self._open(shard)
+            yield self._cursors[shard.node]
+
+    @staticmethod
+    def _begin_counters(cursor: Any, shard: Shard, tables: Collection[str]) -> None:
+        """Make the counters of tables with packed ids begin at the shard's first id.
+
+        A packed id contains the number of its shard, so the first id differs from shard to shard.
+
+        :param cursor: a cursor in the shard's schema.
+        :param tables: the tables that the shard has.
+        """
+        firsts = {table: first for table, first in first_ids(shard).items() if table in tables}
+        if firsts:
+            engine = load_backend(database_settings.shard_settings(shard)["ENGINE"])
+            engine.DatabaseWrapper.ops_class.raise_counters(cursor, firsts)

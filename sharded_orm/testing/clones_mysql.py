@@ -6,9 +6,7 @@ The definitions and rows of the template schema are read once. Each test shard i
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +14,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.utils import load_backend
 
 from sharded_orm import database_settings
-from sharded_orm.models.after_migrate.auto_increment import first_ids
-from sharded_orm.testing.clones import Cloner
+from sharded_orm.testing.clones import ServerCloner
 from sharded_orm.topology.aliases import complete
 from sharded_orm.topology.model import Shard
 
@@ -42,15 +39,12 @@ class _Template:
     numbered: list[str] = field(default_factory=list)
 
 
-class MySQLCloner(Cloner):
+class MySQLCloner(ServerCloner):
     """Creates each test shard as a schema on the shard's node, from a template on any node."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._template = _Template()
-        # Open cursors, keyed by the name of the node. They are closed at the end of the outermost
-        # ``with`` block of batch().
-        self._cursors: dict[str, Any] = {}
-        self._in_batch = False
 
     def create_template(self, template: Shard, *, keep: bool) -> None:
         with self._cursor(template) as cursor:
@@ -96,17 +90,7 @@ class MySQLCloner(Cloner):
             for definition in self._template.definitions.values():
                 cursor.execute(definition)
             self._insert_rows(cursor)
-            self._begin_counters(cursor, shard)
-
-    def _begin_counters(self, cursor: Any, shard: Shard) -> None:
-        """Make the AUTO_INCREMENT counters of tables with packed ids begin at the shard's first id.
-
-        A packed id contains the number of its shard, so the first id differs from shard to shard.
-        """
-        firsts = first_ids(shard)
-        cursor.db.ops.raise_counters(
-            cursor, {t: first for t, first in firsts.items() if t in self._template.tables}
-        )
+            self._begin_counters(cursor, shard, self._template.tables)
 
     def _has_same_tables(self, cursor: Any, shard: Shard) -> bool:
         cursor.execute("SHOW DATABASES LIKE %s", [_like(shard.schema)])
@@ -130,7 +114,7 @@ class MySQLCloner(Cloner):
             if filled:
                 cursor.execute(f"DELETE FROM {_quoted(table)}")
         self._insert_rows(cursor)
-        self._begin_counters(cursor, shard)
+        self._begin_counters(cursor, shard, self._template.tables)
 
     def _insert_rows(self, cursor: Any) -> None:
         for insert, rows in self._template.rows.values():
@@ -142,51 +126,21 @@ class MySQLCloner(Cloner):
                 cursor.execute(f"USE {_quoted(shard.schema)}")
                 for table in self._template.numbered:
                     cursor.execute(f"ALTER TABLE {_quoted(table)} AUTO_INCREMENT = 1")
-                self._begin_counters(cursor, shard)
+                self._begin_counters(cursor, shard, self._template.tables)
 
-    def drop(self, shards: Iterable[Shard]) -> None:
-        by_node: defaultdict[str, dict[str, Shard]] = defaultdict(dict)
-        for shard in shards:
-            by_node[shard.node][shard.schema] = shard
-        for by_schema in by_node.values():
-            with self._cursor(next(iter(by_schema.values()))) as cursor:
-                cursor.execute("SHOW DATABASES")
-                for (schema,) in cursor.fetchall():
-                    if schema in by_schema:
-                        cursor.execute(f"DROP DATABASE {_quoted(schema)}")
+    def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
+        cursor.execute("SHOW DATABASES")
+        for (schema,) in cursor.fetchall():
+            if schema in schemas:
+                cursor.execute(f"DROP DATABASE {_quoted(schema)}")
 
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        if self._in_batch:
-            yield
-            return
-        self._in_batch = True
-        try:
-            yield
-        finally:
-            self._in_batch = False
-            cursors, self._cursors = self._cursors, {}
-            for cursor in cursors.values():
-                cursor.db.close()
-
-    @contextmanager
-    def _cursor(self, shard: Shard) -> Iterator[Any]:
-        """Return a context manager that gives a cursor on the shard's node, with foreign key checks
-        off.
-
-        The cursor has a session of its own. Within a ``with`` block of :meth:`batch`, each call for
-        the same node gives the same cursor, whose session is closed at the end of that block. So
-        an earlier call may have selected a current schema.
-        """
-        with self.batch():
-            if shard.node not in self._cursors:
-                settings = complete({**database_settings.shard_settings(shard), "NAME": None})
-                engine = load_backend(settings["ENGINE"])
-                cursor: Any = engine.DatabaseWrapper(settings, NO_DB_ALIAS).cursor()
-                self._cursors[shard.node] = cursor
-                # Foreign key checks are off because a table may refer to a table that is created later.
-                cursor.execute("SET foreign_key_checks = 0")
-            yield self._cursors[shard.node]
+    def _open(self, shard: Shard) -> Any:
+        settings = complete({**database_settings.shard_settings(shard), "NAME": None})
+        engine = load_backend(settings["ENGINE"])
+        cursor: Any = engine.DatabaseWrapper(settings, NO_DB_ALIAS).cursor()
+        # Foreign key checks are off because a table may refer to a table that is created later.
+        cursor.execute("SET foreign_key_checks = 0")
+        return cursor
 
 
 def _definitions(cursor: Any, schema: str) -> dict[str, str]:

@@ -272,8 +272,14 @@ def _flush(wrapper: Any) -> None:
 
 
 def _cloner(connection: Any) -> Cloner:
-    if features_of(connection).shards_are_files:
+    features = features_of(connection)
+    if features.shards_are_files:
         return SQLiteCloner()
+    # These import the drivers.
+    if features.shards_share_database:
+        from sharded_orm.testing.clones_postgresql import PostgreSQLCloner
+
+        return PostgreSQLCloner()
     from sharded_orm.testing.clones_mysql import MySQLCloner
 
     return MySQLCloner()

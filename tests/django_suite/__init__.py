@@ -2,8 +2,8 @@
 
 ``python -m tests.django_suite`` takes ``tests/`` from the source distribution of the
 Django that is installed and compares two sides test by test: the stock backend and ours, with
-two databases as ``default`` and ``other``. With ``--backend mysql`` (default) they are schemas of
-one server, with ``--backend sqlite`` in memory. A test that passes on stock has to pass on ours,
+two databases as ``default`` and ``other``. With ``--backend mysql`` (default) and ``--backend
+postgresql`` they are databases of one server, with ``--backend sqlite`` in memory. A test that passes on stock has to pass on ours,
 or to be in ``exceptions.toml`` with a decision.
 
 ``runtests.py`` runs once for each side and chunk of labels. With ``--keep FOLDER`` a second run
@@ -22,5 +22,7 @@ Limits of the comparison:
   is missing are skipped on both.
 - The aliases are explicit ones; shards, groups and routing have tests of their own.
 - One thread does most of the work, so the pool hands out the same session again and again.
-  With ``--scramble`` our pool (MySQL) opens several and leases one of them at random.
+  With ``--scramble`` our pool (MySQL, PostgreSQL) opens several and leases one of them at random.
+- With ``--pgbouncer`` our side is behind a PgBouncer, and the stock side is not: it does not work
+  there.
 """

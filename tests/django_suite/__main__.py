@@ -1,7 +1,7 @@
 """Compares the two sides: ``python -m tests.django_suite [--backend NAME] [--all] [LABEL…]``.
 
 For MySQL it uses the first server of ``SHARDED_ORM_TEST_MYSQL`` (``python -m
-tests.services.mariadb -- COMMAND``) or starts a private one. The exit code is 1 if a test passes
+tests.services.mariadb -- COMMAND``) or starts a private one, and alike for PostgreSQL. The exit code is 1 if a test passes
 on stock and not on ours without being documented, or if a run did not come to its end.
 """
 
@@ -16,13 +16,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.django_suite import report, source
-from tests.django_suite.backends import BACKENDS, Side
+from tests.django_suite.backends import BACKENDS, Backend, Side
 from tests.django_suite.compare import differences, lost, read_allowed
 from tests.django_suite.labels import LABELS, chunks, every_label
 from tests.django_suite.run import FolderInUse, Plan, Run, alone, load_time_zones, run, together
 from tests.services import ServiceMissing, mariadb, required
+from tests.services.addresses import ServerAddress
+from tests.services.pgbouncer import poolers
 
 _HERE = Path(__file__).parent
 _DECISIONS = _HERE.parent.parent / "docs" / "decisions"
@@ -42,6 +45,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--scramble", type=int, default=0, metavar="N",
                         help="our pool leases one of N sessions at random")  # fmt: skip
+    parser.add_argument(
+        "--pgbouncer",
+        action="store_true",
+        help="PgBouncer in transaction mode between our side and the server",
+    )
     parser.add_argument("--cache", type=Path, default=source.default_cache(), metavar="FOLDER",
                         help="where the source of Django is kept (default: %(default)s)")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="FOLDER",
@@ -55,6 +63,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--chunk {options.chunk}: a chunk has at least one label")
     if options.scramble and not BACKENDS[options.backend].pooled:
         parser.error(f"--scramble: our {options.backend} backend has no pool; leave it out")
+    if options.pgbouncer and not BACKENDS[options.backend].behind_pooler:
+        parser.error(f"--pgbouncer: it is no pooler for {options.backend}; leave it out")
     return options
 
 
@@ -72,7 +82,8 @@ def main() -> int:
                 print(exc)
                 return 1
         try:
-            server = stack.enter_context(_server()) if backend.on_server else None
+            server = stack.enter_context(_server(backend))
+            pooler = stack.enter_context(_pooler(server if options.pgbouncer else None))
         except ServiceMissing as exc:
             print(exc)
             return 1 if required() else 0
@@ -80,6 +91,7 @@ def main() -> int:
             source=source.unpack(source.fetch(options.cache), folder),
             backend=backend,
             server=server,
+            pooler=pooler,
             folder=options.keep.resolve() if options.keep else folder,
             parallel=options.parallel,
             timeout=options.timeout,
@@ -90,11 +102,24 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def _server() -> Iterator[mariadb.Address]:
-    if running := mariadb.addresses_from_environment():
+def _server(backend: Backend) -> Iterator[ServerAddress | None]:
+    """The server of ``backend``: one that runs already, or a private one. None if it needs none."""
+    if backend.service is None:
+        yield None
+    elif running := backend.service.addresses_from_environment():
         yield running[0]
     else:
-        with mariadb.servers(1) as started:
+        with backend.service.servers(1) as started:
+            yield started[0].address
+
+
+@contextlib.contextmanager
+def _pooler(server: Any) -> Iterator[ServerAddress | None]:
+    """A PgBouncer in front of ``server``; None if there is none."""
+    if server is None:
+        yield None
+    else:
+        with poolers([server]) as started:
             yield started[0].address
 
 
@@ -106,7 +131,7 @@ def compare(plan: Plan, parts: Sequence[Sequence[str]]) -> int:
     def progress(where: str, text: str) -> None:
         print(f"{time.monotonic() - began:6.0f}s {where}: {text}", file=sys.stderr, flush=True)
 
-    if plan.server and not load_time_zones(plan.server):
+    if plan.backend.service is mariadb and not load_time_zones(plan.server):
         progress("server", "no names of time zones: the tests that need them are skipped")
     runs: dict[Side, list[Run]] = {plan.backend.stock: [], plan.backend.ours: []}
     for number, labels in enumerate(parts, 1):

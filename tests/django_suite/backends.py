@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
-from tests.services.mariadb import Address
+from tests.services import mariadb, postgresql
+from tests.services.addresses import ServerAddress
 
 #: The aliases that the suite uses.
 ALIASES = ("default", "other")
@@ -28,16 +30,18 @@ class Backend:
     name: str
     stock: Side
     ours: Side
-    #: Whether the schemas are on a server; otherwise the databases are in memory.
-    on_server: bool
+    #: The module with the servers on which the databases are; None: they are in memory.
+    service: ModuleType | None = None
     #: Whether our side has a pool of sessions, which ``--scramble`` needs.
-    pooled: bool
+    pooled: bool = False
+    #: Whether our side can work behind a pooler, which ``--pgbouncer`` starts.
+    behind_pooler: bool = False
     #: More of ``DATABASES[…]["TEST"]``.
     test: dict[str, Any] = field(default_factory=dict)
 
-    def databases(self, side: Side, server: Address | None) -> dict[str, dict[str, Any]]:
+    def databases(self, side: Side, server: ServerAddress | None) -> dict[str, dict[str, Any]]:
         """Return ``DATABASES``, as the suite's documentation asks for."""
-        if not self.on_server:
+        if not self.service:
             return {alias: {"ENGINE": side.engine} for alias in ALIASES}
         # Strings, as dbshell and others expect of settings.
         address = {key: str(value) for key, value in server.django().items()} if server else {}
@@ -59,7 +63,7 @@ BACKENDS = {
             "mysql",
             Side("stock", "django.db.backends.mysql", "suite_django"),
             Side("ours", "sharded_orm.backends.mysql", "suite_leased"),
-            on_server=True,
+            service=mariadb,
             pooled=True,
             test={"CHARSET": "utf8mb4"},
         ),
@@ -67,8 +71,14 @@ BACKENDS = {
             "sqlite",
             Side("stock", "django.db.backends.sqlite3", ""),
             Side("ours", "sharded_orm.backends.sqlite3", ""),
-            on_server=False,
-            pooled=False,
+        ),
+        Backend(
+            "postgresql",
+            Side("stock", "django.db.backends.postgresql", "suite_django"),
+            Side("ours", "sharded_orm.backends.postgresql", "suite_leased"),
+            service=postgresql,
+            pooled=True,
+            behind_pooler=True,
         ),
     )
 }

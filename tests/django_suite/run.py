@@ -29,7 +29,7 @@ from tests.django_suite import source
 from tests.django_suite.backends import Backend, Side
 from tests.django_suite.compare import Outcomes, read_outcomes
 from tests.services import find_program, keeper
-from tests.services.mariadb import Address
+from tests.services.addresses import ServerAddress
 
 _INSIDE = Path(__file__).parent / "inside"
 _PROGRESS = 30.0  # seconds between two progress lines
@@ -46,7 +46,7 @@ class Plan:
     source: Path
     backend: Backend
     #: None: the backend needs none.
-    server: Address | None
+    server: ServerAddress | None
     #: The folder for results and logs.
     folder: Path
     #: Number of processes, as for the option of ``runtests.py``.
@@ -55,6 +55,8 @@ class Plan:
     timeout: float = 3600.0
     #: Lease one of this many sessions at random (our backend only); 0: do not.
     scramble: int = 0
+    #: Through which our side reaches the server, if not directly.
+    pooler: ServerAddress | None = None
 
 
 @dataclass(frozen=True)
@@ -179,15 +181,18 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _options(plan: Plan, side: Side, server: Address | None) -> dict[str, Any]:
+def _options(plan: Plan, side: Side, server: ServerAddress | None) -> dict[str, Any]:
+    is_ours = side is plan.backend.ours
     return {
         "databases": plan.backend.databases(side, server),
-        "scramble": plan.scramble if side is plan.backend.ours else 0,
+        "scramble": plan.scramble if is_ours else 0,
+        "pooled": bool(plan.pooler) and is_ours,
     }
 
 
 def _environment(plan: Plan, side: Side, results: Path) -> dict[str, str]:
-    options = {**_options(plan, side, plan.server), "results": str(results)}
+    server = plan.pooler if plan.pooler and side is plan.backend.ours else plan.server
+    options = {**_options(plan, side, server), "results": str(results)}
     env = {key: value for key, value in os.environ.items() if not key.startswith("DJANGO_")}
     path = [plan.source, _INSIDE, _package_alone(plan.source.parent)]
     env["PYTHONPATH"] = os.pathsep.join(map(str, path))
@@ -261,7 +266,7 @@ def _trouble(code: int | None, timeout: float, outcomes: Outcomes) -> str:
     return f"the run {how}{where}"
 
 
-def load_time_zones(server: Address) -> bool:
+def load_time_zones(server: ServerAddress) -> bool:
     """Load the names of time zones into the server; without them tests are skipped.
 
     Return False if the programs for it are missing.

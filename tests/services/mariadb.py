@@ -12,22 +12,18 @@ runs COMMAND with the addresses in ``SHARDED_ORM_TEST_MYSQL`` (a JSON list of
 
 from __future__ import annotations
 
-import argparse
-import atexit
 import contextlib
-import json
 import os
-import shutil
-import signal
 import socket
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.services import ServiceMissing, find_program, required
-from tests.services.server import HOST, PrivateServer, run_to_end, running
+from tests.services import find_program
+from tests.services.addresses import ServerAddress, environment_of, read_environment
+from tests.services.command import run_with_servers
+from tests.services.server import HOST, DataTemplate, PrivateServer, running
 
 ENVIRONMENT = "SHARDED_ORM_TEST_MYSQL"
 USER = "tester"
@@ -51,26 +47,12 @@ _OPTIONS = {
     "collation-server": "utf8mb4_general_ci",
 }
 
-_templates: list[Path] = []
+_template = DataTemplate()
 
 
 @dataclass(frozen=True)
-class Address:
-    """Host and port of a server, and an account that may do everything."""
-
-    host: str
-    port: int
-    user: str
-    password: str
-
-    def django(self) -> dict[str, Any]:
-        """Return the part of an entry of ``DATABASES`` or of a node that names the server."""
-        return {
-            "HOST": self.host,
-            "PORT": self.port,
-            "USER": self.user,
-            "PASSWORD": self.password,
-        }
+class Address(ServerAddress):
+    """Where a server is, also for its driver."""
 
     def mysqldb(self) -> dict[str, Any]:
         """Return the keyword arguments for ``MySQLdb.connect``."""
@@ -82,35 +64,39 @@ class Address:
         }
 
 
+def find() -> str:
+    """Return the path of the server's program.
+
+    :raises ServiceMissing: it is not installed.
+    """
+    return find_program("MariaDB", "mariadbd", "mysqld")
+
+
 class MariaDBServer(PrivateServer):
     """A private MariaDB server. Keyword arguments are options of ``mariadbd``."""
 
     service = "MariaDB"
 
     def _find_programs(self) -> None:
-        self._program = find_program(self.service, "mariadbd", "mysqld")
+        self._program = find()
         self._installer = find_program(self.service, "mariadb-install-db", "mysql_install_db")
 
-    def _template(self) -> Path:
-        """Return a data folder without databases, which is made once in a process."""
-        if not _templates:
-            folder = Path(tempfile.mkdtemp(prefix="mariadb-template-"))
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            self._run_installer(
-                [
-                    self._installer,
-                    # Ignore the configuration of the machine.
-                    "--no-defaults",
-                    "--auth-root-authentication-method=normal",
-                    "--skip-test-db",
-                    f"--innodb-log-file-size={_OPTIONS['innodb-log-file-size']}",
-                    f"--datadir={folder / 'data'}",
-                    *_as_root(),
-                ],
-                {"TMPDIR": str(self._tmp)},
-            )
-            _templates.append(folder / "data")
-        return _templates[0]
+    def _make_template(self, folder: Path) -> Path:
+        """Make a data folder without databases."""
+        self._run_installer(
+            [
+                self._installer,
+                # Ignore the configuration of the machine.
+                "--no-defaults",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                f"--innodb-log-file-size={_OPTIONS['innodb-log-file-size']}",
+                f"--datadir={folder / 'data'}",
+                *_as_root(),
+            ],
+            {"TMPDIR": str(self._tmp)},
+        )
+        return folder / "data"
 
     @property
     def address(self) -> Address:
@@ -124,10 +110,7 @@ class MariaDBServer(PrivateServer):
 
     def _install(self) -> None:
         self._tmp.mkdir()
-        # Mostly empty: the log of InnoDB.
-        self._run_installer(
-            ["cp", "-r", "--sparse=always", str(self._template()), str(self.folder / "data")]
-        )
+        self._copy_template(_template)
         account = f"'{USER}'@'%'"
         (self.folder / "init.sql").write_text(
             f"CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '{self.password}';\n"
@@ -176,12 +159,12 @@ def servers(
 
 def addresses_from_environment() -> list[Address]:
     """Return the addresses of servers that already run for these tests; empty if there are none."""
-    return [Address(**entry) for entry in json.loads(os.environ.get(ENVIRONMENT, "[]"))]
+    return read_environment(ENVIRONMENT, Address)
 
 
 def to_environment(addresses: list[Address]) -> dict[str, str]:
     """Return the environment variable that :func:`addresses_from_environment` reads."""
-    return {ENVIRONMENT: json.dumps([asdict(address) for address in addresses])}
+    return environment_of(ENVIRONMENT, addresses)
 
 
 def _as_root() -> list[str]:
@@ -189,32 +172,5 @@ def _as_root() -> list[str]:
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.services.mariadb",
-        description=f"Run a command with private MariaDB servers, named in ${ENVIRONMENT}.",
-    )
-    parser.add_argument("--servers", type=int, default=2, metavar="N", help="how many (default 2)")
-    parser.add_argument("command", nargs="+", help="after --")
-    options = parser.parse_args()
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
-
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        with servers(options.servers) as started:
-            addresses = [server.address for server in started]
-            for server in started:
-                print(f"MariaDB: port {server.address.port}, process {server.pid}", file=sys.stderr)
-            return run_to_end(options.command, {**os.environ, **to_environment(addresses)})
-    except ServiceMissing as exc:
-        if required():
-            print(exc, file=sys.stderr)
-            return 1
-        print(f"{exc} Going on without it.", file=sys.stderr)
-        return run_to_end(options.command, dict(os.environ))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_with_servers(MariaDBServer.service, ENVIRONMENT, servers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -24,6 +25,23 @@ from tests.services import keeper
 # Seconds that a child has to end by itself before it is signalled again, or killed.
 GRACE = 10.0
 HOST = "127.0.0.1"
+
+
+class DataTemplate:
+    """A data folder that is made once in a process and then copied: most servers start so faster."""
+
+    def __init__(self) -> None:
+        self._data: Path | None = None
+
+    def data(self, server: PrivateServer) -> Path:
+        """Return the data folder; the first call has ``server`` make it."""
+        if self._data is None:
+            folder = Path(tempfile.mkdtemp(prefix=f"{server.service.lower()}-template-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            if server.account is not None:
+                os.chown(folder, *server.account)
+            self._data = server._make_template(folder)
+        return self._data
 
 
 class PrivateServer(ABC):
@@ -84,7 +102,20 @@ class PrivateServer(ABC):
     def is_ready(self) -> bool:
         """Whether a client that connects now is served."""
 
-    def _run_installer(self, command: list[str], env: dict[str, str] | None = None) -> None:
+    def _make_template(self, folder: Path) -> Path:
+        """Make the data of a new server in ``folder`` and return its place."""
+        raise NotImplementedError
+
+    def _copy_template(self, template: DataTemplate) -> Path:
+        """Copy the data of ``template`` into the folder, and return the copy."""
+        copy = self.folder / "data"
+        # Logs of databases are mostly empty.
+        self._run_installer(["cp", "-r", "--sparse=always", str(template.data(self)), str(copy)])
+        return copy
+
+    def _run_installer(
+        self, command: list[str], env: dict[str, str] | None = None, text: str = ""
+    ) -> None:
         as_account: dict[str, Any] = {}
         if self.account is not None:
             user, group = self.account
@@ -93,7 +124,7 @@ class PrivateServer(ABC):
             command,
             cwd=self.folder,
             env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
+            input=text,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

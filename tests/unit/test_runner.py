@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import LANES, NO_TESTS_COLLECTED, Outcome
+from tests.__main__ import LANES, MARIADB, NO_TESTS_COLLECTED, Outcome
 from tests.pairs import ALL, LOWEST, PAIRS, lowest
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_the_slowest_files_are_told(tmp_path):
 
 
 def test_each_path_is_in_one_lane_on_sqlite():
-    paths = [path for lane in LANES if not lane.on_mariadb for path in lane.paths]
+    paths = [path for lane in LANES if not lane.backend for path in lane.paths]
     assert len(paths) == len(set(paths))
     assert all((ROOT / path).is_dir() for lane in LANES for path in lane.paths)
     assert [lane.name for lane in LANES if not lane.paths] == ["all other tests"]
@@ -74,7 +74,7 @@ def test_all_that_is_marked_runs_on_mariadb():
         for path in (ROOT / "tests").rglob("test_*.py")
         if re.search(r"mark\.(every_backend|mysql_settings)", path.read_text())
     }
-    paths = [f"{path}/" for lane in LANES if lane.on_mariadb for path in lane.paths]
+    paths = [f"{path}/" for lane in LANES if lane.backend is MARIADB for path in lane.paths]
     missing = {path for path in marked if not path.startswith(tuple(paths))}
     assert missing - {str(Path(__file__).relative_to(ROOT))} == set()
 

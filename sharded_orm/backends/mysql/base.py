@@ -30,8 +30,8 @@ from sharded_orm.backends.mysql.operations import DatabaseOperations
 from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.mysql.schema_move import MySQLSchemaMove
-from sharded_orm.backends.mysql.session_mode import SessionMode
 from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
+from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect

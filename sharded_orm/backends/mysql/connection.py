@@ -24,8 +24,8 @@ from MySQLdb import InterfaceError, MySQLError, OperationalError
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_lost
-from sharded_orm.backends.mysql.session_mode import SessionMode
 from sharded_orm.backends.mysql.transaction import AUTOCOMMIT_OFF, BEGIN, ServerTransaction
+from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.session_id import SessionID
 
 if TYPE_CHECKING:

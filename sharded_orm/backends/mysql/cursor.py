@@ -20,13 +20,13 @@ from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 from sharded_orm.backends.mysql import traces
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_syntax_error
-from sharded_orm.backends.mysql.session_mode import SessionMode
 from sharded_orm.backends.mysql.statement_kind import (
     SEVERAL_STATEMENTS,
     StatementKind,
     classify,
     reason,
 )
+from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 # Error codes for which Django raises IntegrityError rather than OperationalError, as in
@@ -198,7 +198,7 @@ class LeaseMixin(BaseCursor):
         if mode is not _PINNED:
             if kind >= _SAVEPOINT:
                 if kind <= _RELEASE:
-                    if mode is _TRANSACTION and connection.transaction.defer(kind, str(query)):
+                    if mode is _TRANSACTION and connection.transaction.defer(str(query)):
                         return self._empty_result(query)
                 elif kind is _STATE or (
                     kind is _CHECKS_ON and not connection.checks_off and connection.pool.sets_checks

@@ -7,13 +7,12 @@ identity.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from MySQLdb import MySQLError
 
-from sharded_orm.backends.write_hooks.session_id import SessionID, SessionIdentity
+from sharded_orm.backends.write_hooks.session_id import SessionID, SessionIdentity, short_hash
 from sharded_orm.exceptions import PoolTimeout
 from sharded_orm.mysql_flavor import FLAVORS, MySQLFlavor
 
@@ -48,7 +47,7 @@ def session_id(session: NodeSession, pool: NodePool) -> SessionID:
         server, account, number = session.fetch_one(
             b"SELECT %s, CURRENT_USER(), CONNECTION_ID()" % _expression(session, pool)
         )
-        identity = SessionID(_short(server), _short(account), int(number))
+        identity = SessionID(short_hash(_text(server)), short_hash(_text(account)), int(number))
         if identity.connection != session.raw.thread_id():
             identity = SessionID()
         session.identity = identity
@@ -104,7 +103,11 @@ def _query_sessions(pool: NodePool, ids: Sequence[int]) -> tuple[set[int], tuple
         pool.discard(session)
         raise
     pool.release(session)
-    answer = pool.last_answer = (_short(server), _short(account), bool(sees_all))
+    answer = pool.last_answer = (
+        short_hash(_text(server)),
+        short_hash(_text(account)),
+        bool(sees_all),
+    )
     return {int(number) for number in _text(existing).split(",") if number}, answer
 
 
@@ -121,15 +124,6 @@ def _expression(session: NodeSession, pool: NodePool) -> bytes:
         # A proxy may hide the variables.
         pool.identity_sql = f"CONCAT_WS('/', {variables or 'NULL'})".encode()
     return pool.identity_sql
-
-
-def _short(value: object) -> str:
-    """Return a short hash of ``value``, which is the identity of a server or an account.
-
-    Each write marker in the cache contains such hashes. So they must be short, and must not reveal
-    the names of servers and accounts.
-    """
-    return hashlib.blake2b(_text(value).encode(), digest_size=8).hexdigest()
 
 
 def _text(value: object) -> str:

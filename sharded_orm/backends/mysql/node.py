@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 from MySQLdb.cursors import Cursor
 
 from sharded_orm.backends.mysql.session import NodeSession, connect
-from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, get_pool
+from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, frozen, get_pool
 from sharded_orm.backends.signals import session_opened
 
 # The query for facts about the server, as in django.db.backends.mysql.base.DatabaseWrapper. It runs
@@ -127,7 +127,7 @@ def node_pool(
     """
     bounds: Mapping[str, Any] = settings.get("POOL") or {}
     max_age = settings.get("CONN_MAX_AGE", 0)
-    key = (_frozen(params), isolation_level, max_age, _frozen(bounds))
+    key = (frozen(params), isolation_level, max_age, frozen(bounds))
     name = str(params.get("unix_socket") or f"{params.get('host', '')}:{params.get('port', 3306)}")
 
     def make() -> NodePool:
@@ -141,17 +141,3 @@ def node_pool(
     pool = get_pool(key, make)
     assert isinstance(pool, NodePool)
     return pool
-
-
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, Mapping):
-        if any(not isinstance(key, str) for key in value):
-            return id(value)  # the driver's converters, a dict that all aliases share
-        return tuple(sorted((key, _frozen(item)) for key, item in value.items()))
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return (type(value), tuple(_frozen(item) for item in value))
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return cast("Hashable", value)

@@ -15,6 +15,8 @@ import re
 from enum import IntEnum
 from functools import lru_cache
 
+from sharded_orm.backends.savepoints import savepoint_statement
+
 
 class StatementKind(IntEnum):
     """The kinds of statements. Callers compare kinds by ``<``, so the order matters.
@@ -84,9 +86,6 @@ _LITERALS_AND_COMMENTS = re.compile(
     r"|(/\*.*?\*/|--(?=\s|$)[^\n]*|\#[^\n]*)",  # comment
     re.DOTALL,
 )
-# Matches statements about Django's own savepoints, whose names BaseDatabaseWrapper.savepoint() makes.
-# Such savepoints nest, and no name is used twice.
-_SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) (`s\d+_x\d+`)$")
 _OTHER_SAVEPOINT = re.compile(r"(SAVEPOINT|ROLLBACK\s+(WORK\s+)?TO|RELEASE\s+SAVEPOINT)\s")
 _CHECKS = re.compile(
     r"SET\s+(?:SESSION\s+|@@SESSION\.|@@)?FOREIGN_KEY_CHECKS\s*:?=\s*(0|1|OFF|ON)[\s;]*$"
@@ -102,13 +101,6 @@ def classify(sql: str | bytes | bytearray) -> StatementKind:
     if type(sql) is not str:
         sql = bytes(sql).decode("latin-1") if isinstance(sql, (bytes, bytearray)) else str(sql)
     return _cached(sql) if len(sql) <= _CACHED_LENGTH else _classify(sql)
-
-
-def savepoint_name(sql: str) -> str:
-    """Return the savepoint's name in ``sql``, a statement of kind SAVEPOINT, ROLLBACK_TO or RELEASE."""
-    match = _SAVEPOINT.match(sql.strip())
-    assert match is not None
-    return match[2]
 
 
 def reads_insert_id(sql: str | bytes | bytearray) -> bool:
@@ -158,12 +150,8 @@ def _bare(sql: str) -> str | None:
 def _classify(sql: str) -> StatementKind:
     text = sql.strip()
     # Look for savepoints before quoted names are removed: Django quotes the names of savepoints.
-    if text[:1] in "SRsr" and (match := _SAVEPOINT.match(text)):
-        return (
-            {"S": StatementKind.SAVEPOINT, "R": StatementKind.RELEASE}[match[1][0]]
-            if match[1] != ("ROLLBACK TO SAVEPOINT")
-            else StatementKind.ROLLBACK_TO
-        )
+    if (savepoint := savepoint_statement(text)) is not None:
+        return StatementKind[savepoint.name]
     upper = text.upper()
     if upper.startswith("SET"):
         if checks := _CHECKS.match(upper):

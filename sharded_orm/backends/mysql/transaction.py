@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sharded_orm.backends.mysql.statement_kind import StatementKind, savepoint_name
+from sharded_orm.backends import savepoints
 
 BEGIN = b"BEGIN"
 AUTOCOMMIT_OFF = b"SET autocommit=0"
@@ -81,26 +81,9 @@ class ServerTransaction:
         self.only_reads = True
         self.pending.clear()
 
-    def defer(self, kind: StatementKind, sql: str) -> bool:
+    def defer(self, sql: str) -> bool:
         """Defer one of Django's savepoint statements: send it with a later statement, or never.
 
-        A savepoint's statements are never sent if the savepoint is released before any other
-        statement is sent. Return True if ``sql`` is deferred, and False if it must be sent now.
+        Return True if ``sql`` is deferred, and False if it must be sent now.
         """
-        statement = sql.encode()
-        if kind is StatementKind.SAVEPOINT:
-            self.pending.append(statement)
-            return True
-        created = b"SAVEPOINT " + savepoint_name(sql).encode()
-        if created in self.pending:
-            # The savepoint was not sent yet. So instead of sending RELEASE or ROLLBACK TO, remove
-            # its SAVEPOINT statement and the later ones, which are nested in it. But ROLLBACK TO
-            # does not end the savepoint itself: in that case, keep its own SAVEPOINT statement.
-            keep = kind is StatementKind.ROLLBACK_TO
-            del self.pending[self.pending.index(created) + keep :]
-            return True
-        if kind is StatementKind.RELEASE and self.is_open and not self.unsure:
-            # The server has this savepoint, so RELEASE cannot fail, and may be sent later.
-            self.pending.append(statement)
-            return True
-        return False
+        return savepoints.defer(sql, self.pending, may_release=self.is_open and not self.unsure)

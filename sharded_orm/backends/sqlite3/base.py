@@ -127,6 +127,10 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
         super().prepare_database()
 
     @classmethod
+    def database_of(cls, node: Mapping[str, Any], schema: str) -> dict[str, Any]:
+        return {"NAME": str(Path(node["NAME"]) / f"{schema}{snapshot.SUFFIX}")}
+
+    @classmethod
     def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
         return {**settings_dict, "NAME": ":memory:"}
 

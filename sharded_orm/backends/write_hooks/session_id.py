@@ -6,6 +6,7 @@ cached row.
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple, Protocol
 
 
@@ -45,3 +46,12 @@ class SessionIdentity(Protocol):
     @property
     def connection(self) -> int: ...
     def __hash__(self) -> int: ...
+
+
+def short_hash(text: str) -> str:
+    """Return a short hash of ``text``, which identifies a server or an account.
+
+    Each write marker in the cache contains such hashes. So they must be short, and must not reveal
+    the names of servers and accounts.
+    """
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -6,10 +6,12 @@ for all databases and cannot contain them, so they are set after each ``migrate`
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.db import connections, transaction
+from django.db.models import Model
 
 from sharded_orm.backends.features import features_of
 from sharded_orm.ids.timestamps_postgresql import (
@@ -20,6 +22,7 @@ from sharded_orm.ids.timestamps_postgresql import (
 )
 from sharded_orm.models.fields.generated_id import shard_of
 from sharded_orm.models.fields.timestamped import TimestampedIDField
+from sharded_orm.topology.model import Shard
 
 
 def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
@@ -58,12 +61,30 @@ def after_migrate(sender: AppConfig, using: str, **kwargs: Any) -> None:
                 cursor.execute(set_default(schema, table, column, field.layout))
 
 
+def functions_of(shard: Shard, present: Collection[str]) -> Iterator[str]:
+    """Yield a statement for each function that makes ids on ``shard``, which creates or replaces it.
+
+    A schema that was copied has functions with the number of the shard that it was copied from.
+
+    :param present: the names of the functions that the schema of ``shard`` has.
+    """
+    for layout in {field.layout for field in _timestamped(apps.get_models())}:
+        if function_name(layout) in present:
+            yield create_function(shard.schema, shard.number, layout)
+
+
 def _fields(app: AppConfig) -> dict[tuple[str, str], TimestampedIDField]:
     """Return the timestamped id fields of an app, keyed by table and column."""
     return {
-        (model._meta.db_table, str(field.column)): field
-        for model in app.get_models()
-        if model._meta.managed and not model._meta.proxy
-        for field in model._meta.local_concrete_fields
-        if isinstance(field, TimestampedIDField)
+        (field.model._meta.db_table, str(field.column)): field
+        for field in _timestamped(app.get_models())
     }
+
+
+def _timestamped(models: Iterable[type[Model]]) -> Iterator[TimestampedIDField]:
+    """Yield the timestamped id fields of ``models``."""
+    for model in models:
+        if model._meta.managed and not model._meta.proxy:
+            for field in model._meta.local_concrete_fields:
+                if isinstance(field, TimestampedIDField):
+                    yield field

@@ -1,4 +1,4 @@
-"""A project with shards to migrate, on SQLite and on MariaDB."""
+"""A project with shards to migrate, on SQLite, MariaDB and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.integration.migrate.fleet_project import Fleet, fleet_on
 
 
-@pytest.fixture(params=["sqlite", "mariadb"])
+@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

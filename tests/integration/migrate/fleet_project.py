@@ -6,8 +6,9 @@ import json
 import os
 import secrets
 import select
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
@@ -17,7 +18,7 @@ import pytest
 
 from tests.patience import PATIENCE
 from tests.python_process import PythonProcess, run_python
-from tests.services.mariadb import Address
+from tests.services.postgresql import DATABASE
 
 ROOT = Path(__file__).parents[3]
 NODES = ("one", "two")
@@ -252,32 +253,84 @@ def fleet_on(
         yield fleet
         return
     assert request is not None
-    addresses: list[Address] = request.getfixturevalue("mariadb_nodes")
-    prefix = f"fleet_{secrets.token_hex(4)}_"
-    options = {"charset": "utf8mb4", "isolation_level": "read committed"}
-    servers = [
-        {"ENGINE": "sharded_orm.backends.mysql", "OPTIONS": options, **address.django()}
-        for address in addresses
-    ]
-    default = {**servers[0], "NAME": f"{prefix}default"}
+    kind = MariaDBServers if backend == "mariadb" else PostgreSQLServers
+    servers = kind(request.getfixturevalue(f"{backend}_nodes"), f"fleet_{secrets.token_hex(4)}_")
     try:
-        _execute(addresses[0], f"CREATE DATABASE {prefix}default")
-        fleet = Fleet(folder, default, dict(zip(NODES, servers, strict=True)), prefix, groups)
+        servers.create_default()
+        nodes = dict(zip(NODES, servers.nodes(), strict=True))
+        fleet = Fleet(folder, servers.default(), nodes, servers.prefix, groups)
         fleet.manage("migrate", "-v0")
         yield fleet
     finally:
-        for address in addresses:
-            for (name,) in _execute(address, f"SHOW DATABASES LIKE '{prefix}%'"):
-                _execute(address, f"DROP DATABASE `{name}`")
+        servers.drop()
 
 
-def _execute(address: Address, statement: str) -> list[Any]:
-    import MySQLdb
+class Servers(ABC):
+    """Two servers that other tests use as well.
 
-    connection = MySQLdb.connect(**address.mysqldb())
-    try:
-        cursor = connection.cursor()
-        cursor.execute(statement)
-        return list(cursor.fetchall())
-    finally:
-        connection.close()
+    :param prefix: the beginning of all names of the project.
+    """
+
+    def __init__(self, addresses: list[Any], prefix: str) -> None:
+        self.addresses = addresses[: len(NODES)]
+        self.prefix = prefix
+
+    @abstractmethod
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the settings of the nodes."""
+
+    def default(self) -> dict[str, Any]:
+        """Return the settings of the global database."""
+        return {**self.nodes()[0], "NAME": f"{self.prefix}default"}
+
+    def create_default(self) -> None:
+        self.execute(self.addresses[0], f"CREATE DATABASE {self.prefix}default")
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Drop all that begins with the prefix."""
+
+    @abstractmethod
+    def execute(self, address: Any, statement: str, **where: str) -> list[Any]:
+        """Run a statement in a session of its own, and return its rows."""
+
+
+class MariaDBServers(Servers):
+    def nodes(self) -> list[dict[str, Any]]:
+        options = {"charset": "utf8mb4", "isolation_level": "read committed"}
+        engine = {"ENGINE": "sharded_orm.backends.mysql", "OPTIONS": options}
+        return [{**engine, **address.django()} for address in self.addresses]
+
+    def drop(self) -> None:
+        for address in self.addresses:
+            for (name,) in self.execute(address, f"SHOW DATABASES LIKE '{self.prefix}%'"):
+                self.execute(address, f"DROP DATABASE `{name}`")
+
+    def execute(self, address: Any, statement: str, **where: str) -> list[Any]:
+        import MySQLdb
+
+        with closing(MySQLdb.connect(**address.mysqldb(), **where)) as connection:
+            cursor = connection.cursor()
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+
+class PostgreSQLServers(Servers):
+    def nodes(self) -> list[dict[str, Any]]:
+        return [address.node() for address in self.addresses]
+
+    def drop(self) -> None:
+        for address in self.addresses:
+            schemas = f"SELECT nspname FROM pg_namespace WHERE nspname ^@ '{self.prefix}'"
+            for (name,) in self.execute(address, schemas):
+                self.execute(address, f'DROP SCHEMA "{name}" CASCADE')
+        default = f"DROP DATABASE IF EXISTS {self.prefix}default WITH (FORCE)"
+        self.execute(self.addresses[0], default)
+
+    def execute(self, address: Any, statement: str, **where: str) -> list[Any]:
+        import psycopg
+
+        parameters = {**address.psycopg(DATABASE), **where}
+        with closing(psycopg.connect(**parameters, autocommit=True)) as connection:
+            done = connection.execute(statement)
+            return done.fetchall() if done.description else []

@@ -163,7 +163,7 @@ def test_with_nothing_to_do_nothing_is_written(migrated: Fleet) -> None:
 # ##### Failures #####
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "mariadb"])
+@pytest.mark.parametrize("backend", ["sqlite", "mariadb", "postgresql"])
 def test_three_of_64_shards_fail_and_are_mended(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ def test_current_shards_are_neither_connected_to_nor_asked_singly(
                 found.update({name: int(value) for name, value in cursor.fetchall()})
         return found
 
-    with fleet_on("mysql", request, tmp_path, shop=16) as fleet:
+    with fleet_on("mariadb", request, tmp_path, shop=16) as fleet:
         fleet.manage("migrate_shards", "--create")
         costs = []
         # One of each node; all sixteen.

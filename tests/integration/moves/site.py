@@ -71,7 +71,8 @@ from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.rollout import Stopping
 
 def announced(key, target):
-    (move,) = record.announce("books", plan_moves("books", [key], target).keys)
+    plan = plan_moves("books", [key], target)
+    (move,) = record.announce("books", plan.keys, moves.MoveOptions().keep)
     move.value = GroupKeys("books").stored(move.value)
     return move
 

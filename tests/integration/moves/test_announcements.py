@@ -23,7 +23,7 @@ plan = plan_moves("books", [{key}], 1)
 wait_for(lambda: len(list(folder.glob("ready *"))) == 2)
 {before}
 try:
-    result = [move.number for move in record.announce("books", plan.keys)]
+    result = [move.number for move in record.announce("books", plan.keys, moves.MoveOptions().keep)]
 except MoveRefused as error:
     result = str(error)
 {after}

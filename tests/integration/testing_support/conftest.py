@@ -15,7 +15,7 @@ import pytest
 
 from tests.patience import PATIENCE
 from tests.python_process import run_python
-from tests.services.mariadb import Address
+from tests.services import mariadb, postgresql
 
 ROOT = Path(__file__).parents[3]
 PROJECT = "tests.integration.testing_support.project"
@@ -79,6 +79,11 @@ class Project:
         command = ["test", "--noinput", "--pattern", "cases.py", *chosen, *arguments, folder]
         return self.manage(*command, **environment)
 
+    @property
+    def defers_constraints(self) -> bool:
+        """Whether foreign keys are checked at the end of a transaction."""
+        return not isinstance(self, MySQLProject)
+
     def schemas(self) -> set[str]:
         """Return the existing test schemas of shards and templates."""
         return {path.stem for path in self.folder.glob("*/test_*.sqlite3")}
@@ -93,7 +98,7 @@ class Project:
 class MySQLProject(Project):
     """The project on two servers that other tests use as well."""
 
-    def __init__(self, folder: Path, addresses: list[Address]) -> None:
+    def __init__(self, folder: Path, addresses: list[mariadb.Address]) -> None:
         self.addresses = addresses[:2]
         options = {"ENGINE": "sharded_orm.backends.mysql", "OPTIONS": {"charset": "utf8mb4"}}
         nodes = {
@@ -119,11 +124,52 @@ class MySQLProject(Project):
         return schemas
 
 
-@pytest.fixture(params=["sqlite", "mysql"])
+class PostgreSQLProject(Project):
+    """The project on two servers that other tests use as well; shards are schemas of their database."""
+
+    def __init__(self, folder: Path, addresses: list[postgresql.Address]) -> None:
+        self.addresses = addresses[:2]
+        nodes = {
+            name: address.node()
+            for name, address in zip(("one", "two"), self.addresses, strict=True)
+        }
+        super().__init__(folder, nodes)
+
+    def schemas(self, *, drop: bool = False) -> set[str]:
+        import psycopg
+
+        schemas = set()
+        for address in self.addresses:
+            with psycopg.connect(
+                **address.psycopg(postgresql.DATABASE), autocommit=True
+            ) as connection:
+                found = connection.execute(
+                    "SELECT nspname FROM pg_namespace WHERE nspname ~ '^test_(project|notes|other)_'"
+                )
+                schemas |= (names := {name for (name,) in found})
+                for name in names if drop else ():
+                    connection.execute(f'DROP SCHEMA "{name}" CASCADE')
+            if drop:
+                with psycopg.connect(**address.psycopg(), autocommit=True) as connection:
+                    for (name,) in connection.execute(
+                        "SELECT datname FROM pg_database WHERE datname ~ '^test_project_default'"
+                    ).fetchall():
+                        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+        return schemas
+
+
+SERVERS = {
+    "mysql": (MySQLProject, "mariadb_nodes"),
+    "postgresql": (PostgreSQLProject, "postgresql_nodes"),
+}
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
     if request.param == "sqlite":
         yield Project(tmp_path, None)
         return
-    on_mysql = MySQLProject(tmp_path, request.getfixturevalue("mariadb_nodes"))
-    yield on_mysql
-    on_mysql.schemas(drop=True)
+    kind, nodes = SERVERS[request.param]
+    on_servers = kind(tmp_path, request.getfixturevalue(nodes))
+    yield on_servers
+    on_servers.schemas(drop=True)

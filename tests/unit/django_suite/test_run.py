@@ -27,7 +27,7 @@ def write(*line):
         results.write(json.dumps(line) + "\\n")
 """
 PASSES = 'write("start", "a.A.x"); write("ok", "a.A.x", "", 0.1); write("end")'
-MYSQL, SQLITE = BACKENDS["mysql"], BACKENDS["sqlite"]
+MYSQL, SQLITE, POSTGRESQL = BACKENDS["mysql"], BACKENDS["sqlite"], BACKENDS["postgresql"]
 
 
 @pytest.fixture
@@ -125,6 +125,8 @@ def test_results_are_not_mixed(plan, tmp_path, monkeypatch):
         name(labels=("basic", "queries")),
         name(labels=("basic/tests", "queries")),
         name(dataclasses.replace(plan, backend=SQLITE, server=None)),
+        name(dataclasses.replace(plan, backend=POSTGRESQL)),
+        name(dataclasses.replace(plan, backend=POSTGRESQL, pooler=plan.server)),
         name(dataclasses.replace(plan, scramble=3)),
         name(dataclasses.replace(plan, parallel=2)),
     ]
@@ -207,7 +209,11 @@ run(plan, plan.backend.ours, ["basic"], print)
 
 @pytest.mark.parametrize(
     ("backend", "engine"),
-    [(MYSQL, "sharded_orm.backends.mysql"), (SQLITE, "sharded_orm.backends.sqlite3")],
+    [
+        (MYSQL, "sharded_orm.backends.mysql"),
+        (SQLITE, "sharded_orm.backends.sqlite3"),
+        (POSTGRESQL, "sharded_orm.backends.postgresql"),
+    ],
 )
 def test_what_a_run_is_given(plan, backend, engine):
     runtests(
@@ -257,8 +263,18 @@ def test_server_is_in_the_settings():
     }
 
 
-def test_names_of_schemas_are_equally_long():
-    assert len(MYSQL.stock.prefix) == len(MYSQL.ours.prefix)
+def test_only_our_side_is_behind_the_pooler(plan):
+    runtests(plan, 'write("ok", given["databases"]["other"]["PORT"], "", 0); write("end")')
+    pooled = dataclasses.replace(
+        plan, backend=POSTGRESQL, pooler=dataclasses.replace(plan.server, port=2)
+    )
+    assert list(on_stock(pooled).outcomes.by_test) == ["1"]
+    assert list(on_ours(pooled).outcomes.by_test) == ["2"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_names_of_databases_are_equally_long(backend):
+    assert len(backend.stock.prefix) == len(backend.ours.prefix)
 
 
 def test_labels_are_those_of_the_version(plan):
@@ -279,7 +295,8 @@ def test_chunks_have_all_labels():
         (["--all", "basic"], "either --all or labels"),
         (["--chunk", "0"], "at least one label"),
         (["--backend", "sqlite", "--scramble", "3"], "leave it out"),
-        (["--backend", "oracle"], "'mysql', 'sqlite'"),
+        (["--backend", "mysql", "--pgbouncer"], "leave it out"),
+        (["--backend", "oracle"], "'mysql', 'sqlite', 'postgresql'"),
     ],
 )
 def test_wrong_options(arguments, remedy, capsys):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from sharded_orm.scatter.arithmetic import quotient, rounded_quotient
 from sharded_orm.scatter.comparison import Column, SQLiteComparison
-from sharded_orm.scatter.partial_aggregates import Merger, Partial, quotient, total_of
+from sharded_orm.scatter.partial_aggregates import Merger, Partial, total_of
 
 
 def merge(rows: list[list[Any]], *partials: Partial) -> list[Any]:
@@ -71,8 +72,8 @@ def test_quotients_have_four_places_more(total: Decimal, count: int, expected: s
 
 
 def test_averages_of_durations_are_rounded_once() -> None:
-    assert quotient(Decimal(49999), 100000, duration=True) == 0
-    assert quotient(1, 2, duration=True) == 1
+    assert rounded_quotient(Decimal(49999), 100000) == 0
+    assert rounded_quotient(1, 2) == 1
 
 
 def test_totals_of_distinct_values() -> None:

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.services import keeper
-from tests.services.postgresql import Address, PostgreSQLServer
+from tests.services.postgresql import (
+    DATABASE,
+    ENVIRONMENT,
+    Address,
+    PostgreSQLServer,
+    addresses_from_environment,
+    to_environment,
+)
 from tests.services.server import runs
 
 psycopg = pytest.importorskip("psycopg")
@@ -37,6 +44,22 @@ def test_shared_servers_are_up(postgresql_nodes):
         with connect(address) as connection:
             systems |= set(connection.execute("SELECT system_identifier FROM pg_control_system()"))
     assert len(systems) == 2
+
+
+def test_each_has_an_empty_database_for_shards(postgresql_nodes):
+    for address in postgresql_nodes:
+        with contextlib.closing(psycopg.connect(**address.psycopg(DATABASE))) as connection:
+            tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname='public'")
+            assert tables.fetchall() == []
+
+
+def test_addresses_travel_through_the_environment(monkeypatch):
+    addresses = [Address("h", 1, "u", "p"), Address("i", 2, "v", "q")]
+    for variable, value in to_environment(addresses).items():
+        monkeypatch.setenv(variable, value)
+    assert addresses_from_environment() == addresses
+    monkeypatch.delenv(ENVIRONMENT)
+    assert addresses_from_environment() == []
 
 
 def test_a_killed_server_comes_back_with_its_data_and_port(own_postgresql: PostgreSQLServer):

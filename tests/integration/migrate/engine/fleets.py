@@ -123,7 +123,7 @@ class Fleet:
     def drop(self) -> None:
         for alias in self.created:
             connection: Any = connections[alias]
-            if connection.vendor == "mysql":
+            if connection.vendor != "sqlite":
                 connection.drop_shard_database()
             connection.close()
             connection.group_wrapper.shards.forget(connection)
@@ -136,7 +136,7 @@ def nodes(folder: Path) -> dict[str, dict[str, Any]]:
         ("fleet_1", "fleet_2"), settings.SHARDED_ORM["NODES"].values(), strict=True
     ):
         nodes[name] = complete(dict(node))
-        if node.get("NAME"):
+        if node["ENGINE"] == "sharded_orm.backends.sqlite3":
             nodes[name]["NAME"] = str(folder / name)
     return nodes
 
@@ -213,24 +213,36 @@ def global_database(folder: Path) -> Iterator[None]:
     """Replace ``default`` by an empty database, in all threads."""
     settings_before, connection_before = connections.settings["default"], connections["default"]
     settings = dict(settings_before)
-    is_mysql = connection_before.vendor == "mysql"
+    on_server = connection_before.vendor != "sqlite"
     settings["NAME"] = (
-        f"fleet_{os.getpid()}_default" if is_mysql else str(folder / "default.sqlite3")
+        f"fleet_{os.getpid()}_default" if on_server else str(folder / "default.sqlite3")
     )
     connections.settings["default"] = settings
     del connections["default"]
     connection: Any = connections["default"]
     try:
-        if is_mysql:
-            connection.drop_shard_database()
-            connection.create_shard_database()
+        if on_server:
+            _drop_database(connection)
+            _on_server(connection, "CREATE DATABASE {}")
         yield
     finally:
-        if is_mysql:
-            connection.drop_shard_database()
         connection.close()
+        if on_server:
+            _drop_database(connection)
         connections.settings["default"] = settings_before
         connections["default"] = connection_before
+
+
+def _drop_database(connection: Any) -> None:
+    # Our sessions with it are in the pool of a node, where they stay.
+    force = " WITH (FORCE)" if connection.vendor == "postgresql" else ""
+    _on_server(connection, f"DROP DATABASE IF EXISTS {{}}{force}")
+
+
+def _on_server(connection: Any, statement: str) -> None:
+    name = connection.ops.quote_name(connection.settings_dict["NAME"])
+    with connection._nodb_cursor() as cursor:
+        cursor.execute(statement.format(name))
 
 
 @contextmanager

@@ -37,11 +37,7 @@ if "PROJECT_EARLIER" in os.environ:  # without migration 2
 
 if "PROJECT_NODES" in os.environ:
     NODES = json.loads(os.environ["PROJECT_NODES"])
-    _default = {
-        **next(iter(NODES.values())),
-        "ENGINE": "sharded_orm.backends.mysql",
-        "NAME": "project_default",
-    }
+    _default = {**next(iter(NODES.values())), "NAME": "project_default"}
 else:
     NODES = {
         name: {"ENGINE": "sharded_orm.backends.sqlite3", "NAME": f"{FOLDER}/{name}"}

@@ -435,19 +435,16 @@ def test_a_transaction_ends_with_a_connection_that_is_lost_before_the_commit(
     def fail(*args: object) -> None:
         raise OperationalError("the server is down")
 
-    def lose_connection() -> None:
-        for method in ("_commit", "_rollback", "get_new_connection"):
-            monkeypatch.setattr(shards[0], method, fail)
-
-    with pytest.raises(DatabaseError), atomic(using=shards.alias(0)):
-        shards.add(0, 1)
-        lose_connection()
-    assert shards[0].connection is None
-    assert shards.group.open_transactions() == set()
-    with pytest.raises(DatabaseError):
-        shards.add(0, 2)
-    assert not shards.group.is_in_transaction()
-    monkeypatch.undo()
+    with monkeypatch.context() as patches:
+        with pytest.raises(DatabaseError), atomic(using=shards.alias(0)):
+            shards.add(0, 1)
+            for method in ("_commit", "_rollback", "get_new_connection"):
+                patches.setattr(shards[0], method, fail)
+        assert shards[0].connection is None
+        assert shards.group.open_transactions() == set()
+        with pytest.raises(DatabaseError):
+            shards.add(0, 2)
+        assert not shards.group.is_in_transaction()
     with atomic(using=shards.alias(0)):
         shards.add(0, 3)
         assert shards.group.is_in_transaction()

@@ -1,0 +1,444 @@
+"""Django's PostgreSQL backend, changed so that sessions (server connections) belong to a node: all
+schemas of the node's database share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+import psycopg
+from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.base.base import NO_DB_ALIAS, BaseDatabaseWrapper
+from django.db.backends.postgresql import base as stock
+from django.db.backends.postgresql.base import TIMESTAMPTZ_OID
+from django.db.backends.postgresql.psycopg_any import register_tzloader
+from django.utils.asyncio import async_unsafe
+from django.utils.functional import cached_property
+from psycopg import IsolationLevel
+from psycopg.pq import Format
+
+from sharded_orm.backends.group import relocation
+from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.postgresql.connection import (
+    BEGIN,
+    PostgreSQLConnection,
+    quoted,
+    search_path_of,
+)
+from sharded_orm.backends.postgresql.creation import DatabaseCreation
+from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, PostgreSQLServerCursor
+from sharded_orm.backends.postgresql.features import DatabaseFeatures
+from sharded_orm.backends.postgresql.node import PostgreSQLPool, node_pool
+from sharded_orm.backends.postgresql.node_cursor import PostgreSQLNodeCursor, PostgreSQLNodeStream
+from sharded_orm.backends.postgresql.operations import DatabaseOperations
+from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
+from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
+from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.backends.sizes import ShardSize, TableSize
+from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.backends.statements import Effect
+from sharded_orm.backends.text_keys import BATCH, ColumnTypes
+from sharded_orm.backends.write_hooks.commit import CommitOutcome
+from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
+
+if TYPE_CHECKING:
+    from sharded_orm.topology.model import Shard
+
+W = TypeVar("W", bound=SessionIdentity)
+
+# Options of Django's backend that would defeat the shared sessions, with the remedy.
+_REFUSED_OPTIONS = {
+    "pool": "this backend has a pool for each node, with the setting POOL",
+    "server_side_binding": (
+        "the search path of a shard is sent in the packet of each statement, which the protocol for"
+        " values that the server binds does not allow"
+    ),
+    "cursor_factory": "this backend has cursors of its own",
+    "prepare_threshold": (
+        "a plan that the server has prepared for one schema is wrong for another; leave it out"
+    ),
+}
+
+
+class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
+    """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
+
+    ``self.connection`` is a :class:`PostgreSQLConnection`: it leases a physical session when there is
+    work. All aliases of the process with equal connection parameters lease from the same pool.
+    """
+
+    creation_class = DatabaseCreation
+    features_class = DatabaseFeatures
+    ops_class = DatabaseOperations
+    SchemaEditorClass = DatabaseSchemaEditor
+
+    connection: PostgreSQLConnection | None
+    creation: DatabaseCreation
+    _node_pool: PostgreSQLPool | None = None
+
+    #: Django's own pool is refused, see _REFUSED_OPTIONS.
+    pool = None
+
+    @property
+    def schema(self) -> str | None:
+        """Name of the shard's schema; None for an alias that uses the server's search path."""
+        if self.alias == NO_DB_ALIAS:
+            return None
+        return cast("str | None", self.settings_dict.get("SCHEMA"))
+
+    @property
+    def node_pool(self) -> PostgreSQLPool:
+        """The pool of sessions (server connections) of this alias's node.
+
+        The pool is created at first use. Reading this attribute does not connect.
+        """
+        if self._generation != relocation.generation and self._generation is not None:
+            relocation.follow(self)
+        if self._node_pool is None:
+            self._node_pool = self._pool_for(self.get_connection_params())
+        return self._node_pool
+
+    def _pool_for(self, conn_params: dict[str, Any]) -> PostgreSQLPool:
+        return node_pool(conn_params, self.settings_dict, self.timezone_name, type(self))
+
+    def get_connection_params(self) -> dict[str, Any]:
+        options = self.settings_dict["OPTIONS"]
+        for name, remedy in _REFUSED_OPTIONS.items():
+            if options.get(name):
+                raise ImproperlyConfigured(
+                    f"Alias {self.alias!r}: OPTIONS[{name!r}] cannot be used with"
+                    f" sharded_orm.backends.postgresql: {remedy}."
+                )
+        params: dict[str, Any] = super().get_connection_params()
+        return params
+
+    @async_unsafe
+    def get_new_connection(self, conn_params: dict[str, Any]) -> PostgreSQLConnection:
+        """Return a virtual connection, after a check that the node answers.
+
+        The check does not tell whether the schema exists.
+        """
+        self.isolation_level = IsolationLevel.READ_COMMITTED
+        begin = BEGIN
+        level = self.settings_dict["OPTIONS"].get("isolation_level")
+        if level is not None:
+            try:
+                self.isolation_level = IsolationLevel(level)
+            except ValueError as exc:
+                raise ImproperlyConfigured(
+                    f"Invalid transaction isolation level {level} specified. Use one of the"
+                    " psycopg.IsolationLevel values."
+                ) from exc
+            begin += b" ISOLATION LEVEL " + self.isolation_level.name.replace("_", " ").encode()
+        pool = self._node_pool = self._pool_for(conn_params)
+        with self.wrap_database_errors:
+            pool.prepare()
+        return PostgreSQLConnection(pool, self.schema, self.alias, begin, PostgreSQLCursor)
+
+    def init_connection_state(self) -> None:
+        # Call the method of Django's base class, not of its PostgreSQL backend. The latter sets the
+        # time zone and the role, which the pool did when it opened the session.
+        BaseDatabaseWrapper.init_connection_state(self)
+
+    def create_cursor(self, name: str | None = None) -> PostgreSQLCursor | PostgreSQLServerCursor:
+        # Overrides the method of Django's PostgreSQL backend. This method needs no async_unsafe
+        # decorator, which would cost time for every statement: cursor(), which calls this method, has
+        # the decorator.
+        connection = self.connection
+        assert connection is not None
+        cursor: PostgreSQLCursor | PostgreSQLServerCursor
+        if name:
+            holds = connection.autocommit
+            cursor = connection.cursor(name, scrollable=False, withhold=holds)
+        else:
+            cursor = connection.cursor()
+        loader: Any = connection.adapters.get_loader(TIMESTAMPTZ_OID, Format.TEXT)
+        if self.timezone != loader.timezone:
+            register_tzloader(self.timezone, cursor)
+        return cursor
+
+    def ensure_timezone(self) -> bool:
+        # Overrides the method that Django calls when a test changes the time zone.
+        pool, self._node_pool = self._node_pool, None
+        connection = self.connection
+        if connection is None or pool is None:
+            return False
+        pool = self.node_pool
+        if connection.pool is pool:
+            return False
+        if connection.session is None and connection.mode < SessionMode.PINNED:
+            connection.pool = pool
+        else:
+            with self.cursor() as cursor:
+                cursor.execute(self.ops.set_time_zone_sql(), [self.timezone_name])
+        return True
+
+    def _close(self) -> None:
+        # As BaseDatabaseWrapper._close(), which CommitHookMixin calls: Django's PostgreSQL backend
+        # looks for its own pool first.
+        super()._close()
+
+    @contextmanager
+    def node_cursor(
+        self, *, stream: bool = False
+    ) -> Iterator[PostgreSQLNodeCursor | PostgreSQLNodeStream]:
+        """Return a context manager that gives a cursor of the node, in autocommit.
+
+        The cursor is for statements that name the schema of each table. Its statements are not part of
+        a transaction of this alias. Usable from any thread.
+
+        :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
+            fetches all rows.
+        """
+        with self.wrap_database_errors:
+            node = self.shard.node if self.shard is not None else None
+            kind = PostgreSQLNodeStream if stream else PostgreSQLNodeCursor
+            cursor = kind(self.node_pool, node)
+            try:
+                yield cursor
+            finally:
+                cursor.close()
+
+    def holds_session(self) -> bool:
+        return self.connection is not None and self.connection.has_state
+
+    def forget_server(self) -> None:
+        if self._node_pool is not None:
+            self._node_pool.leave(relocation.generation)
+            self._node_pool = None
+        super().forget_server()
+
+    def is_idle(self) -> bool:
+        if self.in_atomic_block or self.run_on_commit:
+            return False
+        return self.connection is None or self.connection.is_idle
+
+    def is_usable(self) -> bool:
+        """Whether the held session is alive or, if no session is held, whether one can be leased."""
+        if self.connection is None:
+            return False
+        try:
+            self.connection.check()
+        except psycopg.Error:
+            return False
+        return True
+
+    def close_if_unusable_or_obsolete(self) -> None:
+        super().close_if_unusable_or_obsolete()
+        if self._node_pool is not None:
+            self._node_pool.close_expired(revalidate=self.settings_dict["CONN_HEALTH_CHECKS"])
+
+    @cached_property
+    def pg_version(self) -> int:
+        """Version of the server, such as 150018. Costs nothing once the pool has had a session."""
+        pool = self.node_pool
+        if not pool.server_version:
+            with self.wrap_database_errors:
+                pool.any_session()
+        return pool.server_version
+
+    @classmethod
+    def server_settings(cls, settings_dict: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in settings_dict.items() if k != "SCHEMA"}
+
+    @classmethod
+    def database_of(cls, node: Mapping[str, Any], schema: str) -> dict[str, Any]:
+        return {"NAME": node.get("NAME", ""), "SCHEMA": schema}
+
+    # ##### Schemas #####
+
+    def create_shard_database(self) -> None:
+        """Create this alias's schema. Does nothing if the schema exists."""
+        self._run_on_node(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._required_schema)}")
+
+    def drop_shard_database(self) -> None:
+        """Drop this alias's schema with all its rows. Does nothing if the schema does not exist."""
+        self._run_on_node(f"DROP SCHEMA IF EXISTS {quoted(self._required_schema)} CASCADE")
+
+    @property
+    def _required_schema(self) -> str:
+        if self.schema is None:
+            raise ImproperlyConfigured(f"Alias {self.alias!r} has no schema: it is no shard.")
+        return self.schema
+
+    def _run_on_node(self, statement: str) -> None:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            cursor.execute(statement)
+
+    def prepare_database(self) -> None:
+        if self.shard is not None:
+            self.create_shard_database()
+        super().prepare_database()
+
+    def schema_snapshot(self) -> SchemaSnapshot:
+        with self._catalog_cursor() as cursor:
+            return snapshot.read(cursor, self._required_schema)
+
+    def build_schema(self, definitions: SchemaSnapshot) -> None:
+        with self._catalog_cursor() as cursor:
+            snapshot.build(cursor, definitions)
+
+    @contextmanager
+    def _catalog_cursor(self) -> Iterator[PostgreSQLCursor]:
+        """Give a cursor in the schema. Its statements are not added to the query log."""
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.cursor() as cursor:
+            yield cursor
+
+    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            digests = snapshot.digests(cursor, [shard.schema for shard in shards])
+        return {shard.alias: digests[shard.schema] for shard in shards}
+
+    def schemas_present(self) -> set[str]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            return snapshot.names(cursor)
+
+    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            schemas = sizes.read(cursor, [shard.schema for shard in shards])
+        return {shard.alias: schemas[shard.schema] for shard in shards}
+
+    def table_sizes(self, shard: Shard) -> list[TableSize]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            return sizes.tables(cursor, shard.schema)
+
+    def column_types(
+        self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
+    ) -> ColumnTypes:
+        types: ColumnTypes = {}
+        for start in range(0, len(shards), BATCH):
+            batch = shards[start : start + BATCH]
+            sql, params = collations.statement([s.schema for s in batch], tables, columns)
+            schemas = collations.by_schema(self._unlogged_rows(batch, sql, params))
+            types |= {shard.alias: schemas.get(shard.schema, {}) for shard in batch}
+        return types
+
+    def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[list[str]]) -> Any:
+        """Run a query and return its rows. Do not log it, because tests count logged queries."""
+        if len(shards) == 1 and shards[0].alias == self.alias:
+            with self.cursor() as cursor:
+                # Follows the shard to another node, as execute() does, but passes by its log.
+                cursor._execute(sql, params)
+                return cursor.fetchall()
+        with self.wrap_database_errors, self.node_cursor() as node_cursor:
+            node_cursor.execute(sql, params)
+            return node_cursor.fetchall()
+
+    def lock_schema(self, seconds: float) -> bool:
+        self.ensure_connection()
+        assert self.connection is not None
+        with self.wrap_database_errors, self.connection.held_cursor() as cursor:
+            return locks.take(cursor, self._required_schema, seconds)
+
+    def unlock_schema(self) -> None:
+        if self.connection is None or not self.connection.is_held:
+            return
+        # Ignore an error here: close() ends the session, and the server then releases the lock.
+        with suppress(self.Database.Error):
+            with self.connection.held_cursor() as cursor:
+                locks.release(cursor, self._required_schema)
+            self.connection.release()
+
+    @contextmanager
+    def structural_copy(self, definitions: SchemaSnapshot, schema: str) -> Iterator[Self]:
+        settings = {k: v for k, v in self.settings_dict.items() if k != "SHARD"}
+        copy = type(self)({**deepcopy(settings), "SCHEMA": schema}, self.alias)
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            snapshot.create_schema(cursor, schema)
+        try:
+            copy.build_schema(definitions)
+            yield copy
+        finally:
+            copy.close()
+            with self.wrap_database_errors, self.node_cursor() as cursor:
+                snapshot.drop_schema(cursor, schema)
+
+    def node_failure(self) -> Exception | None:
+        return self.node_pool.failure()
+
+    def open_sessions(self) -> OpenSessions:
+        pool = self.node_pool
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend'"
+            )
+            ((connected,),) = cursor.fetchall()
+        return OpenSessions(pool.size, pool.idle, int(connected))
+
+    def effect_of(self, sql: str) -> Effect:
+        kind = classify(sql)
+        if kind is PostgreSQLKind.READ or PostgreSQLKind.SAVEPOINT <= kind <= PostgreSQLKind.BARE:
+            return Effect.NOTHING
+        words = sql.split(None, 1)
+        is_rows = bool(words) and words[0].upper() in (
+            "INSERT",
+            "UPDATE",
+            "DELETE",
+            "WITH",
+            "MERGE",
+        )
+        return Effect.ROWS if is_rows else Effect.SCHEMA
+
+    def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
+        """Return a connection object of Django's own backend, for statements that leave session state.
+
+        It stands in the schema of this alias.
+        """
+        ours = ("SHARD", "GENERATION", "SCHEMA", "POOL")
+        settings = {k: v for k, v in self.settings_dict.items() if k not in ours}
+        settings = {**deepcopy(settings), **changes}
+        if self.schema is not None:
+            path = search_path_of(self.schema).replace("\\", "\\\\").replace(" ", "\\ ")
+            options = settings["OPTIONS"]
+            given = options.get("options", "")
+            settings["OPTIONS"] = {**options, "options": f"{given} -c search_path={path}".strip()}
+        return stock.DatabaseWrapper(settings, self.alias)
+
+    # ##### Sessions #####
+
+    def session_id(self) -> SessionID:
+        if self.connection is None:
+            return SessionID()
+        with self.wrap_database_errors:
+            return self.connection.session_id()
+
+    def judges(self, writer: SessionIdentity) -> bool:
+        return identity.judges(self.node_pool, writer)
+
+    def sessions_gone(self, writers: Sequence[W]) -> set[W]:
+        return identity.gone(self.node_pool, writers)
+
+    def reads_as_autocommit(self) -> bool:
+        return (
+            self.connection is not None
+            and self.connection.mode is SessionMode.TRANSACTION
+            and self.connection.only_reads
+            and not (self.connection.session is not None and self.connection.session.has_failed)
+        )
+
+    def hold_session(self) -> None:
+        if self.connection is not None:
+            self.connection.hold_after_commit()
+
+    def release_session(self) -> None:
+        if self.connection is not None:
+            self.connection.release_after_commit()
+
+    def discard_session(self) -> None:
+        if self.connection is not None:
+            self.connection.discard_after_commit()
+
+    def commit_outcome(self) -> CommitOutcome:
+        connection = self.connection
+        if connection is None or connection.mode >= SessionMode.LOST:
+            # The session is lost, so nobody can tell the outcome: COMMIT may or may not have been
+            # sent, and may still be running on the server.
+            return CommitOutcome.UNKNOWN
+        # If the server refuses COMMIT, it rolls the transaction back.
+        return CommitOutcome.OPEN if connection.is_open else CommitOutcome.OVER

@@ -1,0 +1,104 @@
+"""Tell which session of which server made a write, and whether that session still exists.
+
+A session is known by its process id and the time at which its process began: a server uses process ids
+again. Both mean nothing without the identity of the server: after a promotion, another server may have
+the same address, and it has the same system identifier. But a promotion begins a new timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import psycopg
+
+from sharded_orm.backends.write_hooks.session_id import SessionID, SessionIdentity, short_hash
+from sharded_orm.exceptions import PoolTimeout
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.postgresql.node import PostgreSQLPool
+    from sharded_orm.backends.postgresql.session import PostgreSQLSession
+
+W = TypeVar("W", bound=SessionIdentity)
+
+_SERVER = (
+    "(SELECT s.system_identifier || '/' || c.timeline_id"
+    " FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c)"
+)
+# A number for a session: the microseconds of its beginning, and the lowest bits of its process id. The
+# number stays below 2**63 for centuries.
+_NUMBER = "((extract(epoch FROM backend_start) * 1000)::bigint << 20) + (pid & 1048575)"
+_OWN = (
+    f"(SELECT {_NUMBER} FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid())"
+)
+# An account sees when the sessions of other accounts began only with this privilege.
+_SEES_ALL = "pg_catalog.pg_has_role(session_user, 'pg_read_all_stats', 'USAGE')"
+
+
+def session_id(session: PostgreSQLSession, pool: PostgreSQLPool) -> SessionID:
+    """Return the identity of ``session``. The first call queries the server, even inside a transaction.
+
+    The identity is empty if a connection pooler stands before the server: it may give each transaction
+    another session.
+
+    :raises psycopg.Error: the server does not answer.
+    """
+    identity = session.identity
+    if identity is None:
+        if pool.has_pooler:
+            identity = SessionID()
+        else:
+            ((server, account, number),) = session.run(
+                f"SELECT {_SERVER}, session_user::text, {_OWN}".encode()
+            )
+            identity = SessionID(short_hash(server), short_hash(account), int(number))
+        session.identity = identity
+    return identity
+
+
+def judges(pool: PostgreSQLPool, writer: SessionIdentity) -> bool:
+    """Whether :func:`gone` can tell if the session ``writer`` still exists.
+
+    True if the session is on the server of ``pool``, and the pool's account can see it. Also True if
+    the server does not answer now. False if ``writer`` is empty.
+    """
+    if not writer.server or not writer.connection:
+        return False
+    answer = pool.last_answer
+    if answer is None or answer[0] != writer.server:
+        # Ask for the server's identity again: another server may have the node's address by now.
+        try:
+            _, answer = _query_sessions(pool)
+        except (psycopg.Error, PoolTimeout):
+            return True
+    server, account, sees_all = answer
+    return writer.server == server and (sees_all or writer.account == account)
+
+
+def gone(pool: PostgreSQLPool, writers: Sequence[W]) -> set[W]:
+    """Return those of the sessions ``writers`` that no longer exist on the server of ``pool``.
+
+    Sessions that :func:`judges` cannot judge are left out. If the server does not answer, the set is
+    empty. A killed session still exists until its process has ended.
+    """
+    try:
+        existing, _ = _query_sessions(pool)
+    except (psycopg.Error, PoolTimeout):
+        return set()
+    return {w for w in writers if w.connection not in existing and judges(pool, w)}
+
+
+def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, bool]]:
+    session = pool.lease()
+    try:
+        ((server, account, sees_all, existing),) = session.run(
+            f"SELECT {_SERVER}, session_user::text, {_SEES_ALL},"
+            f" (SELECT array_agg({_NUMBER}) FROM pg_catalog.pg_stat_activity"
+            " WHERE backend_start IS NOT NULL)".encode()
+        )
+    except BaseException:
+        pool.discard(session)
+        raise
+    pool.release(session)
+    answer = pool.last_answer = (short_hash(server), short_hash(account), bool(sees_all))
+    return {int(number) for number in existing or ()}, answer

@@ -1,0 +1,163 @@
+"""The pool of one node's sessions. It opens each session with the node's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from psycopg import sql
+from psycopg.adapt import AdaptersMap
+
+from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, frozen, get_pool
+from sharded_orm.backends.postgresql.session import PostgreSQLSession, connect
+from sharded_orm.backends.signals import session_opened
+
+#: The most schemas that a session uses before it is closed, unless ``POOL["MAX_SCHEMAS"]`` says
+#: otherwise. The server's process keeps about 13 kB for each table that was read and 25 kB for each
+#: that was written, for good. docs/decisions/0037-postgresql.md has the measurements.
+MAX_SCHEMAS = 200
+
+
+class PostgreSQLPool(SessionPool[PostgreSQLSession]):
+    """A pool of sessions with one database of a server, all with the same connection parameters.
+
+    :param name: name of the node, for errors and logs.
+    :param params: arguments of ``psycopg.connect``.
+    :param adapters: how values are converted. All sessions share it, so that a type which one alias
+        registers (hstore, for example) is known to all.
+    :param timezone: time zone of each session.
+    :param role: role that each session takes (``SET ROLE``); None for the account's own.
+    :param sender: the backend's ``DatabaseWrapper`` class, as sender of :data:`session_opened`.
+    :param max_age: seconds until a session expires; None for never.
+    :param max_schemas: the most schemas that a session uses before it is closed.
+    :param bounds: further arguments of the pool, such as ``maximum`` of :class:`BoundedPool`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        adapters: AdaptersMap,
+        timezone: str,
+        role: str | None,
+        sender: type | None,
+        max_age: float | None = None,
+        max_schemas: int = MAX_SCHEMAS,
+        **bounds: Any,
+    ) -> None:
+        super().__init__(name, self._connect, max_age, **bounds)
+        self.params = dict(params)
+        self.adapters = AdaptersMap(adapters)
+        # Kept alive, because the key of the pool has its id().
+        self._template = adapters
+        self.max_schemas = max_schemas
+        #: Version of the server as psycopg gives it, such as 150018; 0 before the first session.
+        self.server_version = 0
+        #: Whether a connection pooler such as PgBouncer stands before the server; None before the
+        #: first session. A pooler may give each transaction another session of the server.
+        self.has_pooler: bool | None = None
+        #: The session that was opened last, to quote values for SQL.
+        self.last_session: PostgreSQLSession | None = None
+        #: What the server last answered when it was asked which sessions exist: the server's
+        #: identity, the account's identity, and whether the account sees the sessions of all
+        #: accounts. None before the first answer.
+        self.last_answer: tuple[str, str, bool] | None = None
+        self._timezone = timezone
+        self._role = role
+        self._sender = sender
+
+    def release(self, session: PostgreSQLSession) -> None:
+        if len(session.schemas) > self.max_schemas and not self.has_pooler:
+            self.discard(session)
+        else:
+            super().release(session)
+
+    def any_session(self) -> PostgreSQLSession:
+        """Return a session for work that needs no server, such as quoting a value. Opens one if needed.
+
+        The session may be in use, so nothing must be sent on it.
+        """
+        session = self.last_session
+        if session is None or session.is_dead:
+            session = self.lease()
+            self.release(session)
+        return session
+
+    def _connect(self) -> PostgreSQLSession:
+        session = connect(self.params)
+        try:
+            self._prepare(session)
+            session_opened.send(sender=self._sender, session=session.raw, pool=self)
+        except BaseException:
+            session.close()
+            raise
+        self.last_session = session
+        return session
+
+    def _prepare(self, session: PostgreSQLSession) -> None:
+        """Set the time zone and the role, as Django's backend does. At most one round trip."""
+        info = session.raw.info
+        statements: list[sql.Composable] = []
+        if info.parameter_status("TimeZone") != self._timezone:
+            statements.append(sql.SQL("SET TIME ZONE {}").format(sql.Literal(self._timezone)))
+        if self._role is not None:
+            statements.append(sql.SQL("SET ROLE {}").format(sql.Identifier(self._role)))
+        if self.has_pooler is None:
+            statements.append(sql.SQL("SELECT pg_catalog.pg_backend_pid()"))
+        if statements:
+            rows = session.run(sql.SQL("; ").join(statements).as_bytes(session.raw))
+            if self.has_pooler is None:
+                # A pooler hands out process ids of its own, because clients use them to cancel.
+                self.has_pooler = rows[0][0] != session.pgconn.backend_pid
+        self.server_version = info.server_version
+        if self.has_pooler and self._role is not None:
+            raise ImproperlyConfigured(
+                f"Node {self.name!r}: OPTIONS['assume_role'] cannot work behind a connection pooler,"
+                " because a role belongs to a session of the server. Connect as that role, or set it"
+                " for the account: ALTER ROLE … SET role = …."
+            )
+
+
+class BoundedPostgreSQLPool(PostgreSQLPool, BoundedPool[PostgreSQLSession]):
+    """A :class:`PostgreSQLPool` with at most ``maximum`` sessions in use at the same time."""
+
+
+def node_pool(
+    params: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    timezone: str,
+    sender: type | None,
+) -> PostgreSQLPool:
+    """Return this process's pool for these arguments. Aliases with equal arguments share a pool.
+
+    :param params: arguments of ``psycopg.connect``, as Django's backend makes them.
+    :param settings: an alias's entry in ``DATABASES``. ``POOL``, ``CONN_MAX_AGE`` and ``assume_role``
+        of ``OPTIONS`` are read from this entry.
+    :param timezone: time zone of each session.
+    :param sender: the backend's ``DatabaseWrapper`` class.
+    """
+    bounds: Mapping[str, Any] = settings.get("POOL") or {}
+    max_age = settings.get("CONN_MAX_AGE", 0)
+    role = settings["OPTIONS"].get("assume_role")
+    ours = ("context", "cursor_factory", "prepare_threshold")
+    connecting = {key: value for key, value in params.items() if key not in ours}
+    adapters = params["context"]
+    key = (
+        frozen(connecting), id(adapters), timezone, role, max_age, frozen(bounds),
+    )  # fmt: skip
+    name = f"{params.get('host', '')}:{params.get('port', 5432)}/{params.get('dbname', '')}"
+
+    def make() -> PostgreSQLPool:
+        kinds: dict[str, Any] = {"max_schemas": bounds.get("MAX_SCHEMAS", MAX_SCHEMAS)}
+        kind: type[PostgreSQLPool] = PostgreSQLPool
+        if bounds.get("MAX") is not None:
+            kind = BoundedPostgreSQLPool
+            kinds |= {
+                "maximum": bounds["MAX"], "timeout": bounds.get("TIMEOUT", DEFAULT_TIMEOUT)
+            }  # fmt: skip
+        return kind(name, connecting, adapters, timezone, role, sender, max_age, **kinds)
+
+    pool = get_pool(key, make)
+    assert isinstance(pool, PostgreSQLPool)
+    return pool

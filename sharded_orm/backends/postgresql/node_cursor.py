@@ -1,0 +1,61 @@
+"""Cursors of a node rather than of a shard. Their statements name the schema of each table.
+
+Queries that read many shards of a node at once use these cursors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
+from sharded_orm.backends.postgresql.cursor import (
+    LeaseMixin,
+    PostgreSQLCursor,
+    PostgreSQLServerCursor,
+)
+from sharded_orm.backends.postgresql.node import PostgreSQLPool
+from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
+from sharded_orm.exceptions import SessionStateRefused
+
+_NO_PATH = b"SELECT pg_catalog.set_config('search_path', '', true)"
+
+
+class _NodeCursorMixin(LeaseMixin):
+    """Base class of a node's cursors. The search path is empty, so a name without a schema is an error.
+
+    :param node: name of the node in the topology; None if the settings name the server otherwise.
+    """
+
+    def __init__(self, pool: PostgreSQLPool, node: str | None, **options: Any) -> None:
+        self.node = node
+        name = repr(node or pool.name)
+        connection = PostgreSQLConnection(pool, None, name, BEGIN, PostgreSQLCursor)
+        connection.set_path, connection.autocommit_prefix = _NO_PATH, [_NO_PATH]
+        super().__init__(connection, **options)
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        if classify(self._text(query)) > PostgreSQLKind.WRITE:
+            raise SessionStateRefused(
+                f"A node's cursor takes plain statements only, not {query!r}."
+            )
+        return super().execute(query, params, **options)
+
+    def close(self) -> None:
+        super().close()
+        connection = self._owner
+        if not connection.autocommitted and not connection.closed:
+            connection.rollback()
+        connection.close()
+
+
+class PostgreSQLNodeCursor(_NodeCursorMixin, PostgreSQLCursor):
+    """A node's cursor whose ``execute`` fetches all rows."""
+
+
+class PostgreSQLNodeStream(_NodeCursorMixin, PostgreSQLServerCursor):
+    """A node's cursor that leaves rows on the server until ``fetchmany`` fetches them."""
+
+    def __init__(self, pool: PostgreSQLPool, node: str | None) -> None:
+        super().__init__(pool, node, name="sharded_orm_stream", scrollable=False, withhold=False)
+        # The rows live as long as their transaction.
+        self._owner.autocommit = False

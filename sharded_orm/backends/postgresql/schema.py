@@ -1,0 +1,11 @@
+"""Django's schema editor for PostgreSQL. It counts open editors."""
+
+from __future__ import annotations
+
+from django.db.backends.postgresql import schema
+
+from sharded_orm.backends.schema import EditorMixin
+
+
+class DatabaseSchemaEditor(EditorMixin, schema.DatabaseSchemaEditor):
+    pass

@@ -1,0 +1,119 @@
+"""Physical sessions (server connections) of PostgreSQL. A node's pool keeps and leases them."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg.pq import ConnStatus, TransactionStatus
+
+from sharded_orm.backends.write_hooks.session_id import SessionID
+from sharded_orm.forks import send_nowhere
+
+_POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
+_BAD = ConnStatus.BAD
+_IDLE, _INTRANS, _INERROR = (
+    TransactionStatus.IDLE,
+    TransactionStatus.INTRANS,
+    TransactionStatus.INERROR,
+)
+
+
+class PostgreSQLSession:
+    """A physical session with a node's server. While the session is idle in the pool, no transaction is
+    open, and its search path is the server's default.
+
+    The driver's connection is in autocommit: the virtual connection sends BEGIN and COMMIT itself.
+    """
+
+    __slots__ = (
+        "__weakref__", "close_at", "identity", "pgconn", "poll", "raw", "retired", "schemas",
+        "suspect", "user",
+    )  # fmt: skip
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self.raw = raw
+        self.pgconn = raw.pgconn
+        self.close_at: float | None = None
+        self.suspect = False
+        self.retired = False
+        self.user = 0
+        #: Identity of the session on its server; None until the server was asked for it.
+        self.identity: SessionID | None = None
+        #: The schemas that the session has used. The server's process keeps what it has read about
+        #: their tables for as long as the session lives.
+        self.schemas: set[str] = set()
+        self.poll = _poller(raw.fileno())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the session can be used, and no transaction is open."""
+        return self.pgconn.transaction_status == _IDLE
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open on the server, failed or not."""
+        return self.pgconn.transaction_status in (_INTRANS, _INERROR)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the open transaction has had an error, so that only a rollback can follow."""
+        return self.pgconn.transaction_status == _INERROR
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the session is alive as far as is known, and no statement is running."""
+        return self.pgconn.transaction_status in (_IDLE, _INTRANS, _INERROR)
+
+    @property
+    def is_dead(self) -> bool:
+        return self.pgconn.status == _BAD
+
+    def run(self, statements: bytes) -> list[tuple[Any, ...]]:
+        """Run statements in one packet. Return the rows of the last one; without rows, an empty list."""
+        cursor = self.raw.execute(statements)
+        while cursor.nextset():
+            pass
+        return cursor.fetchall() if cursor.description else []
+
+    def ping(self) -> bool:
+        try:
+            self.run(b"")
+        except psycopg.Error:
+            return False
+        return True
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):
+            self.raw.close()
+
+    def abandon(self) -> None:
+        """Let go of the socket in a forked child, and send nothing to the server.
+
+        The session belongs to the parent process, which goes on using it.
+        """
+        if not self.is_dead:
+            send_nowhere(self.pgconn.socket)
+
+
+def connect(params: Mapping[str, Any]) -> PostgreSQLSession:
+    """Open a session in autocommit.
+
+    :param params: arguments of ``psycopg.connect``.
+    """
+    # Statements of different schemas have the same text. A plan that the server has prepared for one
+    # schema fails if the table of another schema has other columns.
+    return PostgreSQLSession(
+        psycopg.Connection.connect(**params, autocommit=True, prepare_threshold=None)
+    )
+
+
+def _poller(descriptor: int) -> Callable[[int], Any]:
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(descriptor, _POLL_FOR)
+        return poll.poll
+    return lambda timeout: select.select([descriptor], [], [], timeout / 1000)[0]

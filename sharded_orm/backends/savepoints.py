@@ -1,0 +1,57 @@
+"""Savepoints that are sent together with the next statement, or never. For the backends of servers."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+# Matches statements about Django's own savepoints, whose names BaseDatabaseWrapper.savepoint() makes.
+# Such savepoints nest, and no name is used twice.
+_DJANGO = re.compile(r"(SAVEPOINT|ROLLBACK TO SAVEPOINT|RELEASE SAVEPOINT) ([`\"]s\d+_x\d+[`\"])$")
+
+
+class SavepointStatement(Enum):
+    """What a statement about one of Django's savepoints does."""
+
+    SAVEPOINT = "SAVEPOINT"
+    ROLLBACK_TO = "ROLLBACK TO SAVEPOINT"
+    RELEASE = "RELEASE SAVEPOINT"
+
+
+def savepoint_statement(sql: str) -> SavepointStatement | None:
+    """Return what ``sql`` does with one of Django's savepoints; None for any other statement."""
+    if sql[:1] not in "SR":
+        return None
+    match = _DJANGO.match(sql)
+    return SavepointStatement(match[1]) if match else None
+
+
+def defer(sql: str, pending: list[bytes], *, may_release: bool) -> bool:
+    """Defer a statement about one of Django's savepoints, by changing ``pending``.
+
+    Return True if ``sql`` need not be sent now, and False if it must be sent. A savepoint's statements
+    are never sent if the savepoint is released before any other statement is sent.
+
+    :param sql: a statement for which :func:`savepoint_statement` is not None.
+    :param pending: the statements that wait to be sent with the next one.
+    :param may_release: whether the server has the savepoint of a RELEASE that is not in ``pending``,
+        so that this RELEASE cannot fail.
+    """
+    match = _DJANGO.match(sql.strip())
+    assert match is not None
+    what, statement = SavepointStatement(match[1]), sql.strip().encode()
+    if what is SavepointStatement.SAVEPOINT:
+        pending.append(statement)
+        return True
+    created = b"SAVEPOINT " + match[2].encode()
+    if created in pending:
+        # The savepoint was not sent yet. So instead of sending RELEASE or ROLLBACK TO, remove its
+        # SAVEPOINT statement and the later ones, which are nested in it. But ROLLBACK TO does not end
+        # the savepoint itself: in that case, keep its own SAVEPOINT statement.
+        keep = what is SavepointStatement.ROLLBACK_TO
+        del pending[pending.index(created) + keep :]
+        return True
+    if what is SavepointStatement.RELEASE and may_release:
+        pending.append(statement)
+        return True
+    return False

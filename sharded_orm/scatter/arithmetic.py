@@ -1,0 +1,138 @@
+"""Sums and quotients with the values and types that the databases compute."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from sharded_orm.backends.features import ShardFeatures
+from sharded_orm.scatter.refusals import refuse
+
+# The number of decimal places that MariaDB and MySQL add to a quotient: the default of their
+# setting div_precision_increment.
+_QUOTIENT_SCALE = 4
+# The number of digits that PostgreSQL computes of a quotient at least, and the largest number of
+# its decimal places: NUMERIC_MIN_SIG_DIGITS and NUMERIC_MAX_DISPLAY_SCALE of its source.
+_SIGNIFICANT = 16
+_LARGEST_SCALE = 1000
+# PostgreSQL stores a number in base 10000, so it counts its digits in groups of four.
+_DIGITS = 4
+
+_EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
+# A number of PostgreSQL has up to 131072 digits before the decimal point and 16383 after it.
+_SUMS = decimal.Context(prec=150_000, rounding=decimal.ROUND_HALF_UP)
+
+Divide = Callable[[Any, int], Any]
+"""A function that returns a sum divided by a number of values."""
+
+
+def add(left: Any, right: Any) -> Any:
+    """Return the sum of two partial sums; None is the sum of no values.
+
+    :raises ScatterNotSupported: the values are not numbers, or their sum is an error of the database.
+    """
+    if left is None or right is None:
+        return right if left is None else left
+    if isinstance(left, Decimal) and isinstance(right, Decimal):
+        if left.is_infinite() and right.is_infinite() and left != right:
+            return Decimal("NaN")
+        return _SUMS.add(left, right)
+    if not all(isinstance(value, int | float | Decimal) for value in (left, right)):
+        raise refuse(
+            f"a sum of values of type {type(left).__name__!r}",
+            "name the expression's output_field, or ask one shard",
+        )
+    total = left + right
+    if isinstance(total, float) and math.isinf(total) and all(map(math.isfinite, (left, right))):
+        raise refuse("a sum of floating-point numbers that overflows", "sum smaller numbers")
+    return total
+
+
+def quotient(total: Any, count: int) -> Any:
+    """Return ``total / count`` as MariaDB and MySQL compute ``AVG``.
+
+    If ``total`` is a Decimal, the result is a Decimal with four more decimal places. All other
+    results are floats.
+    """
+    if not isinstance(total, Decimal):
+        return float(total) / count
+    scale = -int(total.as_tuple().exponent) + _QUOTIENT_SCALE
+    return _EXACT.quantize(_EXACT.divide(total, count), Decimal(1).scaleb(-scale))
+
+
+def exact_quotient(total: Any, count: int) -> Any:
+    """Return the quotient of :func:`quotient`, but compute it of an integer as of a Decimal."""
+    return quotient(Decimal(total) if type(total) is int else total, count)
+
+
+def rounded_quotient(total: Any, count: int) -> int:
+    """Return ``total / count``, rounded to an integer."""
+    value = _EXACT.divide(Decimal(total), count)
+    return int(value.to_integral_value(decimal.ROUND_HALF_UP))
+
+
+def significant_quotient(total: Any, count: int) -> Any:
+    """Return ``total / count`` as PostgreSQL computes ``AVG``.
+
+    The result for an integer or a Decimal is a Decimal with at least 16 significant digits, counted
+    in groups of four. All other results are floats.
+    """
+    if not isinstance(total, int | Decimal):
+        return float(total) / count
+    total = Decimal(total)
+    if not total.is_finite():
+        return total
+    # As select_div_scale() and div_var() in PostgreSQL's numeric.c.
+    scale = max(0, -int(total.as_tuple().exponent))
+    weight, first = _leading_group(abs(int(total.scaleb(scale, _SUMS))), scale)
+    count_weight, count_first = _leading_group(count, 0)
+    quotient_weight = weight - count_weight - (first <= count_first)
+    places = min(max(_SIGNIFICANT - quotient_weight * _DIGITS, scale, 0), _LARGEST_SCALE)
+    numerator = abs(int(total.scaleb(scale, _SUMS))) * 10**places
+    denominator = count * 10**scale
+    digits, remainder = divmod(numerator, denominator)
+    digits += 2 * remainder >= denominator
+    return Decimal(-digits if total < 0 else digits).scaleb(-places, _SUMS)
+
+
+def _leading_group(number: int, scale: int) -> tuple[int, int]:
+    """Return the place and the value of the first group of four digits of ``number / 10**scale``.
+
+    The group before the decimal point has the place 0.
+    """
+    # Append zeros, so that the digits after the decimal point are whole groups.
+    padding = -scale % _DIGITS
+    number *= 10**padding
+    if number == 0:
+        return 0, 0
+    groups = (len(str(number)) - 1) // _DIGITS
+    return groups - (scale + padding) // _DIGITS, number // 10 ** (groups * _DIGITS)
+
+
+def duration_quotient(days: int, microseconds: int, count: int) -> datetime.timedelta:
+    """Return the average of durations as PostgreSQL computes it.
+
+    :param days: the sum of the days of the durations.
+    :param microseconds: the sum of what the durations have beside the days.
+    """
+    # As interval_div() in PostgreSQL's timestamp.c, with the same roundings.
+    whole = int(days / count)
+    rest = round((days / count - whole) * 86400 * 1e6) / 1e6
+    return datetime.timedelta(days=whole, microseconds=round(microseconds / count + rest * 1e6))
+
+
+def divider(features: type[ShardFeatures], *, duration: bool = False) -> Divide:
+    """Return the function that divides as ``AVG`` of a database does.
+
+    :param duration: whether the values are durations.
+    """
+    if features.exact_averages == "significant":
+        return significant_quotient
+    # Django casts the average of durations to an integer on databases that have no type for them.
+    if duration and features.averages_durations_to_integers:
+        return rounded_quotient
+    return exact_quotient if features.exact_averages == "fixed" else quotient

@@ -1,0 +1,215 @@
+"""Compares values of PostgreSQL as the server does.
+
+Numbers, dates, UUIDs and bytes are compared in Python. Texts have the order of a collation, which
+Python does not know, and PostgreSQL has no ``WEIGHT_STRING``. The same holds for JSON, arrays, ranges
+and other types. So a server is asked for the *ranks* of such values
+(:mod:`sharded_orm.scatter.ranking`): equal values have the same rank, and a greater value has a
+higher one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from django.db import models
+
+from sharded_orm.scatter.arithmetic import Divide, duration_quotient
+from sharded_orm.scatter.comparison import Column, Comparison, Row
+from sharded_orm.scatter.refusals import refuse
+
+# Fields whose values the driver returns as the server writes them. For all other fields that are
+# ranked, the outer SELECT selects the value as text in addition.
+_WRITTEN_AS_TEXT: Final = (
+    models.CharField,
+    models.TextField,
+    models.FileField,
+    models.GenericIPAddressField,
+    models.JSONField,
+)
+
+#: The ranks of the values of a column, keyed by their texts. None if the texts themselves compare as the
+#: server does.
+Ranks = Mapping[str, int] | None
+
+
+class _NotANumber:
+    """NaN, which equals itself for PostgreSQL and is greater than all numbers."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _NotANumber)
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __gt__(self, other: object) -> bool:
+        return not isinstance(other, _NotANumber)
+
+
+_NAN: Final = _NotANumber()
+_MONTH: Final = 30 * 86_400_000_000
+_DAY: Final = 86_400_000_000
+
+
+class RankedComparison(Comparison):
+    """Compares values as PostgreSQL does: those of :attr:`ranked` columns by their ranks, all other
+    values as in Python.
+
+    Set the ranks of a row's values in ``equality_ranks`` or ``order_ranks`` before the row is
+    compared.
+
+    :param summed: the numbers of the columns with sums, which the merge adds.
+    :param reads_utc: whether the driver returns all times in UTC. In other time zones, an hour is
+        repeated when clocks are set back, and Python takes the two for equal.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        compared: Iterable[int],
+        summed: Iterable[int] = (),
+        *,
+        reads_utc: bool,
+    ) -> None:
+        super().__init__(columns, compared)
+        #: The ranks by which values are equal or not, keyed by column number.
+        self.equality_ranks: dict[int, Ranks] = {}
+        #: The ranks by which values are sorted, keyed by column number.
+        self.order_ranks: dict[int, Ranks] = {}
+        weights: list[str] = []
+        self._durations: dict[int, int] = {}
+        self._texts: dict[int, int] = {}
+        ranked = []
+        first = len(columns) + 1
+        for index in sorted({*self.compared, *summed}):
+            column = columns[index]
+            if isinstance(column.field, models.DurationField):
+                self._durations[index] = first + len(weights)
+                weights.append(_duration_parts(f"c{index}"))
+            elif index not in self.compared or _is_plain(column, reads_utc):
+                continue
+            else:
+                ranked.append(index)
+                if not isinstance(column.field, _WRITTEN_AS_TEXT):
+                    self._texts[index] = first + len(weights)
+                    weights.append(f"CAST(c{index} AS text)")
+        self.weights = tuple(weights)
+        self.ranked = frozenset(ranked)
+        #: Whether values are compared whose texts depend on settings of the server's session.
+        self.depends_on_settings = bool(self._texts)
+
+    def text(self, row: Row, column: int) -> str | None:
+        """Return the value of a ranked column as the server writes it; None for NULL."""
+        value = row[self._texts.get(column, column)]
+        if value is not None and not isinstance(value, str):
+            raise _unexpected(value)
+        return value
+
+    def normal(self, row: Row, column: int) -> Any:
+        return self._value(row, column, self.equality_ranks)
+
+    def ordered(self, row: Row, column: int) -> Any:
+        return self._value(row, column, self.order_ranks)
+
+    def _value(self, row: Row, column: int, ranks_by_column: Mapping[int, Ranks]) -> Any:
+        if column in self.ranked:
+            text = self.text(row, column)
+            ranks = ranks_by_column[column]
+            return text if text is None or ranks is None else ranks[text]
+        place = self._durations.get(column)
+        if place is not None:
+            parts = row[place]
+            return None if parts is None else parts[0] * _MONTH + parts[1] * _DAY + parts[2]
+        value = row[column]
+        if isinstance(value, float | Decimal):
+            return _NAN if math.isnan(value) else value
+        if isinstance(value, memoryview | bytearray):
+            return bytes(value)
+        if value is None or _compares_as_in_python(value):
+            return value
+        raise _unexpected(value)
+
+    def carry(self, column: int, source: Row, target: list[Any]) -> None:
+        super().carry(column, source, target)
+        for places in (self._texts, self._durations):
+            if (place := places.get(column)) is not None:
+                target[place] = source[place]
+
+    def copy(self, row: list[Any], source: int, target: int) -> None:
+        super().copy(row, source, target)
+        for places in (self._texts, self._durations):
+            if (place := places.get(target)) is not None:
+                row[place] = row[places[source]]
+
+    def add(self, column: int, source: Row, target: list[Any]) -> None:
+        place = self._durations.get(column)
+        if place is None:
+            super().add(column, source, target)
+        elif target[place] is None:
+            self.carry(column, source, target)
+        elif source[place] is not None:
+            parts = [a + b for a, b in zip(target[place], source[place], strict=True)]
+            target[place] = parts
+            target[column] = _duration(parts)
+
+    def average(self, row: list[Any], total: int, count: int, target: int, divide: Divide) -> None:
+        place = self._durations.get(total)
+        if place is None:
+            super().average(row, total, count, target, divide)
+            return
+        months, days, microseconds = row[place]
+        _refuse_months(months)
+        value = row[target] = duration_quotient(days, microseconds, count)
+        if (target_place := self._durations.get(target)) is not None:
+            row[target_place] = [0, 0, value // datetime.timedelta(microseconds=1)]
+
+
+def _is_plain(column: Column, reads_utc: bool) -> bool:
+    """Whether values of ``column`` are compared in Python."""
+    if isinstance(column.field, models.DateTimeField):
+        return reads_utc
+    return column.kind in ("plain", "uuid") or isinstance(column.field, models.BinaryField)
+
+
+def _compares_as_in_python(value: Any) -> bool:
+    if isinstance(value, datetime.time):
+        # PostgreSQL compares times with a time zone by more than their moment.
+        return value.tzinfo is None
+    return isinstance(value, int | bytes | datetime.date | uuid.UUID)
+
+
+def _duration_parts(name: str) -> str:
+    """Return the SQL of the months, days and microseconds of an interval, which PostgreSQL stores, as
+    an array.
+    """
+    return (
+        f"CASE WHEN {name} IS NOT NULL THEN CAST(ARRAY["
+        f"EXTRACT(YEAR FROM {name}) * 12 + EXTRACT(MONTH FROM {name}), EXTRACT(DAY FROM {name}),"
+        f" EXTRACT(EPOCH FROM {name} - DATE_TRUNC('day', {name})) * 1000000] AS bigint[]) END"
+    )
+
+
+def _duration(parts: Sequence[int]) -> datetime.timedelta:
+    months, days, microseconds = parts
+    _refuse_months(months)
+    return datetime.timedelta(days=days, microseconds=microseconds)
+
+
+def _refuse_months(months: int) -> None:
+    # The driver takes a year for 365 days and a month for 30, so a sum of years is no sum of months.
+    if months:
+        raise refuse("a sum of intervals with months or years", "sum numbers of days")
+
+
+def _unexpected(value: Any) -> Exception:
+    return refuse(
+        f"a comparison of values of type {type(value).__name__!r} where others were expected",
+        "name the expression's output_field",
+    )
