@@ -32,7 +32,7 @@ from sharded_orm.backends.postgresql.connection import (
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.features import DatabaseFeatures
-from sharded_orm.backends.postgresql.node import PostgreSQLPool, node_pool
+from sharded_orm.backends.postgresql.node import PostgreSQLPool, close_sessions, node_pool
 from sharded_orm.backends.postgresql.node_cursor import PostgreSQLNodeCursor, PostgreSQLNodeStream
 from sharded_orm.backends.postgresql.operations import DatabaseOperations
 from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
@@ -181,6 +181,14 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         # As BaseDatabaseWrapper._close(), which CommitHookMixin calls: Django's PostgreSQL backend
         # looks for its own pool first.
         super()._close()
+
+    def close_pool(self) -> None:
+        """Close the idle sessions with this alias's database, and the others when they are released.
+
+        Django's class that creates test databases calls it, because the server neither drops nor
+        copies a database with sessions.
+        """
+        close_sessions(self.get_connection_params())
 
     @contextmanager
     def node_cursor(
