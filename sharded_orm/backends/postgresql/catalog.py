@@ -17,7 +17,7 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 class CatalogCursor(Protocol):
     """What this package needs of a cursor: of Django's, or of one that names the schema of each table."""
 
-    def execute(self, sql: str, params: Any = None, /) -> Any: ...
+    def execute(self, sql: str, params: Any = None) -> Any: ...
 
     def fetchall(self) -> Sequence[Any]: ...
 
@@ -48,7 +48,7 @@ WHERE d.refclassid = 'pg_namespace'::regclass AND d.deptype = 'n'
   AND d.refobjid = quote_ident(%(schema)s)::regnamespace
   AND NOT EXISTS (
     SELECT FROM pg_depend o
-    WHERE o.classid = d.classid AND o.objid = d.objid AND o.deptype IN ('e', 'i')
+    WHERE o.classid = d.classid AND o.objid = d.objid AND o.objsubid = 0 AND o.deptype IN ('e', 'i')
   )
 UNION ALL
 SELECT current_schema(), NULL"""
