@@ -49,11 +49,11 @@ LEFT JOIN pg_type e ON e.oid = t.typelem
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
   AND NOT c.relispartition
 GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname"""
-# The tables that refer to another table, and that table.
+# The tables that refer to another table whose row must be there first, and that table.
 _REFERENCES = """
 SELECT c.relname, r.relname FROM pg_constraint k
 JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class r ON r.oid = k.confrelid
-WHERE k.contype = 'f' AND k.conparentid = 0 AND k.conrelid <> k.confrelid
+WHERE k.contype = 'f' AND NOT k.condeferrable AND k.conparentid = 0 AND k.conrelid <> k.confrelid
   AND k.connamespace = current_schema()::regnamespace
   AND r.relnamespace = k.connamespace"""
 # The sequences (S), populated materialized views (m) and functions (f).
@@ -290,7 +290,10 @@ def _enter(cursor: Any, schema: str) -> None:
 
 
 def _tables(cursor: Any) -> list[_ClonedTable]:
-    """Return the tables of the current schema, each after the tables that it refers to."""
+    """Return the tables of the current schema, each after the tables that it refers to.
+
+    The order does not matter for deferrable references, as those of Django are.
+    """
     cursor.execute(_TABLES)
     tables = {row[0]: _ClonedTable(*row) for row in cursor.fetchall()}
     before: dict[str, list[str]] = {name: [] for name in tables}
@@ -302,7 +305,7 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
         order = TopologicalSorter(before).static_order()
         return [tables[name] for name in order if name in tables]
     except CycleError:
-        # Django defers the checks of its foreign keys, so any order will do.
+        # No order allows rows in all of these tables, so hardly any have rows.
         return list(tables.values())
 
 

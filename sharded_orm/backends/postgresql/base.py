@@ -23,16 +23,17 @@ from psycopg.pq import Format
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.postgresql.client import DatabaseClient
 from sharded_orm.backends.postgresql.connection import (
     BEGIN,
     PostgreSQLConnection,
     quoted,
-    search_path_of,
+    search_path_option,
 )
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.features import DatabaseFeatures
-from sharded_orm.backends.postgresql.node import PostgreSQLPool, node_pool
+from sharded_orm.backends.postgresql.node import PostgreSQLPool, close_sessions, node_pool
 from sharded_orm.backends.postgresql.node_cursor import PostgreSQLNodeCursor, PostgreSQLNodeStream
 from sharded_orm.backends.postgresql.operations import DatabaseOperations
 from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
@@ -71,6 +72,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     work. All aliases of the process with equal connection parameters lease from the same pool.
     """
 
+    client_class = DatabaseClient
     creation_class = DatabaseCreation
     features_class = DatabaseFeatures
     ops_class = DatabaseOperations
@@ -181,6 +183,14 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         # As BaseDatabaseWrapper._close(), which CommitHookMixin calls: Django's PostgreSQL backend
         # looks for its own pool first.
         super()._close()
+
+    def close_pool(self) -> None:
+        """Close the idle sessions with this alias's database, and the others when they are released.
+
+        Django's class that creates test databases calls it, because the server neither drops nor
+        copies a database with sessions.
+        """
+        close_sessions(self.get_connection_params())
 
     @contextmanager
     def node_cursor(
@@ -394,10 +404,12 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         settings = {k: v for k, v in self.settings_dict.items() if k not in ours}
         settings = {**deepcopy(settings), **changes}
         if self.schema is not None:
-            path = search_path_of(self.schema).replace("\\", "\\\\").replace(" ", "\\ ")
             options = settings["OPTIONS"]
             given = options.get("options", "")
-            settings["OPTIONS"] = {**options, "options": f"{given} -c search_path={path}".strip()}
+            settings["OPTIONS"] = {
+                **options,
+                "options": f"{given} {search_path_option(self.schema)}".strip(),
+            }
         return stock.DatabaseWrapper(settings, self.alias)
 
     # ##### Sessions #####
