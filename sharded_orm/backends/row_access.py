@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from sharded_orm.backends.change_capture import CapturedTable
 
@@ -50,6 +50,9 @@ class RowAccess(ABC):
 
     :param connection: a connection object of Django's own backend, which is used for nothing else.
     """
+
+    #: What follows the columns of an INSERT, so that given values are stored in all of them.
+    _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -116,7 +119,7 @@ class RowAccess(ABC):
                 self._run(f"DELETE FROM {name} WHERE {among}", *values)
             for batch in batches(rows):
                 self._run(
-                    f"INSERT INTO {name} ({self._names(columns)}) VALUES"
+                    f"INSERT INTO {name} ({self._names(columns)}){self._as_given} VALUES"
                     f" {', '.join([marks] * len(batch))}",
                     *(value for row in batch for value in row),
                 )
