@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Final, Self
 
 from sharded_orm.backends.change_capture import CapturedTable
@@ -195,9 +196,14 @@ class RowAccess(ABC):
     # ##### What the backends know #####
 
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns that are copied, in the order of the table."""
+        """Return the columns that are copied, in the order of their names.
+
+        The order in the table is not the same on all shards, because migrations may add columns to
+        one and create the other with them.
+        """
         if table.name not in self._columns:
-            self._columns[table.name] = tuple(self._read_columns(table.name))
+            columns = sorted(self._read_columns(table.name), key=attrgetter("name"))
+            self._columns[table.name] = tuple(columns)
         return self._columns[table.name]
 
     @abstractmethod

@@ -282,6 +282,29 @@ def test_copies_of_two_times_lie_beside_each_other(pair: Pair) -> None:
     assert pair.differing(2) == []
 
 
+def test_the_order_of_the_columns_does_not_matter(pair: Pair) -> None:
+    """A migration adds a column at the end of one shard, and creates another shard with it."""
+    for session in (pair.at_source, pair.at_target):
+        run(session, "DROP TABLE vote")
+    columns = ("owner VARCHAR(20) NOT NULL", "word VARCHAR(20) NOT NULL", "note VARCHAR(20)")
+    for session, order in ((pair.at_source, (0, 1, 2)), (pair.at_target, (2, 1, 0))):
+        elements = ", ".join(columns[place] for place in order)
+        run(session, f"CREATE TABLE vote ({elements}, PRIMARY KEY (owner, word))")
+    run(pair.at_source, "INSERT INTO vote (owner, word, note) VALUES ('Ada', 'a', 'n')")
+    pair.reader, pair.writer = pair.source.copy(), pair.target.copy()
+    pair.copy()
+    assert pair.differing() == []
+    with pair.target.capture() as capture:
+        capture.prepare()
+        capture.watch(1, KEY, closed=True)
+    pair.writer.publish(TABLES, 1)
+    assert run(pair.at_target, "SELECT owner, word, note FROM vote") == [("Ada", "a", "n")]
+    run(pair.at_target, "DELETE FROM vote")
+    pair.writer.store(VOTE, pair.reader.read(VOTE, KEY, 10))
+    assert run(pair.at_target, "SELECT owner, word, note FROM vote") == [("Ada", "a", "n")]
+    assert pair.reader.rows_of(VOTE, [("Ada", "a")]) == pair.writer.rows_of(VOTE, [("Ada", "a")])
+
+
 def test_a_copy_is_removed_although_its_table_has_another_form_by_now(pair: Pair) -> None:
     pair.copy(1)
     pair.copy(2)
