@@ -174,6 +174,8 @@ class PostgreSQLSchemaMove(SchemaMove):
 
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
+            if NAMES not in self._table_names():
+                return  # They were shown, with their foreign keys.
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):
                 self._show()
@@ -196,7 +198,7 @@ class PostgreSQLSchemaMove(SchemaMove):
                 f"{alter} ADD CONSTRAINT {self._quote(key)} {definition}"
                 f"{'' if is_checked else ' NOT VALID'}"
             )
-        statements.append(f"DROP TABLE IF EXISTS {self._quote(NAMES)}")
+        statements.append(f"DROP TABLE {self._quote(NAMES)}")
         self._rows(";\n".join(statements))
 
     def discard(self) -> None:

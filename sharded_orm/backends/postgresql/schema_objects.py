@@ -105,15 +105,17 @@ def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
                     f"GRANT {', '.join(granted)} ON {what} {_quoted(name)} TO {role}"
                     f"{' WITH GRANT OPTION' if grantable else ''}",
                 )
-    for name, definition in run(
+    for name, definition, qualifier in run(
         "SELECT p.proname || '(' || pg_catalog.pg_get_function_identity_arguments(p.oid) || ')',"
-        " pg_catalog.pg_get_functiondef(p.oid) FROM pg_catalog.pg_proc p"
+        " pg_catalog.pg_get_functiondef(p.oid), pg_catalog.quote_ident(%s) || '.'"
+        " FROM pg_catalog.pg_proc p"
         f" WHERE p.pronamespace = {_NAMESPACE} AND pg_catalog.starts_with(p.proname::text, %s)"
         " ORDER BY 1",
         schema,
+        schema,
         _ID_FUNCTION,
     ):
-        yield f"function {name}", str(definition)
+        yield f"function {name}", str(definition).replace(qualifier, "", 1)
 
 
 def obstacles(run: Run, schema: str, definitions: SchemaSnapshot) -> Iterator[str]:
