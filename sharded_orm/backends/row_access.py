@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from operator import attrgetter
+from typing import Any, ClassVar, Final, Self
 
 from sharded_orm.backends.change_capture import CapturedTable
 
@@ -50,6 +51,9 @@ class RowAccess(ABC):
 
     :param connection: a connection object of Django's own backend, which is used for nothing else.
     """
+
+    #: What follows the columns of an INSERT, so that given values are stored in all of them.
+    _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -116,7 +120,7 @@ class RowAccess(ABC):
                 self._run(f"DELETE FROM {name} WHERE {among}", *values)
             for batch in batches(rows):
                 self._run(
-                    f"INSERT INTO {name} ({self._names(columns)}) VALUES"
+                    f"INSERT INTO {name} ({self._names(columns)}){self._as_given} VALUES"
                     f" {', '.join([marks] * len(batch))}",
                     *(value for row in batch for value in row),
                 )
@@ -192,9 +196,14 @@ class RowAccess(ABC):
     # ##### What the backends know #####
 
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns that are copied, in the order of the table."""
+        """Return the columns that are copied, in the order of their names.
+
+        The order in the table is not the same on all shards, because migrations may add columns to
+        one and create the other with them.
+        """
         if table.name not in self._columns:
-            self._columns[table.name] = tuple(self._read_columns(table.name))
+            columns = sorted(self._read_columns(table.name), key=attrgetter("name"))
+            self._columns[table.name] = tuple(columns)
         return self._columns[table.name]
 
     @abstractmethod

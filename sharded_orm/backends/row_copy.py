@@ -97,10 +97,11 @@ class RowCopy(RowAccess):
             for table in tables:
                 names = self._names(self._kept_columns(table))
                 self._run(
-                    f"INSERT INTO {self._quote(table.name)} ({names}) SELECT {names}"
-                    f" FROM {self._side(table)} WHERE {self._quote(COPY)} = %s",
+                    f"INSERT INTO {self._quote(table.name)} ({names}){self._as_given} SELECT"
+                    f" {names} FROM {self._side(table)} WHERE {self._quote(COPY)} = %s",
                     number,
                 )
+                self._advance_counters(table, number)
 
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
         """Move all rows of a key into the side tables, in one transaction. Can be repeated.
@@ -188,6 +189,12 @@ class RowCopy(RowAccess):
     @abstractmethod
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each unique index that has no condition and no expression."""
+
+    def _advance_counters(self, table: CapturedTable, number: int) -> None:
+        """Make sure that the next generated ids are above those that were just published.
+
+        Most databases do so by themselves when a row with an id is inserted.
+        """
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:

@@ -4,7 +4,7 @@ schemas of the node's database share them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -23,6 +23,7 @@ from psycopg.pq import Format
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
 from sharded_orm.backends.postgresql.client import DatabaseClient
 from sharded_orm.backends.postgresql.connection import (
     BEGIN,
@@ -36,7 +37,9 @@ from sharded_orm.backends.postgresql.features import DatabaseFeatures
 from sharded_orm.backends.postgresql.node import PostgreSQLPool, close_sessions, node_pool
 from sharded_orm.backends.postgresql.node_cursor import PostgreSQLNodeCursor, PostgreSQLNodeStream
 from sharded_orm.backends.postgresql.operations import DatabaseOperations
+from sharded_orm.backends.postgresql.row_copy import PostgreSQLRowCopy
 from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
+from sharded_orm.backends.postgresql.schema_move import PostgreSQLSchemaMove
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.sizes import ShardSize, TableSize
@@ -394,6 +397,17 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             "MERGE",
         )
         return Effect.ROWS if is_rows else Effect.SCHEMA
+
+    def change_capture(self, account: Mapping[str, Any] | None = None) -> PostgreSQLChangeCapture:
+        return PostgreSQLChangeCapture(self._stock_wrapper(account or {}))
+
+    def row_copy(self, account: Mapping[str, Any] | None = None) -> PostgreSQLRowCopy:
+        return PostgreSQLRowCopy(self._stock_wrapper(account or {}))
+
+    def schema_move(
+        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+    ) -> PostgreSQLSchemaMove:
+        return PostgreSQLSchemaMove(self._stock_wrapper(account or {}), confirm)
 
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
         """Return a connection object of Django's own backend, for statements that leave session state.

@@ -31,6 +31,7 @@ TRIGGER_PATIENCE: Final = 30.0
 # The classes for Django's own backends, by vendor.
 _CAPTURES = {
     "mysql": "sharded_orm.backends.mysql.change_capture.MySQLChangeCapture",
+    "postgresql": "sharded_orm.backends.postgresql.change_capture.PostgreSQLChangeCapture",
     "sqlite": "sharded_orm.backends.sqlite3.change_capture.SQLiteChangeCapture",
 }
 # Field classes whose values are the same after a trigger has written them as text.
@@ -173,8 +174,8 @@ def _open_capture(alias: str) -> ChangeCapture:
         raise ImportRefused(
             [
                 f"the changes of {alias!r} cannot be followed: its backend is"
-                f" {connection.vendor!r}, and triggers are made on MariaDB, MySQL and SQLite only."
-                " Import without --follow"
+                f" {connection.vendor!r}, and triggers are made on MariaDB, MySQL, PostgreSQL and SQLite"
+                " only. Import without --follow"
             ]
         )
     opened: ChangeCapture = import_string(path)(connection.copy())

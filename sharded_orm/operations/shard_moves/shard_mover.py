@@ -94,6 +94,7 @@ class ShardMover:
         self._copy()
         self._catch_up()
         self._comparison.compare_all(self._tables, self._proceed)
+        self._target.schema.warm_up()
         self._compare_open()
         self._switch()
         self.settle()
@@ -304,6 +305,7 @@ class ShardMover:
     def settle(self) -> None:
         """Show the new tables, and remove the triggers from the old ones. Can be repeated."""
         self._show()
+        self._target.schema.finish()
         self._record.keep_until(self._options.keep)
         with suppress(Error):  # The triggers go with the old tables otherwise.
             remove_capture(self._source, self._record.number)
