@@ -265,8 +265,15 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     # ##### Schemas #####
 
     def create_shard_database(self) -> None:
-        """Create this alias's schema. Does nothing if the schema exists."""
-        self._run_on_node(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._required_schema)}")
+        """Create this alias's schema or, if it has none, its database. Does nothing if that exists."""
+        if self.schema is not None:
+            self._run_on_node(f"CREATE SCHEMA IF NOT EXISTS {quoted(self.schema)}")
+            return
+        name = self.settings_dict["NAME"]
+        with self._nodb_cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_catalog.pg_database WHERE datname = %s", [name])
+            if cursor.fetchone() is None:
+                cursor.execute(f"CREATE DATABASE {quoted(name)}")
 
     def drop_shard_database(self) -> None:
         """Drop this alias's schema with all its rows. Does nothing if the schema does not exist."""
