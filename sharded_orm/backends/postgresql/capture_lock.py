@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from django.db import OperationalError
 
-from sharded_orm.backends.postgresql.lock_waits import LockWaits, is_lock_wait
+from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_lock_wait
 
 # pg_locks shows the number of an advisory lock in two halves.
 _HOLDERS: Final = (
@@ -35,7 +35,7 @@ def capture_lock(
     """
     key = advisory_key(schema, purpose)
     try:
-        with LockWaits(run).transaction(patience):
+        with PostgreSQLLockWaits(run).transaction(patience):
             # This lock is one of the session, not of the transaction, which limits the wait only.
             run("SELECT pg_catalog.pg_advisory_lock(%s)", key)
     except OperationalError as exc:
@@ -69,7 +69,7 @@ def creation(run: Callable[..., Any], schema: str) -> Iterator[None]:
 
     Otherwise, of two sessions that send CREATE TABLE IF NOT EXISTS at once, one may get an error.
     """
-    with LockWaits(run).transaction():
+    with PostgreSQLLockWaits(run).transaction():
         run("SELECT pg_catalog.pg_advisory_xact_lock(%s)", advisory_key(schema, "creation"))
         yield
 

@@ -24,7 +24,7 @@ from sharded_orm.backends.postgresql.capture_triggers import (
     trigger_statements,
     truncate_statements,
 )
-from sharded_orm.backends.postgresql.lock_waits import LockWaits
+from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits
 from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
@@ -50,7 +50,7 @@ class PostgreSQLChangeCapture(ChangeCapture):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self._schema = begin_session(connection)
-        self._locks = LockWaits(self._rows)
+        self._locks = PostgreSQLLockWaits(self._rows)
 
     def exclusively(self, patience: float) -> AbstractContextManager[None]:
         return tables_lock(self._rows, self._schema, patience)

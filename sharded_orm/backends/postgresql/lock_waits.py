@@ -17,7 +17,7 @@ _ATTEMPT: Final = 0.05
 _BETWEEN: Final = 0.05
 
 
-class LockWaits:
+class PostgreSQLLockWaits:
     """The transactions of one session that wait for locks.
 
     :param run: sends a statement of this session, which is in autocommit.

@@ -12,7 +12,7 @@ from django.db import OperationalError
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.postgresql import schema_objects, snapshot
 from sharded_orm.backends.postgresql.capture_lock import tables_lock
-from sharded_orm.backends.postgresql.lock_waits import LockWaits, is_lock_wait
+from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_lock_wait
 from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.schema_move import NAMES, SchemaDefinition, SchemaMove, hidden_name
 from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot
@@ -36,7 +36,7 @@ class PostgreSQLSchemaMove(SchemaMove):
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
         super().__init__(connection, confirm)
         self._schema = begin_session(connection)
-        self._locks = LockWaits(self._rows)
+        self._locks = PostgreSQLLockWaits(self._rows)
 
     # ##### What there is #####
 
