@@ -133,9 +133,8 @@ class RowAccess(ABC):
         condition, params = self._behind(table, after)
         kinds = {column.name: column for column in self.columns(table)}
         pks = ", ".join(self._exact(kinds[name]) for name in table.pks)
-        order = ", ".join(map(self._quote, table.pks))
         rows = self._run(
-            f"SELECT {pks} FROM {self._quote(table.name)} WHERE {condition} ORDER BY {order}"
+            f"SELECT {pks} FROM {self._quote(table.name)} WHERE {condition} {self._order(table)}"
             f" LIMIT 1 OFFSET {size - 1:d}",
             *params,
         )
@@ -257,9 +256,15 @@ class RowAccess(ABC):
         self, table: CapturedTable, condition: str, params: list[Any], limit: int | None
     ) -> list[Row]:
         values = ", ".join(map(self._exact, self.columns(table)))
-        order = ", ".join(map(self._quote, table.pks))
-        sql = f"SELECT {values} FROM {self._quote(table.name)} WHERE {condition} ORDER BY {order}"
+        sql = (
+            f"SELECT {values} FROM {self._quote(table.name)} WHERE {condition} {self._order(table)}"
+        )
         return self._run(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
+
+    def _order(self, table: CapturedTable) -> str:
+        # A name alone could mean what is selected under this name: the value as text.
+        name = self._quote(table.name)
+        return f"ORDER BY {', '.join(f'{name}.{self._quote(pk)}' for pk in table.pks)}"
 
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         """Return a condition for the rows of a key, and its parameters."""

@@ -282,6 +282,25 @@ def test_copies_of_two_times_lie_beside_each_other(pair: Pair) -> None:
     assert pair.differing(2) == []
 
 
+def test_numbers_are_read_in_the_order_of_numbers(pair: Pair) -> None:
+    """Values cross as text, of which 10 is smaller than 9."""
+    numbers = [2, 9, 10, 82, 100, 1000]
+    values = ", ".join(f"({number}, 'Eve')" for number in numbers)
+    run(pair.at_source, f"INSERT INTO photo (id, owner) VALUES {values}")
+    read: list[Any] = []
+    after: tuple[Any, ...] = ()
+    while rows := pair.reader.read(PHOTO, "Eve", 2, after):
+        read += [int(pair.reader.pk_of(PHOTO, row)[0]) for row in rows]
+        after = pair.reader.pk_of(PHOTO, rows[-1])
+    assert read == numbers
+    run(pair.at_source, "DELETE FROM label")
+    run(pair.at_source, "DELETE FROM photo WHERE owner <> 'Eve'")
+    ends, after = [], ()
+    while after := pair.reader.boundary(PHOTO, after, 2):
+        ends.append(int(after[0]))
+    assert ends == [9, 82, 1000]
+
+
 def test_the_order_of_the_columns_does_not_matter(pair: Pair) -> None:
     """A migration adds a column at the end of one shard, and creates another shard with it."""
     for session in (pair.at_source, pair.at_target):
