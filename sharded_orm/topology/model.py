@@ -290,7 +290,8 @@ def server_of(node: Mapping[str, Any], name: str) -> object:
     host, port = str(node.get("HOST", "") or "localhost"), str(node.get("PORT", "") or 3306)
     socket = str(node.get("OPTIONS", {}).get("unix_socket", ""))
     if engine.endswith("postgresql"):
-        # The schemas of two databases have nothing to do with each other.
+        # On PostgreSQL, a server here means one database, because each database has schemas of its
+        # own.
         service = str(node.get("OPTIONS", {}).get("service", ""))
         return (engine, host, port, str(node.get("NAME", "")), service)
     return (engine, host, port, socket) if (host or socket) else name
