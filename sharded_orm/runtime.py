@@ -98,8 +98,8 @@ def _no_directory(alias: str) -> DirectoryStore:
 
 
 _directory_store: Callable[[str], DirectoryStore] = _no_directory
-# The lease under which this process remembers placements. All groups share it, because all have one
-# directory.
+# The lease under which this process remembers placements. All groups share the lease, because they
+# have a common directory.
 _placement_lease: PlacementLease | PermanentLease | None = None
 
 
@@ -213,7 +213,8 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            settings.DATABASES.keys()  # This adds the groups' aliases, before threads are started.
+            # Makes DATABASES add the groups' aliases before threads are started.
+            settings.DATABASES.keys()
         except InvalidConfiguration as exc:
             problems += exc.problems
     if problems:
@@ -292,7 +293,7 @@ def _node_failure(shard: Shard) -> Exception | None:
 
     Return None if a session could be opened, or if this process has not tried.
     """
-    # While no node has failed, do not make a connection object of the shard.
+    # While no node has failed, return early: the connection object of the shard is not needed.
     if pool.all_nodes_answer():
         return None
     connection: Any = connections[shard.alias]
