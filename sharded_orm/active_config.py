@@ -121,7 +121,7 @@ class ActiveConfig:
                         self._consider(watcher, document)
                     except TopologyError:
                         pass  # Ignored here, because the watcher has logged the error.
-                    except Exception:  # Logged already. The source's thread must go on.
+                    except Exception:  # Logged below. The source's thread must go on.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )

@@ -134,7 +134,8 @@ def migration_records(loader: Any, migration: Any, *, backwards: bool) -> list[t
     each migration that it replaces. Since Django 6.0, the replaced migrations may themselves be
     squashed.
     """
-    # Select the same rows as MigrationExecutor.record_migration() and unapply_migration().
+    # Select the same rows as MigrationExecutor.record_migration() and
+    # MigrationExecutor.unapply_migration().
     key = (migration.app_label, migration.name)
     replaced = [(label, name) for label, name in migration.replaces]
     if not _SQUASHES_SQUASHED:

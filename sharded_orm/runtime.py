@@ -289,9 +289,9 @@ def placement_lease() -> PlacementLease | PermanentLease:
 
 
 def _node_failure(shard: Shard) -> Exception | None:
-    """Return the error because of which no session of the node of ``shard`` could be opened lately.
+    """Return the error if the last attempt to open a session of the shard's node has failed.
 
-    Return None if a session could be opened, or if this process has not tried.
+    Return None if the attempt succeeded, or if this process has not tried.
     """
     # While no node has failed, return early: the connection object of the shard is not needed.
     if pool.all_nodes_answer():

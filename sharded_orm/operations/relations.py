@@ -72,11 +72,10 @@ class RelationInside:
         return f"SELECT {names} FROM {source} r{joins.sql} WHERE {key} <> {other_key}", params
 
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
-        """Raise :exc:`CrossKeyRelation` if one of some rows on a shard is related to a row of another
-        shard key. One query.
+        """Raise :exc:`CrossKeyRelation` if this relation joins rows of two shard keys. One query.
 
-        :param alias: the alias of the shard.
-        :param pks: primary keys of rows of ``table``.
+        :param alias: the alias of the shard on which the relation is checked.
+        :param pks: primary keys of the rows of ``table`` to check.
         """
         key, related_key = key_of(self.owner_model), key_of(self.related.related_model)
         own = key.attname if self.owner is None else f"{self.owner.name}__{key.attname}"
@@ -222,11 +221,12 @@ class GenericReference:
         return not gives_key(self.field, options) and not gives_key(self.field, related)
 
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
-        """Raise :exc:`CrossKeyRelation` if one of some rows on a shard refers to a row of another
-        shard key. One query, and one for each content type among the rows.
+        """Raise :exc:`CrossKeyRelation` if a row refers to a row of another shard key.
 
-        :param alias: the alias of the shard.
-        :param pks: primary keys of rows of ``model``.
+        Costs one query, and one for each content type among the rows.
+
+        :param alias: the alias of the shard on which the rows are checked.
+        :param pks: primary keys of the rows of ``model`` to check.
         """
         key, type_field, id_field = (field.attname for field in self.fields[-3:])
         rows: Any = ShardedQuerySet(self.model).using(alias).filter(pk__in=pks)
@@ -308,11 +308,10 @@ def checked_relations(model: type[Model]) -> list[RelationInside | GenericRefere
 
 
 def refuse_other_keys(model: type[Model], alias: str, pks: Iterable[Any]) -> None:
-    """Raise :exc:`CrossKeyRelation` if one of some rows on a shard is related to a row of another
-    shard key, by any relation in the table of ``model``.
+    """Raise :exc:`CrossKeyRelation` if a relation of ``model`` joins rows of two shard keys.
 
-    :param alias: the alias of the shard.
-    :param pks: primary keys of rows of ``model``.
+    :param alias: the alias of the shard on which the relations are checked.
+    :param pks: primary keys of the rows of ``model`` to check.
     """
     relations = checked_relations(model)
     for batch in batched(pks, LOOK_UPS) if relations else ():

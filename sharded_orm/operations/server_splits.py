@@ -225,7 +225,7 @@ def _without_tables(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def _copies_on(source: str, target: str) -> list[Shard]:
-    """Return the shards on ``source`` of which ``target``, its former replica, still has tables."""
+    """Return the shards on ``source`` whose tables ``target``, its former replica, still has."""
     with node_connection(target) as wrapper:
         present = wrapper.schemas_present()
     return [

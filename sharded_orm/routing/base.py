@@ -67,8 +67,8 @@ class Strategy(ABC):
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
         self.options = options
-        #: Returns the error because of which the node of a shard is known to be down, or None.
-        #: ``runtime`` sets it.
+        #: A function that returns the error if the node of a shard is known to be down, otherwise
+        #: None. Set by ``runtime``.
         self.node_failure: Callable[[Shard], Exception | None] = lambda shard: None
         problems = [
             f"group {group.name!r}: unknown strategy option {name!r}; {group.strategy!r} takes"

@@ -43,7 +43,7 @@ class KeyInFlight(NamedTuple):
     key: str
     #: The key itself, as text. The directory stores a digest of some keys.
     value: str
-    #: The number of the move, and those of the shards from which and to which it leads.
+    #: The number of the move, and the numbers of the shards from which and to which the key moves.
     number: int
     source: int
     target: int
@@ -56,7 +56,7 @@ class MoveList(NamedTuple):
     in_flight: tuple[KeyInFlight, ...]
     #: The number of the move that was announced last; 0 if there was none.
     last: int
-    #: Moves with a number above ``since`` that have ended; see :meth:`MoveStore.moves`.
+    #: Some of the moves that have ended. :meth:`MoveStore.moves` says which.
     ended: tuple[KeyInFlight, ...] = ()
 
 
@@ -68,8 +68,8 @@ class MoveStore(Protocol):
 
         Return None inside Django's ``TestCase``, whose transaction hides what other processes do.
 
-        :param since: the number of a move. The result then also lists the later moves that have
-            ended. None to list none.
+        :param since: the number of a move. The result then also has the later moves that have
+            ended. With None, it has only the move that was announced last, if that move has ended.
         """
 
 

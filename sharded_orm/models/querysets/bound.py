@@ -263,7 +263,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             refuse_other_key(obj)
             refuse_rows_given_by_id(obj, fields)
         keyed = self._with_bound_key()
-        with related_rows_checked():  # Django calls update() with expressions.
+        # Django's bulk_update() calls update() with expressions, whose keys cannot be checked
+        # there.
+        with related_rows_checked():
             return super(BoundKeyQuerySet, keyed).bulk_update(objs, fields, batch_size)
 
     def update(self, **kwargs: Any) -> int:

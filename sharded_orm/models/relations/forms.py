@@ -180,8 +180,8 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
     # A row of another shard key cannot be assigned, so set its id only. Model.clean_fields() then
-    # does not find the row and reports that. Unless the visitor has changed the key of the form's
-    # row as well: then the other row may have the new key.
+    # does not find the row and reports that. If the visitor has also changed the key of the form's
+    # row, the other row may have the new key, and be on another shard.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:

@@ -197,7 +197,7 @@ class BoundKeyQuery(Query):
         return tables
 
     def exists(self, limit: bool = True) -> Self:
-        # Overrides Query.exists(), which Django calls for Exists().
+        # Overrides exists() of Django's query. Django calls this method for Exists().
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy

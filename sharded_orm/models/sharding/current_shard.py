@@ -94,7 +94,7 @@ def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
 
     At most two queries.
 
-    :param rows: a queryset for rows with the shard key of ``instance``, on the shard of the UPDATE.
+    :param rows: a queryset on the shard of the UPDATE, not limited to one key.
     :param pk: the primary key of the row.
     """
     if rows.filter(pk=pk).exists():

@@ -179,12 +179,12 @@ def key_for_related(
 
 
 def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> str | None:
-    """Return the attribute name of the shard key that rows of ``model`` have in common with a row
-    to which they are related.
+    """Return the attribute name of the shard key of ``model`` if related rows must have the same
+    key.
 
     :return: None if the rows may have different keys, or if ``field`` itself is a shard key.
     :param field: the foreign key or many-to-many field of the relation.
-    :param own: the options of the related row's model.
+    :param own: the options of the other model of the relation.
     """
     options = shard_options(model)
     if options is None or options.key is None or not needs_same_key(options, own):

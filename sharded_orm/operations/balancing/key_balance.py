@@ -58,8 +58,8 @@ class KeyBalance:
 def plan_keys(group: str, options: BalanceOptions | None = None) -> KeyBalance:
     """Plan moves of keys between shards of ``group``. Changes nothing.
 
-    Each shard shall have a part of the keys in proportion to the weight of its range. Keys move
-    only to shards that are open for new keys.
+    The share of a shard is proportional to the weight of its range. Keys move only to shards that
+    are open for new keys.
 
     :raises MoveRefused: keys of the group cannot be moved.
     :raises BalanceRefused: there is no plan; every reason is listed.

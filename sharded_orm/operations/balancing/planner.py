@@ -19,8 +19,8 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: By this part, the fullness of the fuller of two bins must decrease. Applies to a single item that
-#: moves although the goal is not reached by it.
+#: A move that does not bring the source to its goal must lower the fullness of the fuller of the
+#: two bins by at least this fraction.
 _LEAST_GAIN: Final = 0.01
 #: A bin that is to be emptied has the capacity 0. It counts as this capacity, to divide by it.
 _NO_CAPACITY: Final = 1e-9
@@ -142,7 +142,7 @@ class _BinState:
         return self.load / self.capacity
 
     def limit(self, excess: float) -> float:
-        """Return the load at which the bin exceeds its share by ``excess``, a fraction such as 0.1."""
+        """Return the load that exceeds the share of the bin by the fraction ``excess`` of ``part``."""
         return self.share + excess * self.part
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-#: Sizes are rounded down to multiples of the limit divided by this number.
+#: The limit is divided into this many steps, and sizes are rounded down to whole steps.
 _STEPS = 4096
-#: The number of such multiples by which rounding may have lowered the sum of a good choice.
+#: Because of the rounding, the sum of a good choice may be too low by at most this many steps.
 _SLACK = 16
 
 

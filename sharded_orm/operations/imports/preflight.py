@@ -151,7 +151,7 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
 
 
 def _target_problems(request: ImportRequest) -> Iterator[str]:
-    """Yield reasons why the shards, or other databases that are needed, cannot store the rows."""
+    """Yield reasons why the shards cannot take the rows, and why new rows could not get ids."""
     group = runtime.group(request.group)
     shards = list(group.shards())
     migrator = Migrator(group, MigrateOptions(), journal.Scripts())

@@ -51,7 +51,7 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # Every process must compute the same number for the group, because none is stored.
+        # Every process must compute the same number for the group, because no number is stored.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 

@@ -70,7 +70,7 @@ class StoredColumn:
 
     @cached_property
     def plain_field(self) -> Field[Any, Any] | None:
-        """A field class of Django that can read and write the column.
+        """A field of Django that can read and write the values of the column.
 
         None if Django has none for this type.
         """

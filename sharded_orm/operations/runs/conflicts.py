@@ -13,7 +13,7 @@ from sharded_orm.operations.runs.journal import JournalRun
 
 #: The subject that the journal stores for operations on all groups.
 EVERYTHING: Final = "primaries"
-#: For each kind of operation, the command that continues or ends its run, for messages.
+#: For each kind of operation, the command that ends an interrupted run, for messages.
 _COMMANDS: Final = {
     "migrate": "'manage.py migrate_shards'",
     "promote": "'manage.py shards promote'",

@@ -358,7 +358,7 @@ def _references_outside(model: type[Model]) -> Iterator[Reference]:
 
 
 def _existing_values(reference: Any, values: set[Any]) -> set[Any]:
-    """Return those of ``values`` for which the row exists to which ``reference`` refers."""
+    """Return those of ``values`` that some row has in the field to which ``reference`` refers."""
     related, name = reference.related_model, reference.target_field.attname
     # Read from the database to which rows are written, because a replica may lack the newest rows.
     rows = related._base_manager.using(router.db_for_write(related))
