@@ -7,14 +7,14 @@ from datetime import timedelta
 
 
 def positive(text: str) -> int:
-    """Return a positive whole number."""
+    """Return the positive whole number that ``text`` gives."""
     if not text.isascii() or not text.isdigit() or not int(text):
         raise ArgumentTypeError(f"{text!r} is no positive number")
     return int(text)
 
 
 def days(text: str) -> timedelta:
-    """Return a number of days, which may have a fraction."""
+    """Return the duration that ``text`` gives as a number of days, which may have a fraction."""
     try:
         duration = timedelta(days=float(text))
     except (ValueError, OverflowError):

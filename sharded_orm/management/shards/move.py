@@ -143,7 +143,7 @@ def add_rate(parser: CommandParser) -> None:
 
 
 def add_switch_options(parser: CommandParser) -> None:
-    """Add the options of all commands after which shards are on another node."""
+    """Add the options that are common to all commands which bring shards to another node."""
     parser.add_argument(
         "--patience",
         type=positive,
