@@ -35,7 +35,7 @@ from django.db.models import (
     Variance,
 )
 from django.db.models.fields.json import KeyTextTransform, KeyTransform
-from django.db.models.functions import Collate, Concat, Lower
+from django.db.models.functions import Cast, Collate, Concat, Lower
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
@@ -150,7 +150,7 @@ EXPRESSIONS: list[Callable[[], Any]] = [
     lambda: F("ratio") + F("big"),
     lambda: F("amount") / 3,
     lambda: ExpressionWrapper(F("took") * 2, DurationField()),
-    lambda: Value(None, output_field=CharField()),
+    lambda: Cast(Value(None), CharField()),
 ]
 AGGREGATES: list[Callable[[], Any]] = [
     lambda: Count("id"),
