@@ -6,7 +6,7 @@ See docs/decisions/0028-key-moves.md and 0035-moves-of-shards.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -18,12 +18,16 @@ from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.backends.group.moved_shards import rows_move
 from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved
 from sharded_orm.models.moves.confirmation import in_transaction, key_moved
+from sharded_orm.routing.placement_lease import KeyInFlight
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
 
 R = TypeVar("R")
 
-# Seconds between two attempts.
+# The most seconds between two attempts.
 _PAUSE = 0.02
+# The least seconds between two looks at the moves. Later ones wait for this part of the time that has
+# passed, so few of them are sent if a switch takes long.
+_LOOK, _PART = 0.003, 0.125
 
 
 class WriteAttempt(PlacementUses):
@@ -40,6 +44,15 @@ class WriteAttempt(PlacementUses):
     @property
     def has_several_keys(self) -> bool:
         return sum(map(len, self.placements.values())) > 1
+
+    def is_stopped_by(self, moves: Iterable[KeyInFlight]) -> bool:
+        """Whether a key of this attempt is being switched, so another attempt would be refused."""
+        switching = {(m.group, m.key) for m in moves if m.phase == "switching"}
+        return bool(switching) and any(
+            (source.group.name, key) in switching
+            for source, placements in self.placements.items()
+            for key in placements
+        )
 
 
 def repeated(
@@ -111,9 +124,25 @@ def repeated(
             deadline = time.monotonic() + runtime.config().move_wait
         elif time.monotonic() > deadline:
             raise error
-        # Nothing reports when the move has ended. So wait, and have the key looked up again.
-        time.sleep(_PAUSE)
-        runtime.placement_lease().renew()
+        _wait_for_switch(attempt, deadline - runtime.config().move_wait)
+
+
+def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
+    """Wait until another attempt may pass. Renews the lease, so the keys are looked up again.
+
+    :param began: when the writer began to wait, by ``time.monotonic()``.
+    """
+    until = time.monotonic() + _PAUSE
+    while True:
+        # The fence tells nobody when it is removed.
+        time.sleep(min(max((time.monotonic() - began) * _PART, _LOOK), _PAUSE))
+        poll = runtime.placement_lease().renew()
+        if (
+            poll is None
+            or time.monotonic() > until
+            or not attempt.is_stopped_by(poll.moves.in_flight)
+        ):
+            return
 
 
 def follow_shard(group: str, write: Callable[[], R]) -> R:

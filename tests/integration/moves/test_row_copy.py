@@ -11,7 +11,7 @@ import pytest
 from django.db import IntegrityError
 
 from sharded_orm.backends.change_capture import CapturedTable, KeyLink
-from sharded_orm.backends.row_copy import RowCopy
+from sharded_orm.backends.row_copy import ChangedRows, RowCopy
 from sharded_orm.exceptions import MoveFailed
 from tests.integration.moves.database import Database, database_on, refuses, run
 from tests.patience import PATIENCE
@@ -194,6 +194,65 @@ def test_a_writer_that_has_locked_a_row_is_refused_at_once(pair: Pair, change: s
         run(writer, "ROLLBACK")
         mover.result(PATIENCE)
     assert pair.reader.key_digests(VOTE, KEY).count == 0
+
+
+def _publish(pair: Pair) -> None:
+    """Publish photos and votes, but no labels, and change the source afterwards."""
+    pair.copy()
+    capture = pair.target.capture()
+    capture.prepare()
+    capture.watch(1, KEY, closed=True)
+    capture.install(TABLES, PATIENCE)
+    pair.writer.publish([PHOTO, VOTE], 1)
+    # Two rows exchange a unique value.
+    for pk, slug in ((0, "x"), (LARGE, "a"), (0, "b")):
+        run(pair.at_source, f"UPDATE photo SET slug = '{slug}' WHERE id = {pk}")
+    for statement in (
+        "UPDATE photo SET body = 'new', raw = X'00FF' WHERE id = 3",
+        "INSERT INTO photo (id, owner, slug) VALUES (8, 'Ada', 'd')",
+        "DELETE FROM vote WHERE word = 'b'",
+        "DELETE FROM label WHERE id = 1",
+    ):
+        run(pair.at_source, statement)
+
+
+def _changes(pair: Pair) -> list[ChangedRows]:
+    return [
+        ChangedRows(table, pks, pair.reader.read_again(table, KEY, pks))
+        for table, pks in (
+            (PHOTO, [("0",), (str(LARGE),), ("3",), ("8",), ("9",)]),
+            (VOTE, [("Ada", "b")]),
+            (LABEL, [("1",)]),
+        )
+    ]
+
+
+def test_published_rows_are_changed_and_other_tables_published(pair: Pair) -> None:
+    _publish(pair)
+    # The journal names a row that is gone. Another key has one with its primary key here.
+    run(pair.at_target, "INSERT INTO photo (id, owner, slug) VALUES (9, 'Bob', 'bob')")
+    pair.writer.complete(1, _changes(pair), [LABEL])
+    for table in TABLES:
+        assert pair.writer.key_digests(table, KEY) == pair.reader.key_digests(table, KEY)
+        assert pair.writer.copy_digests(table, 1) == pair.reader.key_digests(table, KEY)
+    assert run(pair.at_target, "SELECT owner FROM photo WHERE id = 9") == [("Bob",)]
+    assert pair.target.capture().fences() == {1: "closed"}
+    assert refuses(pair.at_target, "UPDATE photo SET body = 'late' WHERE id = 8")
+
+
+@pytest.mark.parametrize("obstacle", ["taken", "open"])
+def test_published_rows_stay_if_the_last_state_cannot_be_published(
+    pair: Pair, obstacle: str
+) -> None:
+    _publish(pair)
+    if obstacle == "taken":
+        run(pair.at_target, "INSERT INTO photo (id, owner, slug) VALUES (8, 'Bob', 'bob')")
+    else:
+        pair.target.capture().reopen(1)
+    before = contents(pair.at_target)
+    with pytest.raises(IntegrityError if obstacle == "taken" else MoveFailed):
+        pair.writer.complete(1, _changes(pair), [LABEL])
+    assert contents(pair.at_target) == before
 
 
 def test_rows_that_have_changed_are_copied_again(pair: Pair) -> None:
