@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
-from sharded_orm.backends.postgresql.cursor import (
-    PostgreSQLCursor,
-    PostgreSQLServerCursor,
-    SessionLeaseMixin,
-)
+from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection, packet_of
+from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, SessionLeaseMixin
 from sharded_orm.backends.postgresql.node import PostgreSQLPool
+from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.exceptions import SessionStateRefused
 
@@ -29,8 +26,11 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
     def __init__(self, pool: PostgreSQLPool, node: str | None, **options: Any) -> None:
         self.node = node
         name = repr(node or pool.name)
-        connection = PostgreSQLConnection(pool, None, name, BEGIN, PostgreSQLCursor)
+        connection = PostgreSQLConnection(
+            pool, None, name, BEGIN, PostgreSQLCursor, PostgreSQLServerCursor
+        )
         connection.set_path, connection.autocommit_prefix = _NO_PATH, [_NO_PATH]
+        connection.autocommit_packet = packet_of([_NO_PATH])
         super().__init__(connection, **options)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
