@@ -32,7 +32,7 @@ from sharded_orm.backends.postgresql.connection import (
     search_path_option,
 )
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
-from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, PostgreSQLServerCursor
+from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor
 from sharded_orm.backends.postgresql.features import DatabaseFeatures
 from sharded_orm.backends.postgresql.node import PostgreSQLPool, close_sessions, node_pool
 from sharded_orm.backends.postgresql.node_cursor import PostgreSQLNodeCursor, PostgreSQLNodeStream
@@ -40,6 +40,7 @@ from sharded_orm.backends.postgresql.operations import DatabaseOperations
 from sharded_orm.backends.postgresql.row_copy import PostgreSQLRowCopy
 from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.postgresql.schema_move import PostgreSQLSchemaMove
+from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.sizes import ShardSize, TableSize
@@ -66,6 +67,10 @@ _REFUSED_OPTIONS = {
         "a plan that the server has prepared for one schema is wrong for another; leave it out"
     ),
 }
+
+
+# The first words of statements that change rows only.
+_ROW_WORDS = frozenset(("INSERT", "UPDATE", "DELETE", "WITH", "MERGE"))
 
 
 class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
@@ -142,7 +147,9 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         pool = self._node_pool = self._pool_for(conn_params)
         with self.wrap_database_errors:
             pool.prepare()
-        return PostgreSQLConnection(pool, self.schema, self.alias, begin, PostgreSQLCursor)
+        return PostgreSQLConnection(
+            pool, self.schema, self.alias, begin, PostgreSQLCursor, PostgreSQLServerCursor
+        )
 
     def init_connection_state(self) -> None:
         # Call the method of Django's base class, not of its PostgreSQL backend. The latter sets the
@@ -156,8 +163,10 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         connection = self.connection
         assert connection is not None
         cursor: PostgreSQLCursor | PostgreSQLServerCursor
-        if name:
-            holds = connection.autocommit
+        holds = connection.autocommitted
+        # A pooler would give the session to others between two fetches: fetch all rows at once then,
+        # as Django's setting DISABLE_SERVER_SIDE_CURSORS does.
+        if name and not (holds and connection.has_pooler):
             cursor = connection.cursor(name, scrollable=False, withhold=holds)
         else:
             cursor = connection.cursor()
@@ -396,13 +405,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         if kind is PostgreSQLKind.READ or PostgreSQLKind.SAVEPOINT <= kind <= PostgreSQLKind.BARE:
             return Effect.NOTHING
         words = sql.split(None, 1)
-        is_rows = bool(words) and words[0].upper() in (
-            "INSERT",
-            "UPDATE",
-            "DELETE",
-            "WITH",
-            "MERGE",
-        )
+        is_rows = bool(words) and words[0].upper() in _ROW_WORDS
         return Effect.ROWS if is_rows else Effect.SCHEMA
 
     def change_capture(self, account: Mapping[str, Any] | None = None) -> PostgreSQLChangeCapture:

@@ -46,6 +46,10 @@ BEGIN = b"BEGIN"
 class BoundCursor(Protocol):
     """A cursor that has rows on the server, in the session of a connection."""
 
+    @property
+    def outlives_transactions(self) -> bool:
+        """Whether the rows stay where they are when a transaction of the connection ends."""
+
     def expire(self) -> None:
         """Give the rows up, because the session is about to serve others."""
 
@@ -60,6 +64,14 @@ def literal(text: str) -> str:
     if "\\" in text:
         return " E'{}'".format(text.replace("\\", "\\\\").replace("'", "''"))
     return "'{}'".format(text.replace("'", "''"))
+
+
+def packet_of(prefix: list[bytes]) -> bytes:
+    """Return the text of the statements ``prefix`` in the packet of another statement.
+
+    Each has a line of its own, so the server's messages count lines from it.
+    """
+    return b";\n".join([*prefix, b""])
 
 
 def search_path_of(schema: str) -> str:
@@ -84,20 +96,31 @@ class PostgreSQLConnection:
     :param alias: the Django alias, for logs and errors.
     :param begin: the statement that begins a transaction, with its isolation level.
     :param cursor_class: the class of cursors.
+    :param named_cursor_class: the class of cursors with a name.
     """
 
     #: The driver's cursors ask their connection for its pipeline. There is none: a cursor has a session
     #: while it runs a statement, and this connection at other times.
     _pipeline = None
 
+    #: The driver's function that makes rows. May be set, as on a connection of the driver.
+    row_factory: Any = staticmethod(psycopg.rows.tuple_row)
+
     def __init__(
-        self, pool: PostgreSQLPool, schema: str | None, alias: str, begin: bytes, cursor_class: Any
+        self,
+        pool: PostgreSQLPool,
+        schema: str | None,
+        alias: str,
+        begin: bytes,
+        cursor_class: Any,
+        named_cursor_class: Any,
     ) -> None:
         self.pool = pool
         self.schema = schema
         self.alias = alias
         self.begin = begin
         self.cursor_class = cursor_class
+        self.named_cursor_class = named_cursor_class
         self.set_path: bytes | None = None
         self.set_path_bare = b""
         if schema is not None:
@@ -107,8 +130,9 @@ class PostgreSQLConnection:
                 f" {literal(quoted(schema))}::pg_catalog.regnamespace"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
-        #: What is sent before a statement in autocommit.
+        #: The statements that are sent before a statement in autocommit, and their text in the packet.
         self.autocommit_prefix: list[bytes] = [] if self.set_path is None else [self.set_path]
+        self.autocommit_packet = packet_of(self.autocommit_prefix)
         #: The session that is leased now; None if there is none.
         self.session: PostgreSQLNodeSession | None = None
         self.mode = SessionMode.FREE
@@ -118,6 +142,8 @@ class PostgreSQLConnection:
         self.pending: list[bytes] = []
         #: Whether all statements of the transaction were plain reads.
         self.only_reads = True
+        #: Whether nobody has checked yet in this transaction that the schema exists.
+        self.is_unguarded = False
         #: Whether the pinned session has a search path that the project has set.
         self.has_own_path = False
         #: Whether the session is kept because hold() was called, and release() was not called yet.
@@ -141,11 +167,15 @@ class PostgreSQLConnection:
 
     # --- What DatabaseWrapper and the driver's cursors ask of a connection ------------
 
-    def cursor(self, name: str = "", **options: Any) -> Any:
+    def cursor(self, name: str = "", *, binary: bool = False, **options: Any) -> Any:
         """Return a cursor. With a name, its rows stay on the server until they are fetched."""
         if name:
-            return self.cursor_class.named(self, name, **options)
-        return self.cursor_class(self, **options)
+            cursor = self.named_cursor_class(self, name=name, **options)
+        else:
+            cursor = self.cursor_class(self, **options)
+        if binary:
+            cursor.format = psycopg.pq.Format.BINARY
+        return cursor
 
     @property
     def adapters(self) -> AdaptersMap:
@@ -159,10 +189,6 @@ class PostgreSQLConnection:
     def pgconn(self) -> PGconn:
         """The libpq connection of any session, to quote values. Nothing may be sent on it."""
         return (self.session or self.pool.any_session()).pgconn
-
-    @property
-    def row_factory(self) -> Any:
-        return psycopg.rows.tuple_row
 
     @property
     def info(self) -> psycopg.ConnectionInfo:
@@ -211,7 +237,7 @@ class PostgreSQLConnection:
 
         Further calls do nothing.
         """
-        self._expire_cursors()
+        self._expire_cursors(at_close=True)
         session, self.session = self.session, None
         is_clean = self.mode <= SessionMode.HELD and not self.is_held
         self.is_held = self.held_after_commit = False
@@ -257,6 +283,10 @@ class PostgreSQLConnection:
     def closed(self) -> bool:
         return self.mode is SessionMode.CLOSED
 
+    @property
+    def broken(self) -> bool:
+        return self.mode is SessionMode.LOST
+
     def __enter__(self) -> PostgreSQLConnection:
         return self
 
@@ -283,15 +313,20 @@ class PostgreSQLConnection:
         if session is None:
             session = self.session = self.lease_session()
         if self.autocommitted:
-            bare = kind is PostgreSQLKind.BARE or self.has_own_path
+            bare = (
+                kind in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION) or self.has_own_path
+            )
             return session, [] if bare else self.autocommit_prefix
+        sets_transaction = kind is PostgreSQLKind.SET_TRANSACTION
         if session.in_transaction:
+            if self.is_unguarded and not sets_transaction and self.set_path is not None:
+                return session, [self.set_path, *self.pending]
             return session, self.pending[:]
         prefix = [self.begin]
         if not self.has_own_path and self.set_path is not None:
-            # Before SET TRANSACTION there must not be a query. No table is looked up then.
-            guarded = kind is not PostgreSQLKind.SET_TRANSACTION
-            prefix.append(self.set_path if guarded else self.set_path_bare)
+            # Before SET TRANSACTION there must not be a query. The next statement has the guard.
+            self.is_unguarded = sets_transaction
+            prefix.append(self.set_path_bare if sets_transaction else self.set_path)
         return session, [*prefix, *self.pending]
 
     def lease_session(self) -> PostgreSQLNodeSession:
@@ -303,9 +338,12 @@ class PostgreSQLConnection:
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:
         """Note that the server has executed the first ``done`` statements of ``prefix``."""
-        if self.pending and done:
-            first = len(prefix) - len(self.pending)
-            del self.pending[: max(done - first, 0)]
+        pending = self.pending
+        for statement in prefix[:done]:
+            if statement == self.set_path:
+                self.is_unguarded = False
+            elif pending and statement == pending[0]:
+                del pending[0]
 
     def record_error(self, exc: BaseException) -> None:
         """Note that a statement on the held session failed. If the session is unusable, give it up."""
@@ -341,19 +379,14 @@ class PostgreSQLConnection:
         if session is None:
             session = self.session = self.lease_session()
         if self.has_pooler:
-            raise self._pooler_refusal(reason)
+            raise self.pooler_refusal(reason)
         if own_path and not self.has_own_path:
             self.has_own_path = True
-            if self.schema is not None:
-                try:
-                    session.run(b"SELECT " + self._regnamespace())
-                    session.run(f"SET search_path TO {search_path_of(self.schema)}".encode())
-                except psycopg.Error as exc:
-                    self.has_own_path = False
-                    self.record_error(exc)
-                    if isinstance(exc, psycopg.errors.InvalidSchemaName):
-                        raise self.missing(exc) from exc
-                    raise
+            try:
+                self.restore_path()
+            except BaseException:
+                self.has_own_path = False
+                raise
         if self.mode is not SessionMode.PINNED:
             self.mode = SessionMode.PINNED
             stats = self.pool.stats
@@ -365,16 +398,26 @@ class PostgreSQLConnection:
             )  # fmt: skip
         return session
 
+    def restore_path(self) -> None:
+        """Let the pinned session stand in the schema again."""
+        session = self.session
+        if self.schema is not None and session is not None:
+            try:
+                self._stand(session)
+            except BaseException as exc:
+                self.record_error(exc)
+                raise
+
     def _refuse_state(self, reason: str, *, own_path: bool) -> None:
         if self.has_pooler:
-            raise self._pooler_refusal(reason)
+            raise self.pooler_refusal(reason)
         if own_path and self.schema is not None and not self.autocommitted:
             raise SessionStateRefused(
                 f"Alias {self.alias!r}: {reason!r} in a transaction would leave the search path of the"
                 f" schema {self.schema!r}. Use SET LOCAL, or do this outside of transactions."
             )
 
-    def _pooler_refusal(self, reason: str) -> SessionStateRefused:
+    def pooler_refusal(self, reason: str) -> SessionStateRefused:
         if self.mode < SessionMode.PINNED:
             self.settle()
         return SessionStateRefused(
@@ -410,22 +453,33 @@ class PostgreSQLConnection:
                     self.return_session(session)
             return
         if self.has_pooler:
-            raise self._pooler_refusal("a statement that cannot run in a transaction")
+            raise self.pooler_refusal("a statement that cannot run in a transaction")
         session = self.session or self.lease_session()
+        is_clean = False
         try:
-            try:
-                session.run(b"SELECT " + self._regnamespace())
-            except psycopg.errors.InvalidSchemaName as exc:
-                raise self.missing(exc) from exc
-            session.run(f"SET search_path TO {search_path_of(self.schema)}".encode())
+            self._stand(session)
             try:
                 yield session
             finally:
                 if session.is_idle:
                     session.run(b"RESET search_path")
+                    is_clean = True
+        except ShardDatabaseMissing:
+            is_clean = True
+            raise
         finally:
             if session is not self.session:
-                self.return_session(session)
+                (self.return_session if is_clean else self.pool.discard)(session)
+
+    def _stand(self, session: PostgreSQLNodeSession) -> None:
+        """Let ``session`` stand in the schema, also between its statements."""
+        assert self.schema is not None
+        path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
+        try:
+            # If the schema does not exist, the server undoes both statements.
+            session.run(path + self._regnamespace())
+        except psycopg.errors.InvalidSchemaName as exc:
+            raise self.missing(exc) from exc
 
     def _regnamespace(self) -> bytes:
         assert self.schema is not None
@@ -452,7 +506,7 @@ class PostgreSQLConnection:
         Repeated calls change nothing. The state is gone after close(), or if the session is lost.
         """
         if self.has_pooler:
-            raise self._pooler_refusal("a lock of the session")
+            raise self.pooler_refusal("a lock of the session")
         if self.mode <= SessionMode.HELD and self.session is None:
             self.session = self.lease_session()
         self.is_held = True
@@ -523,7 +577,14 @@ class PostgreSQLConnection:
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
         session = self.session
-        self._expire_cursors()
+        self._expire_cursors(at_close=False)
+        if session is not None and not session.is_usable:
+            # A cursor has met the end of the session when it fetched rows, for example.
+            exc = self._lose(psycopg.OperationalError("the connection was lost"))
+            if how == "commit" or self.has_lost_state:
+                raise exc
+            self.rollback()
+            return
         if session is not None and session.in_transaction:
             end: Callable[[], None] = getattr(session.raw, how)
             try:
@@ -545,11 +606,17 @@ class PostgreSQLConnection:
     def _forget_transaction(self) -> None:
         self.pending.clear()
         self.only_reads = True
+        self.is_unguarded = False
 
-    def _expire_cursors(self) -> None:
+    def _expire_cursors(self, *, at_close: bool) -> None:
         references, self.bound_cursors = self.bound_cursors, []
         for reference in references:
-            if (cursor := reference()) is not None:
+            cursor = reference()
+            if cursor is None:
+                continue
+            if cursor.outlives_transactions and not at_close:
+                self.bound_cursors.append(reference)
+            else:
                 cursor.expire()
 
     def _lose(self, exc: BaseException) -> BaseException:
@@ -579,3 +646,20 @@ class PostgreSQLConnection:
         if session is not None and session.has_failed:
             return False
         return savepoints.defer(sql, self.pending, may_release=self.is_open)
+
+
+def _driver_setting(name: str) -> property:
+    """Return the attribute ``name`` of the driver's connections, which can be read but not set."""
+
+    def refuse(connection: PostgreSQLConnection, value: Any) -> None:
+        raise SessionStateRefused(
+            f"Alias {connection.alias!r}: {name!r} of the driver's connection cannot be set, because"
+            " aliases share sessions. Use OPTIONS['isolation_level'], or run SET TRANSACTION first"
+            " in the transaction."
+        )
+
+    return property(lambda connection: None, refuse)
+
+
+for _name in ("isolation_level", "read_only", "deferrable", "prepare_threshold"):
+    setattr(PostgreSQLConnection, _name, _driver_setting(_name))

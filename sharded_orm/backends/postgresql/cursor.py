@@ -7,25 +7,34 @@ those of a cursor with a name.
 
 from __future__ import annotations
 
+import re
 import time
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from django.db.backends.postgresql.base import Cursor as StockCursor
-from django.db.backends.postgresql.base import ServerSideCursor as StockServerCursor
 from psycopg import sql
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from sharded_orm.backends.postgresql.connection import BEGIN, EXTENSIONS, PostgreSQLConnection
+from sharded_orm.backends.postgresql.connection import (
+    BEGIN,
+    EXTENSIONS,
+    PostgreSQLConnection,
+    literal,
+    packet_of,
+    quoted,
+)
 from sharded_orm.backends.postgresql.statement_kind import (
     PostgreSQLKind,
+    begins_anew,
     classify,
-    extension_name,
+    is_repeatable,
     is_several,
     reason,
+    resets_path,
+    without_comments,
 )
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
@@ -38,12 +47,16 @@ if TYPE_CHECKING:
 # longer time, the read may have been killed because it was slow.
 RETRY_WITHIN = 1.0
 
-_READ, _WRITE = PostgreSQLKind.READ, PostgreSQLKind.WRITE
+_WRITE = PostgreSQLKind.WRITE
 _SAVEPOINT, _RELEASE = PostgreSQLKind.SAVEPOINT, PostgreSQLKind.RELEASE
-_FREE, _TRANSACTION = SessionMode.FREE, SessionMode.TRANSACTION
+_FREE = SessionMode.FREE
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
 # What the server does not run twice at the same time in one database.
 _EXTENSION_LOCK = 0x5348_4152_4445_4458
+_EXTENSION = re.compile(
+    r"CREATE\s+EXTENSION\s+(?:IF\s+NOT\s+EXISTS\s+)?(\"(?:[^\"]|\"\")+\"|[\w$]+)", re.IGNORECASE
+)
+_LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
 
 
 class SessionLeaseMixin(psycopg.Cursor[Any]):
@@ -56,8 +69,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     def __init__(self, connection: PostgreSQLConnection, **options: Any) -> None:
         #: The virtual connection, to which the cursor belongs.
         self._owner = connection
-        #: The statements that are sent before the next one, in its packet.
+        #: The statements that are sent before the next one in its packet, and their text in the packet.
         self._prefix: list[bytes] = []
+        self._packet = b""
         super().__init__(cast(Any, connection), **options)
 
     @property
@@ -74,18 +88,15 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             session cannot offer. Nothing was sent.
         :raises ShardDatabaseMissing: the schema does not exist.
         """
-        text = self._text(query)
+        text = query if type(query) is str else self._text(query)
         kind = classify(text)
         connection = self._owner
-        if kind <= _WRITE:
-            if kind and connection.schema is not None and "EXTENSION" in text[:40].upper():
-                query = self._once_per_database(query, text)
-            if connection.mode is _FREE:
-                self._run_free(connection, kind, query, params, options)
-            else:
-                self._run_held(connection, kind, query, params, options)
-        else:
+        if kind > _WRITE:
             self._run_special(connection, kind, text, query, params, options)
+        elif connection.mode is _FREE:
+            self._run_free(connection, kind, text, query, params, options)
+        else:
+            self._run_held(connection, kind, query, params, options)
         return self
 
     def _text(self, query: Any) -> str:
@@ -104,6 +115,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         self,
         connection: PostgreSQLConnection,
         kind: PostgreSQLKind,
+        text: str,
         query: Any,
         params: Any,
         options: dict[str, Any],
@@ -112,25 +124,26 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
         A read is repeated once if its session turns out to be dead.
         """
-        pool = connection.pool
         session = connection.lease_session()
-        retry_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
+        may_retry_until = 0.0 if kind else time.monotonic() + RETRY_WITHIN
+        self._packet = connection.autocommit_packet
         while True:
+            self._prefix = connection.autocommit_prefix
             try:
                 if kind:
                     check_route()
-                self._send(session, connection.autocommit_prefix, query, params, options)
+                self._send(session, query, params, options)
             except BaseException as exc:
                 connection.return_session(session)
                 if (
                     not session.is_dead
-                    or not retry_until
-                    or time.monotonic() > retry_until
+                    or time.monotonic() > may_retry_until
                     or not isinstance(exc, psycopg.OperationalError)
+                    or not is_repeatable(text)
                 ):
                     raise
-                retry_until = 0.0
-                pool.stats.retries += 1
+                may_retry_until = 0.0
+                connection.pool.stats.retries += 1
                 session = connection.lease_session()
                 continue
             connection.return_session(session)
@@ -143,15 +156,21 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         query: Any,
         params: Any,
         options: dict[str, Any],
+        more: Sequence[bytes] = (),
     ) -> None:
-        """Run a statement on the session that the connection holds. If there is none, lease one."""
+        """Run a statement on the session that the connection holds. If there is none, lease one.
+
+        :param more: statements that are sent in the same packet, before this one.
+        """
         if kind:
             connection.only_reads = False
         session, prefix = connection.begin_statement(kind)
         try:
             if kind:
                 check_route()
-            self._send(session, prefix, query, params, options)
+            self._prefix = prefix = [*prefix, *more]
+            self._packet = packet_of(prefix)
+            self._send(session, query, params, options)
         except BaseException as exc:
             connection.record_error(exc)
             raise
@@ -169,34 +188,49 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     ) -> None:
         """Run a statement that is more than a plain read or write."""
         in_transaction = not connection.autocommitted
+        more: Sequence[bytes] = ()
         if kind <= _RELEASE:
             if in_transaction and connection.mode <= SessionMode.PINNED and connection.defer(text):
                 self._reset()
                 return
+        elif kind is PostgreSQLKind.EXTENSION:
+            if connection.schema is not None:
+                query, more = self._once_per_database(text)
         elif kind is PostgreSQLKind.AFFINE:
-            if not in_transaction and connection.mode is not SessionMode.PINNED:
-                raise SessionStateRefused(
-                    f"Alias {connection.alias!r}: currval() and lastval() read what an earlier statement"
-                    " left in its session, which may have served another alias since. Run both"
-                    " statements in one atomic() block, or use INSERT … RETURNING."
-                )
-        elif kind is PostgreSQLKind.ALONE:
-            if not in_transaction:
+            self._check_affinity(connection)
+        elif kind is PostgreSQLKind.PROCEDURE or kind is PostgreSQLKind.ALONE:
+            # A pooler gets a procedure as any other statement: most do not end transactions.
+            can_share = kind is PostgreSQLKind.PROCEDURE and connection.has_pooler
+            if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
                 return
         elif kind is PostgreSQLKind.CONTROL:
             if not in_transaction:
                 connection.pin(reason(text), own_path=True)
-            elif connection.schema is not None and is_several(text):
+            elif connection.schema is not None and (is_several(text) or begins_anew(text)):
                 raise SessionStateRefused(
-                    f"Alias {connection.alias!r}: a text of several statements that ends the transaction"
-                    " would lose the search path of the schema. Run the statements one by one."
+                    f"Alias {connection.alias!r}: {reason(text)!r}, which ends the transaction and goes"
+                    " on, would lose the search path of the schema. Run the statements one by one, and"
+                    " leave AND CHAIN out."
                 )
         elif kind is PostgreSQLKind.PATH:
             connection.pin(reason(text), own_path=True)
         elif kind is PostgreSQLKind.STATE:
             connection.pin(reason(text))
-        self._run_held(connection, kind, query, params, options)
+        self._run_held(connection, kind, query, params, options, more)
+        if kind is PostgreSQLKind.PATH and resets_path(text):
+            # On a connection of Django's own backend, the default is the path of its options.
+            connection.restore_path()
+
+    def _check_affinity(self, connection: PostgreSQLConnection) -> None:
+        if connection.mode is SessionMode.PINNED:
+            return
+        if connection.autocommitted or connection.only_reads:
+            raise SessionStateRefused(
+                f"Alias {connection.alias!r}: currval() and lastval() read what an earlier statement left"
+                " in its session, which may have served another alias since. Run both statements in one"
+                " atomic() block, or use INSERT … RETURNING."
+            )
 
     def _run_alone(
         self, connection: PostgreSQLConnection, query: Any, params: Any, options: dict[str, Any]
@@ -204,23 +238,21 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         check_route()
         with connection.standing_session() as session:
             try:
-                self._send(session, [], query, params, options)
+                self._prefix, self._packet = [], b""
+                self._send(session, query, params, options)
             except BaseException as exc:
                 if session is connection.session:
                     connection.record_error(exc)
                 raise
 
     def _send(
-        self,
-        session: PostgreSQLNodeSession,
-        prefix: list[bytes],
-        query: Any,
-        params: Any,
-        options: dict[str, Any],
+        self, session: PostgreSQLNodeSession, query: Any, params: Any, options: dict[str, Any]
     ) -> None:
-        """Run ``query`` on ``session``, with the statements ``prefix`` in the same packet."""
+        """Run ``query`` on ``session``, with the statements ``_prefix`` in the same packet."""
         self._conn, self._pgconn = session.raw, session.pgconn
-        self._prefix = prefix
+        # For the same query as before, the driver would go on with its converters, which know the
+        # session of that time.
+        self._last_query = None
         try:
             super().execute(query, params, **options)
         finally:
@@ -231,7 +263,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         # Overrides ClientCursorMixin._execute_send. It sends the statement, values filled in.
         if self._prefix:
             self._query = query
-            self._pgconn.send_query(b";\n".join([*self._prefix, query.query]))
+            self._pgconn.send_query(self._packet + query.query)
         else:
             super()._execute_send(query, **options)
 
@@ -239,25 +271,30 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         # Overrides BaseCursor._check_results, which raises an error for a result that is one.
         # Afterwards, the driver gives the same list to _set_results().
         prefix = self._prefix
-        if prefix:
-            done = 0
-            while done < min(len(prefix), len(results)) and results[done].status in _GOOD:
-                done += 1
-            self._owner.record_prefix(prefix, done)
-            is_complete = done == len(prefix)
-            del results[:done]
-            try:
-                super()._check_results(results)
-            except psycopg.errors.InvalidSchemaName as exc:
-                if not is_complete:
-                    raise self._owner.missing(exc) from exc
-                _shift_position(exc, prefix)
-                raise
-            except psycopg.Error as exc:
-                _shift_position(exc, prefix)
-                raise
-        else:
+        if not prefix:
             super()._check_results(results)
+            return
+        length = len(prefix)
+        done = 0
+        for result in results[:length]:
+            if result.status not in _GOOD:
+                break
+            done += 1
+        self._owner.record_prefix(prefix, done)
+        del results[:done]
+        if done == length and not results:
+            # The server has no result for a text without a statement beside others.
+            results.append(self._pgconn.make_empty_result(ExecStatus.EMPTY_QUERY))
+        try:
+            super()._check_results(results)
+        except psycopg.errors.InvalidSchemaName as exc:
+            if done < length:
+                raise self._owner.missing(exc) from exc
+            shift_position(exc, prefix)
+            raise
+        except psycopg.Error as exc:
+            shift_position(exc, prefix)
+            raise
 
     # --- Statements that cannot share a packet with others ---------------------------------
 
@@ -311,21 +348,30 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             raise
         connection.record_prefix(prefix, len(prefix))
 
-    def executemany(self, query: Any, params_seq: Iterable[Any], **options: Any) -> None:
+    def _refuse_special(self, query: Any, method: str) -> None:
+        """Raise an error if a statement that may run by ``method`` only leaves state in the session."""
         kind = classify(self._text(query))
-        if kind > _WRITE:
+        if kind is PostgreSQLKind.AFFINE:
+            self._check_affinity(self._owner)
+        elif kind > _WRITE:
             raise SessionStateRefused(
-                f"Alias {self._owner.alias!r}: executemany() takes statements that read or write rows."
+                f"Alias {self._owner.alias!r}: {method}() takes statements that read or write rows, not"
+                f" {reason(self._text(query))!r}. Use execute()."
             )
+
+    def executemany(self, query: Any, params_seq: Iterable[Any], **options: Any) -> None:
+        self._refuse_special(query, "executemany")
         with self._block():
             super().executemany(query, params_seq, **options)
 
     @contextmanager
     def copy(self, statement: Any, params: Any = None, **options: Any) -> Iterator[Any]:
+        self._refuse_special(statement, "copy")
         with self._block(), super().copy(statement, params, **options) as copy:
             yield copy
 
     def stream(self, query: Any, params: Any = None, **options: Any) -> Iterator[Any]:
+        self._refuse_special(query, "stream")
         with self._block():
             yield from super().stream(query, params, **options)
 
@@ -334,118 +380,45 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         text: str = psycopg.ClientCursor(cast(Any, self._owner)).mogrify(query, params)
         return text
 
-    def _once_per_database(self, query: Any, text: str) -> Any:
+    def _once_per_database(self, text: str) -> tuple[str, list[bytes]]:
         """Return a statement that creates an extension for all schemas of the database, not for one.
 
-        Any other ``query`` is returned as it is.
+        Also return what to send before.
         """
-        name = extension_name(text)
-        if name is None:
-            return query
-        schema = f'"{EXTENSIONS}"'
-        return (
-            f"SELECT pg_catalog.pg_advisory_xact_lock({_EXTENSION_LOCK});"
-            f" CREATE SCHEMA IF NOT EXISTS {schema};"
-            f" {text.rstrip().rstrip(';')} SCHEMA {schema}"
+        alone = without_comments(text)
+        match = _EXTENSION.match(alone)
+        if match is None or is_several(text):
+            raise SessionStateRefused(
+                f"Alias {self._owner.alias!r}: CREATE EXTENSION must be a statement of its own, because"
+                " all schemas of the database share an extension."
+            )
+        name = match[1]
+        name = name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
+        # The server does not create two extensions of one name at the same time; the second one fails.
+        prepare = (
+            "DO $sharded_orm$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE"
+            f" extname OPERATOR(pg_catalog.=) {literal(name)})"
+            f" THEN PERFORM pg_catalog.pg_advisory_xact_lock({_EXTENSION_LOCK});"
+            f" IF pg_catalog.to_regnamespace({literal(quoted(EXTENSIONS))}) IS NULL"
+            f" THEN CREATE SCHEMA {quoted(EXTENSIONS)}; END IF; END IF; END $sharded_orm$"
         )
+        return f"{alone} SCHEMA {quoted(EXTENSIONS)}", [prepare.encode()]
 
 
 class PostgreSQLCursor(SessionLeaseMixin, StockCursor):
     """The default cursor: the driver fills in the values, and execute() fetches all rows."""
 
-    @staticmethod
-    def named(
-        connection: PostgreSQLConnection, name: str, **options: Any
-    ) -> PostgreSQLServerCursor:
-        return PostgreSQLServerCursor(connection, name=name, **options)
 
-
-class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
-    """A cursor with a name: its rows stay on the server until they are fetched.
-
-    In autocommit, the cursor has a session of its own until it is closed. In a transaction, it is
-    closed at the latest when the transaction ends.
-    """
-
-    # The session of this cursor; None if the cursor was not executed, or is closed.
-    _session: PostgreSQLNodeSession | None = None
-    # Whether the session was leased for this cursor only.
-    _is_leased = False
-
-    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-        connection = self._owner
-        if self._session is not None:
-            self._leave()
-        kind = max(classify(self._text(query)), _WRITE)
-        self._is_leased = connection.mode is _FREE
-        if self._is_leased:
-            session, prefix = connection.lease_session(), connection.autocommit_prefix
-        else:
-            session, prefix = connection.begin_statement(kind)
-            if prefix and not connection.autocommitted:
-                # The driver looks only at the last result of a packet that declares a cursor. So send
-                # these statements before, to learn which of them the server has executed.
-                self._begin(connection, session, prefix)
-                prefix = []
-        self._session = session
-        connection.bound_cursors.append(weakref.ref(self))
-        self._conn, self._pgconn = session.raw, session.pgconn
-        self._prefix = prefix
-        try:
-            super(SessionLeaseMixin, self).execute(query, params, **options)
-        except BaseException as exc:
-            self._prefix = []
-            self._leave()
-            if not self._is_leased:
-                connection.record_error(exc)
-            raise
-        finally:
-            self._prefix = []
-        return self
-
-    def _raise_for_result(self, result: Any) -> Any:
-        # Overrides BaseCursor._raise_for_result, which ServerCursorMixin._declare_gen() calls.
-        prefix = self._prefix
-        try:
-            super()._raise_for_result(result)
-        except psycopg.errors.InvalidSchemaName as exc:
-            raise self._owner.missing(exc) from exc
-        except psycopg.Error as exc:
-            _shift_position(exc, prefix)
-            raise
-
-    def _check_results(self, results: list[Any]) -> None:
-        # The driver describes the cursor after it was declared: then nothing is sent with it.
-        psycopg.Cursor._check_results(self, results)
-
-    def close(self) -> None:
-        if not self._closed and self._session is not None:
-            try:
-                super().close()
-            finally:
-                self._leave()
-        elif not self._closed:
-            self._close()
-
-    def expire(self) -> None:
-        """Close this cursor without a word to the server, because its transaction ends."""
-        self._close()
-        session, self._session = self._session, None
-        self._conn = self._owner
-        if session is not None and self._is_leased:
-            self._owner.pool.discard(session)
-
-    def _leave(self) -> None:
-        session, self._session = self._session, None
-        self._conn = self._owner
-        bound = self._owner.bound_cursors
-        bound[:] = [reference for reference in bound if reference() not in (None, self)]
-        if session is not None and self._is_leased:
-            self._owner.return_session(session)
-
-
-def _shift_position(exc: psycopg.Error, prefix: list[bytes]) -> None:
+def shift_position(exc: psycopg.Error, prefix: list[bytes]) -> None:
     """Make the position that ``exc`` gives count from the user's statement, not from the packet."""
+    if not prefix:
+        return
+    if exc.args and isinstance(exc.args[0], str):
+        lines = sum(part.count(b"\n") + 1 for part in prefix)
+        exc.args = (
+            _LINE.sub(lambda m: f"LINE {max(int(m[1]) - lines, 1)}:", exc.args[0], count=1),
+            *exc.args[1:],
+        )
     result, position = exc.pgresult, exc.diag.statement_position
     shift = sum(len(part.decode()) + 2 for part in prefix)
     if result is not None and position and int(position) > shift:

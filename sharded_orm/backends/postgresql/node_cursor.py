@@ -12,14 +12,12 @@ from sharded_orm.backends.postgresql.connection import (
     EXTENSIONS,
     PostgreSQLConnection,
     literal,
+    packet_of,
     quoted,
 )
-from sharded_orm.backends.postgresql.cursor import (
-    PostgreSQLCursor,
-    PostgreSQLServerCursor,
-    SessionLeaseMixin,
-)
+from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, SessionLeaseMixin
 from sharded_orm.backends.postgresql.node import PostgreSQLPool
+from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.exceptions import SessionStateRefused
 
@@ -38,8 +36,11 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
     def __init__(self, pool: PostgreSQLPool, node: str | None, **options: Any) -> None:
         self.node = node
         name = repr(node or pool.name)
-        connection = PostgreSQLConnection(pool, None, name, BEGIN, PostgreSQLCursor)
+        connection = PostgreSQLConnection(
+            pool, None, name, BEGIN, PostgreSQLCursor, PostgreSQLServerCursor
+        )
         connection.set_path, connection.autocommit_prefix = _PATH, [_PATH]
+        connection.autocommit_packet = packet_of([_PATH])
         super().__init__(connection, **options)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:

@@ -4,7 +4,8 @@ All schemas of a node share its sessions. A session finds the tables of a schema
 which is set for one transaction only. The functions here say which statements cannot share a packet
 with the statement that sets the search path, and which leave state in the session.
 
-The text does not show what stored functions and triggers do, so that is not considered.
+The text does not show what stored functions and triggers do, so that is not considered. The bodies of
+``DO`` are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class PostgreSQLKind(IntEnum):
     """The kinds of statements. Callers compare kinds by ``<``, so the order matters."""
 
     READ = 0
-    """A plain read. It may be repeated if its session turns out to be dead."""
+    """A plain read."""
     WRITE = 1
     """Any statement that leaves no state in the session."""
     SAVEPOINT = 2
@@ -32,16 +33,22 @@ class PostgreSQLKind(IntEnum):
     """A statement that PostgreSQL refuses outside of a transaction block. So in autocommit, nothing is
     sent with it: a packet of several statements counts as a transaction block.
     """
-    AFFINE = 7
+    EXTENSION = 7
+    """``CREATE EXTENSION`` that does not say in which schema."""
+    AFFINE = 8
     """A statement that reads what an earlier statement left in the session, such as ``lastval()``."""
-    ALONE = 8
+    PROCEDURE = 9
+    """``CALL``, or a ``DO`` that may end transactions: PostgreSQL allows that only outside of a
+    transaction block.
+    """
+    ALONE = 10
     """A statement that PostgreSQL refuses in a transaction block, such as ``VACUUM``."""
-    CONTROL = 9
-    """Text that begins or ends a transaction by itself."""
-    STATE = 10
+    CONTROL = 11
+    """Text that begins or ends a transaction by itself, or might do so."""
+    STATE = 12
     """A statement that leaves state in the session, or might do so."""
-    PATH = 11
-    """A statement that changes the search path of the session."""
+    PATH = 13
+    """A statement that changes the search path of the session, or might do so."""
 
 
 _SAVEPOINTS = {
@@ -57,65 +64,100 @@ _CACHE_SIZE = 2048
 
 _READS = frozenset(["SELECT", "SHOW", "EXPLAIN", "VALUES", "TABLE"])
 _WRITES = frozenset([
-    "ALTER", "ANALYZE", "CHECKPOINT", "CLOSE", "CLUSTER", "COMMENT", "COPY", "CREATE", "DELETE",
-    "DROP", "FETCH", "GRANT", "IMPORT", "INSERT", "MERGE", "MOVE", "NOTIFY", "REASSIGN", "REFRESH",
-    "REINDEX", "REVOKE", "SECURITY", "TRUNCATE", "UPDATE", "VACUUM", "WITH",
+    "ALTER", "ANALYZE", "CLOSE", "COMMENT", "COPY", "CREATE", "DELETE", "DROP", "FETCH", "GRANT",
+    "IMPORT", "INSERT", "MERGE", "MOVE", "NOTIFY", "REASSIGN", "REFRESH", "REVOKE", "SECURITY",
+    "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
 )
 
 # Quoted text, in the order in which the server's scanner tries them. A backslash escapes in E'…' only.
-_LITERALS_AND_COMMENTS = re.compile(
-    r"\bE'(?:[^'\\]|\\.|'')*'"
-    r"|'(?:[^']|'')*'"
-    r'|"(?:[^"]|"")*"'
-    r"|(?<![\w$])\$(?P<tag>[A-Za-z_\x80-\uffff][\w\x80-\uffff]*)?\$.*?\$(?(tag)(?P=tag))\$"
-    r"|(?P<comment>--[^\n]*|/\*(?:(?!/\*|\*/).)*\*/)",
-    re.DOTALL | re.IGNORECASE,
+# The end of a comment /* … */ is looked for by other means, because such comments nest. A quote
+# that is not closed matches last.
+_QUOTED = re.compile(
+    r"(?P<literal>\b[Ee]'(?:[^'\\]|\\.|'')*'|'[^']*'"
+    r"|(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$"
+    r".*?\$(?(tag)(?P=tag))\$)"
+    r'|"(?P<name>(?:[^"]|"")*)"'
+    r"|(?P<comment>--[^\n\r]*)"
+    r"|(?P<nesting>/\*)"
+    r"|(?P<open>['\"]|(?<![\w$\x80-\U0010ffff])\$(?:[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?\$)",
+    re.DOTALL,
 )
-_LEFT_OPEN = ("'", '"', "/*", "$$")
+_COMMENT_MARK = re.compile(r"/\*|\*/")
 _NEEDS_STRIPPING = ("'", '"', "--", "/*", "$", ";")
 _FIRST_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
-# A cheap first test: the patterns below can match only if a statement contains one of these.
-_SUSPICIOUS_NAMES = (
-    "SET_CONFIG",
-    "ADVISORY",
-    "SETSEED",
-    "DBLINK",
-    "CURRVAL",
-    "LASTVAL",
-    "SEARCH_PATH",
+_QUOTED_NAME = re.compile(r'"([a-z_][a-z0-9_]*)"')
+# A cheap first test: the patterns below can match only if a text contains one of these.
+_SUSPICIOUS = re.compile(
+    r"SET_CONFIG|ADVISORY|SETSEED|SET_LIMIT|DBLINK|CURRVAL|LASTVAL|PG_TEMP|PG_SETTINGS|TEMP"
+    r"|REPLICATION_ORIGIN|U&\""
 )
 _STATEFUL_FUNCTION = re.compile(
-    r"\b(SET_CONFIG|PG_(?:TRY_)?ADVISORY_LOCK(?:_SHARED)?|PG_ADVISORY_UNLOCK\w*|SETSEED"
-    r"|DBLINK_(?:CONNECT|DISCONNECT|OPEN|CLOSE|SEND_QUERY)\w*)\s*\("
+    r"\b(SET_CONFIG|PG_(?:TRY_)?ADVISORY_LOCK(?:_SHARED)?|PG_ADVISORY_UNLOCK\w*|SETSEED|SET_LIMIT"
+    r"|DBLINK_(?:CONNECT|DISCONNECT|OPEN|CLOSE|SEND_QUERY)\w*|PG_REPLICATION_ORIGIN_SESSION_\w+)\s*\("
 )
+_LOCAL_CONFIG = re.compile(r"\bSET_CONFIG\s*\([^()]*,\s*(?:IS_LOCAL\s*(?:=>|:=)\s*)?TRUE\s*\)")
+# A call whose first argument is no literal might set any parameter.
+_ANY_CONFIG = re.compile(r"\bSET_CONFIG\s*\(\s*[^?]")
 _AFFINE = re.compile(r"\b(?:CURRVAL|LASTVAL)\s*\(")
 _PATH = re.compile(
-    r"\bSEARCH_PATH\b|^RESET\s+ALL\b|^SET\s+(?:SESSION\s+)?SCHEMA\b|^DISCARD\s+ALL\b"
+    r"(?:SET|RESET)\b.*\bSEARCH_PATH\b|RESET\s+ALL\b|SET\s+(?:SESSION\s+)?SCHEMA\b|DISCARD\s+ALL\b"
+    # The name of a parameter may be quoted.
+    r"|(?:SET|RESET)\s+(?:SESSION\s+)?\?",
+    re.DOTALL,
+)
+_DEFAULT_PATH = re.compile(
+    r"\bRESET\s+(?:ALL|SEARCH_PATH)\b|\bDISCARD\s+ALL\b|\bSEARCH_PATH\s*(?:TO|=)\s*DEFAULT\b"
 )
 _LOCKING_READ = re.compile(
     r"\bFOR\s+(?:UPDATE|SHARE|NO\s+KEY|KEY)\b|\bINTO\b|\bNEXTVAL\b|\bSETVAL\b"
 )
 _TEMPORARY = re.compile(
     r"\bCREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:LOCAL|GLOBAL)\s+)?(?:TEMPORARY|TEMP)\b"
-    r"|\bINTO\s+(?:(?:LOCAL|GLOBAL)\s+)?(?:TEMPORARY|TEMP)\b|\bPG_TEMP\b"
+    r"|\bINTO\s+(?:(?:LOCAL|GLOBAL)\s+)?(?:TEMPORARY|TEMP)\b|\bPG_TEMP(?:_\d+)?\b"
 )
-# Where the text of a statement has no literals and comments any more.
+_SETTINGS = re.compile(r"\bUPDATE\s+(?:ONLY\s+)?(?:PG_CATALOG\s*\.\s*)?PG_SETTINGS\b")
+# The patterns from here on are tried on a text without literals and comments.
 _ALONE = re.compile(
-    r"^(?:VACUUM|CLUSTER|CHECKPOINT|CALL|DO|ALTER\s+SYSTEM|COMMIT\s+PREPARED|ROLLBACK\s+PREPARED)\b"
-    r"|^(?:CREATE|DROP|ALTER)\s+(?:DATABASE|TABLESPACE|SUBSCRIPTION)\b"
-    r"|^(?:CREATE|DROP|REINDEX)\b.*\bCONCURRENTLY\b|^ALTER\b.*\bDETACH\b.*\bCONCURRENTLY\b"
-    r"|^REINDEX\s+(?:\(.*?\)\s*)?(?:SCHEMA|DATABASE|SYSTEM)\b",
+    r"(?:VACUUM|CLUSTER|CHECKPOINT|REINDEX|ALTER\s+SYSTEM|COMMIT\s+PREPARED|ROLLBACK\s+PREPARED)\b"
+    r"|(?:CREATE|DROP|ALTER)\s+(?:DATABASE|TABLESPACE|SUBSCRIPTION)\b"
+    r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+)?INDEX\s+CONCURRENTLY\b"
+    r"|ALTER\b.*\bDETACH\s+PARTITION\b.*\bCONCURRENTLY\b",
     re.DOTALL,
 )
-_BARE = re.compile(r"^(?:LOCK|PREPARE\s+TRANSACTION)\b|^DECLARE\b(?!.*\bWITH\s+HOLD\b)", re.DOTALL)
+_BARE = re.compile(r"(?:LOCK|PREPARE\s+TRANSACTION)\b|DECLARE\b(?!.*\bWITH\s+HOLD\b)", re.DOTALL)
 _SET_STATELESS = re.compile(r"SET\s+(?:LOCAL|CONSTRAINTS)\b")
 _SET_TRANSACTION = re.compile(r"SET\s+TRANSACTION\b")
-_EXTENSION = re.compile(
-    r"\s*CREATE\s+EXTENSION\s+(?:IF\s+NOT\s+EXISTS\s+)?(\"(?:[^\"]|\"\")+\"|\w+)", re.IGNORECASE
+_EXTENSION = re.compile(r"CREATE\s+EXTENSION\b(?!.*\bSCHEMA\b)", re.DOTALL)
+_CHAIN = re.compile(r"\bAND\s+CHAIN\b")
+# The body of a function in standard SQL has semicolons, and ends with a statement END.
+_ATOMIC_BODY = re.compile(r"CREATE\b.*\bBEGIN\s+ATOMIC\b(?P<body>.*)", re.DOTALL)
+# What the body of DO may contain.
+_BODY_STATE = re.compile(
+    r"\b(?:LISTEN|LOAD|TEMPORARY|TEMP|PG_TEMP|PG_SETTINGS)\b"
+    r"|(?:;|\bBEGIN|\bTHEN|\bELSE|\bLOOP|')\s*(?:SET\s+(?!LOCAL\b|CONSTRAINTS\b)|RESET\b|DISCARD\b)"
 )
+_BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
+# Functions and words that may stand before a parenthesis in a read that changes nothing.
+_HARMLESS_WORDS = """
+    SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES USING OVER FILTER UNION EXCEPT INTERSECT
+    BY THEN ELSE WHEN CASE LIMIT OFFSET LIKE ILIKE BETWEEN IS JOIN DISTINCT HAVING LATERAL WITHIN GROUP ARRAY
+    ROW COUNT SUM AVG MIN MAX STDDEV STDDEV_POP STDDEV_SAMP VARIANCE VAR_POP VAR_SAMP BOOL_AND BOOL_OR EVERY
+    ARRAY_AGG STRING_AGG JSON_AGG JSONB_AGG JSONB_BUILD_OBJECT JSON_BUILD_OBJECT JSONB_BUILD_ARRAY COALESCE
+    NULLIF GREATEST LEAST LOWER UPPER INITCAP LENGTH CHAR_LENGTH SUBSTRING SUBSTR TRIM BTRIM LTRIM RTRIM LEFT
+    RIGHT LPAD RPAD POSITION STRPOS OVERLAY REPLACE REVERSE REPEAT CONCAT CONCAT_WS MD5 SHA224 SHA256 SHA384
+    SHA512 ENCODE DECODE CHR ASCII CAST EXTRACT DATE_PART DATE_TRUNC NOW STATEMENT_TIMESTAMP AGE TO_CHAR
+    TO_DATE TO_TIMESTAMP ROUND ABS CEIL CEILING FLOOR MOD POWER SQRT SIGN LN LOG EXP TRUNC DIV PI RANDOM
+    ROW_NUMBER RANK DENSE_RANK PERCENT_RANK CUME_DIST NTILE LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE
+    PERCENTILE_CONT PERCENTILE_DISC UNNEST GENERATE_SERIES ARRAY_LENGTH CARDINALITY TO_TSVECTOR TO_TSQUERY
+    PLAINTO_TSQUERY PHRASETO_TSQUERY WEBSEARCH_TO_TSQUERY TS_RANK CURRENT_SETTING CURRENT_SCHEMA VERSION
+    PG_BACKEND_PID FORMAT_TYPE PG_GET_EXPR PG_TABLE_IS_VISIBLE VARCHAR CHAR CHARACTER VARYING NUMERIC DECIMAL
+    TIMESTAMP TIME INTERVAL BIT TEXT INTEGER BIGINT
+"""
+_HARMLESS = frozenset(_HARMLESS_WORDS.split())
+_CALL = re.compile(r"(\w+|\?)\s*\(")
 
 
 def classify(sql: str) -> PostgreSQLKind:
@@ -127,16 +169,14 @@ def reason(sql: str) -> str:
     """Return a word or two, for logs, that say why the statement ``sql`` keeps its session.
 
     The text contains no values of ``sql``.
-
-    :param sql: a statement of the kind STATE, PATH or CONTROL.
     """
-    bare = _without_literals(sql)
+    bare = _strip(sql)
     if bare is None:
         return "text with an open quote"
     upper = bare.upper()
     if function := _STATEFUL_FUNCTION.search(upper):
         return function[1].lower()
-    if ";" in bare.rstrip("; \t\r\n"):
+    if ";" in bare.strip("; \t\r\n"):
         return "several statements"
     word = _FIRST_WORD.match(upper)
     return word[1] if word else "?"
@@ -146,37 +186,70 @@ def is_several(sql: str) -> bool:
     """Whether ``sql`` has more than one statement, or leaves doubt about that."""
     if ";" not in sql:
         return False
-    bare = _without_literals(sql)
-    return bare is None or ";" in bare.rstrip("; \t\r\n")
+    bare = _strip(sql)
+    return bare is None or ";" in bare.strip("; \t\r\n")
 
 
-def extension_name(sql: str) -> str | None:
-    """Return the quoted or plain name of the extension that ``sql`` creates without naming a schema.
+def begins_anew(sql: str) -> bool:
+    """Whether ``sql``, of the kind CONTROL, begins another transaction as it ends one."""
+    bare = _strip(sql)
+    return bare is None or _CHAIN.search(bare.upper()) is not None
 
-    None for any other statement.
+
+def resets_path(sql: str) -> bool:
+    """Whether ``sql``, of the kind PATH, gives the session the server's default search path."""
+    bare = _strip(sql)
+    return bare is None or _DEFAULT_PATH.search(bare.upper()) is not None
+
+
+def is_repeatable(sql: str) -> bool:
+    """Whether ``sql``, of the kind READ, calls no function that might write.
+
+    The server may have completed such a call although its result never arrived.
     """
-    match = _EXTENSION.match(sql)
-    if match is None or re.search(r"\bSCHEMA\b", sql[match.end() :], re.IGNORECASE):
-        return None
-    return match[1]
+    bare = _strip(sql)
+    return bare is not None and all(
+        word in _HARMLESS for word in _CALL.findall(bare.upper()) if not word.isdigit()
+    )
 
 
-def _without_literals(sql: str) -> str | None:
+def without_comments(sql: str) -> str:
+    """Return ``sql`` without comments, and without semicolons at its end."""
+    return (_strip(sql, literals=True, names=True) or sql).rstrip("; \t\r\n")
+
+
+def _strip(sql: str, *, literals: bool = False, names: bool = False) -> str | None:
     """Return ``sql`` without comments, with ``?`` for each literal and each quoted name.
 
     Return None if the text leaves doubt where literals or comments end.
+
+    :param literals: whether to keep literals.
+    :param names: whether to keep quoted names.
     """
-    bare = sql
-    if "/*" in bare:
-        # Comments nest. Each pass removes the innermost ones.
-        while (shorter := _strip(bare)) != bare and "/*" in shorter:
-            bare = shorter
-    bare = _strip(bare)
-    return None if any(mark in bare for mark in _LEFT_OPEN) else bare.strip()
-
-
-def _strip(sql: str) -> str:
-    return _LITERALS_AND_COMMENTS.sub(lambda match: " " if match["comment"] else "?", sql)
+    parts: list[str] = []
+    start = 0
+    while (match := _QUOTED.search(sql, start)) is not None:
+        parts.append(sql[start : match.start()])
+        start = match.end()
+        if match["open"] is not None:
+            return None
+        if match["comment"] is not None:
+            parts.append(" ")
+        elif match["nesting"] is not None:
+            depth = 1
+            while depth:
+                mark = _COMMENT_MARK.search(sql, start)
+                if mark is None:
+                    return None
+                depth += 1 if mark[0] == "/*" else -1
+                start = mark.end()
+            parts.append(" ")
+        elif match["literal"] is not None:
+            parts.append(match[0] if literals else "?")
+        else:
+            parts.append(match[0] if names else "?")
+    parts.append(sql[start:])
+    return "".join(parts).strip()
 
 
 def _classify(sql: str) -> PostgreSQLKind:
@@ -184,16 +257,36 @@ def _classify(sql: str) -> PostgreSQLKind:
     # Look for savepoints before quoted names are removed: Django quotes the names of savepoints.
     if (savepoint := savepoint_statement(text)) is not None:
         return _SAVEPOINTS[savepoint]
+    bare: str | None = text
     if any(mark in text for mark in _NEEDS_STRIPPING):
-        bare = _without_literals(text)
+        bare = _strip(text)
         if bare is None:
             return PostgreSQLKind.CONTROL
-        text = bare
-    upper = text.upper().rstrip("; \t\r\n")
-    if ";" in upper:
-        kinds = [_by_word(part.strip()) for part in upper.split(";") if part.strip()]
-        return _of_several(kinds)
-    return _by_word(upper)
+    upper = bare.upper().strip("; \t\r\n") if bare else ""
+    raw = text.upper()
+    kinds = [_by_word(part, raw) for part in _parts(upper)]
+    kind = _of_several(kinds) if len(kinds) != 1 else kinds[0]
+    if _SUSPICIOUS.search(raw):
+        kind = max(kind, _by_names(upper, text, raw))
+    return kind
+
+
+def _parts(upper: str) -> list[str]:
+    """Split a text at its semicolons, but not in the body of a function."""
+    if ";" not in upper:
+        return [upper] if upper else []
+    parts: list[str] = []
+    is_open = False
+    for part in (part.strip() for part in upper.split(";")):
+        if is_open:
+            parts[-1] += " " + part
+            is_open = part != "END"
+        elif part:
+            parts.append(part)
+            body = _ATOMIC_BODY.match(part)
+            is_open = body is not None and body["body"].strip() != "END"
+    # A body without an end: any statement may follow.
+    return [*parts, "END"] if is_open else parts
 
 
 def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
@@ -201,7 +294,9 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if any(PostgreSQLKind.SAVEPOINT <= k <= PostgreSQLKind.RELEASE for k in kinds):
         kinds = [*kinds, PostgreSQLKind.CONTROL]
     strongest = max(kinds, default=PostgreSQLKind.WRITE)
-    if strongest is PostgreSQLKind.ALONE:
+    if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
+        return PostgreSQLKind.EXTENSION
+    if PostgreSQLKind.PROCEDURE <= strongest <= PostgreSQLKind.ALONE:
         # The server refuses such a text, which is a transaction block by itself.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
@@ -209,10 +304,15 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     return max(strongest, PostgreSQLKind.WRITE)
 
 
-def _by_word(upper: str) -> PostgreSQLKind:
+def _by_word(upper: str, raw: str) -> PostgreSQLKind:
+    """Return the kind of one statement by its first words.
+
+    :param upper: the statement in upper case, without literals and comments.
+    :param raw: the whole text in upper case, with the bodies of DO.
+    """
     match = _FIRST_WORD.match(upper)
     if match is None:
-        return PostgreSQLKind.STATE if upper else PostgreSQLKind.WRITE
+        return PostgreSQLKind.STATE
     word = match[1]
     if _ALONE.match(upper):
         return PostgreSQLKind.ALONE
@@ -225,22 +325,51 @@ def _by_word(upper: str) -> PostgreSQLKind:
             return PostgreSQLKind.SET_TRANSACTION
         if _SET_STATELESS.match(upper):
             return PostgreSQLKind.WRITE
-    if _PATH.search(upper) and word != "SHOW":
+    if _PATH.match(upper):
         return PostgreSQLKind.PATH
+    if word == "CALL":
+        return PostgreSQLKind.PROCEDURE
+    if word == "DO":
+        return _of_body(raw)
     is_read = word in _READS
-    if not is_read and word not in _WRITES and word != "DECLARE":
+    if not is_read and word not in _WRITES:
         return PostgreSQLKind.STATE
-    if word == "DECLARE" or _TEMPORARY.search(upper):
-        return PostgreSQLKind.STATE
-    if any(name in upper for name in _SUSPICIOUS_NAMES):
-        if _STATEFUL_FUNCTION.search(upper):
-            return PostgreSQLKind.STATE
-        if _AFFINE.search(upper):
-            return PostgreSQLKind.AFFINE
+    if _EXTENSION.match(upper):
+        return PostgreSQLKind.EXTENSION
     if is_read and (word == "EXPLAIN" or _LOCKING_READ.search(upper)):
         # EXPLAIN ANALYZE runs the statement.
         return PostgreSQLKind.WRITE
     return PostgreSQLKind.READ if is_read else PostgreSQLKind.WRITE
+
+
+def _of_body(raw: str) -> PostgreSQLKind:
+    """Return the kind of a DO, whose body is a part of ``raw``."""
+    if _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
+        # The search path cannot be sent with it if it ends transactions.
+        changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
+        return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
+    return PostgreSQLKind.PROCEDURE if _BODY_CONTROL.search(raw) else PostgreSQLKind.WRITE
+
+
+def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:
+    """Return the kind of a text by the functions and tables that it names; READ if these are harmless."""
+    if 'U&"' in raw:
+        # A name in which any character may be written by its number.
+        return PostgreSQLKind.PATH
+    if '"' in text:
+        upper = _QUOTED_NAME.sub(r"\1", _strip(text, names=True) or "").upper()
+    if _TEMPORARY.search(upper):
+        return PostgreSQLKind.STATE
+    if _SETTINGS.search(upper):
+        return PostgreSQLKind.PATH
+    calls = _LOCAL_CONFIG.sub("", upper)
+    if _STATEFUL_FUNCTION.search(calls):
+        may_set_path = _ANY_CONFIG.search(calls) or ("SET_CONFIG" in calls and "SEARCH_PATH" in raw)
+        return PostgreSQLKind.PATH if may_set_path else PostgreSQLKind.STATE
+    if _AFFINE.search(upper):
+        return PostgreSQLKind.AFFINE
+    # A parameter that is set for the transaction is no plain read.
+    return PostgreSQLKind.WRITE if "SET_CONFIG" in upper else PostgreSQLKind.READ
 
 
 _cached = lru_cache(maxsize=_CACHE_SIZE)(_classify)

@@ -1,0 +1,150 @@
+"""Cursors with a name: their rows stay on the server until they are fetched."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import psycopg
+from django.db.backends.postgresql.base import ServerSideCursor as StockServerCursor
+
+from sharded_orm.backends.postgresql.connection import packet_of
+from sharded_orm.backends.postgresql.cursor import SessionLeaseMixin, shift_position
+from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
+from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
+from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.backends.write_hooks.route_check import check_route
+
+
+class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
+    """A cursor with a name: its rows stay on the server until they are fetched.
+
+    In autocommit, the cursor has a session of its own until it is closed. In a transaction, it is
+    closed at the latest when the transaction ends.
+    """
+
+    # The session of this cursor; None if the cursor was not executed, or is closed.
+    _session: PostgreSQLNodeSession | None = None
+    # Whether the session was leased for this cursor only.
+    _is_leased = False
+
+    # Whether the cursor was declared in a transaction, which closes it.
+    _ends_with_transaction = False
+
+    @property
+    def outlives_transactions(self) -> bool:
+        return not self._ends_with_transaction
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        connection = self._owner
+        self._refuse_special(query, "execute")
+        kind = classify(self._text(query))
+        if self._session is not None:
+            try:
+                self._conn.wait(self._close_gen())
+            finally:
+                self._leave()
+            self._described = False
+        in_transaction = not connection.autocommitted
+        if self._withhold:
+            if connection.has_pooler:
+                raise connection.pooler_refusal("a cursor WITH HOLD")
+            if in_transaction:
+                connection.pin("a cursor WITH HOLD")
+        self._ends_with_transaction = in_transaction and not self._withhold
+        self._is_leased = connection.mode is SessionMode.FREE and self._withhold
+        if kind:
+            connection.only_reads = False
+        if self._is_leased:
+            session, prefix = connection.lease_session(), connection.autocommit_prefix
+        else:
+            # Without WITH HOLD, the server refuses a cursor outside of transactions.
+            session, prefix = connection.begin_statement(
+                kind if in_transaction or self._withhold else PostgreSQLKind.BARE
+            )
+        self._session = session
+        connection.bound_cursors.append(weakref.ref(self))
+        self._conn, self._pgconn = session.raw, session.pgconn
+        self._last_query = None
+        try:
+            if kind:
+                check_route()
+            if prefix and in_transaction:
+                # The driver looks only at the last result of a packet that declares a cursor. So send
+                # these statements before, to learn which of them the server has executed.
+                self._begin(connection, session, prefix)
+                prefix = []
+            self._prefix, self._packet = prefix, packet_of(prefix)
+            super(SessionLeaseMixin, self).execute(query, params, **options)
+        except BaseException as exc:
+            is_leased = self._is_leased
+            self._leave()
+            if not is_leased:
+                connection.record_error(exc)
+            raise
+        finally:
+            self._prefix = []
+        return self
+
+    def _raise_for_result(self, result: Any) -> Any:
+        # Overrides BaseCursor._raise_for_result, which ServerCursorMixin._declare_gen() calls.
+        prefix = self._prefix
+        try:
+            super()._raise_for_result(result)
+        except psycopg.errors.InvalidSchemaName as exc:
+            schema = self._owner.schema
+            if schema is not None and prefix and f'"{schema}"' in (exc.diag.message_primary or ""):
+                raise self._owner.missing(exc) from exc
+            shift_position(exc, prefix)
+            raise
+        except psycopg.Error as exc:
+            shift_position(exc, prefix)
+            raise
+
+    def _check_results(self, results: list[Any]) -> None:
+        # The driver describes the cursor after it was declared: then nothing is sent with it.
+        psycopg.Cursor._check_results(self, results)
+
+    def _fetch_gen(self, num: int | None) -> Any:
+        # Overrides ServerCursorMixin._fetch_gen(), to note that the session is lost.
+        try:
+            return (yield from super()._fetch_gen(num))
+        except psycopg.Error as exc:
+            session = self._session
+            if session is not None and not self._is_leased and not session.is_usable:
+                self._owner.record_error(exc)
+            raise
+
+    def __del__(self) -> None:
+        # Without close(), nobody else would give the session back.
+        session = getattr(self, "_session", None)
+        if session is not None and self._is_leased:
+            self._session = None
+            self._owner.pool.discard(session)
+            self._closed = True
+        super().__del__()
+
+    def close(self) -> None:
+        if not self._closed and self._session is not None:
+            try:
+                super().close()
+            finally:
+                self._leave()
+        elif not self._closed:
+            self._close()
+
+    def expire(self) -> None:
+        """Close this cursor without a word to the server, because its transaction ends."""
+        self._close()
+        session, self._session = self._session, None
+        self._conn = self._owner
+        if session is not None and self._is_leased:
+            self._owner.pool.discard(session)
+
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        self._conn = self._owner
+        bound = self._owner.bound_cursors
+        bound[:] = [reference for reference in bound if reference() not in (None, self)]
+        if session is not None and self._is_leased:
+            self._owner.return_session(session)
