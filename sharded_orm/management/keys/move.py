@@ -159,8 +159,8 @@ def add_move_options(parser: CommandParser) -> None:
         type=positive,
         default=1000,
         metavar="MS",
-        help="Milliseconds for which writes of a key may wait until its copy is complete; publishing"
-        " and comparing the rows come in addition. If they are not enough, the key stays where it"
+        help="Milliseconds for which writes of a key may wait until its copy is complete; storing the"
+        " last changes and comparing the rows come in addition. If they are not enough, the key stays where it"
         " is. Default: %(default)s",
     )
     parser.add_argument(
