@@ -37,8 +37,9 @@ STALL, SLOWER, SLOWER_READ = 0.05, 1.3, 1.05
 #: The variable with the folder of an older checkout; and how much slower a write may be than with that.
 BEFORE, SLOWER_WRITE = "SHARDED_ORM_BENCHMARK_BEFORE", 1.02
 KEY, OTHER = 7, 8
-# Reads and writes of the comparison with a site that moves no keys.
-CALLS = 200
+# Reads or writes of a turn, and turns per round, of the comparison with a site that moves no keys. Turns
+# are short, because other work on the machine comes and goes.
+CALLS, TURNS = 20, 10
 
 
 def key_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
@@ -146,7 +147,7 @@ def _ordinary(ours: OrderedProcess, other: OrderedProcess, what: str, rounds: Ro
     for process in (ours, other):
         process.ask("timed", what, calls)
     pairs = []
-    for number in range(rounds.count):
+    for number in range(rounds.count * TURNS):
         seconds = {}
         for process in (ours, other) if number % 2 else (other, ours):
             seconds[process] = process.ask("timed", what, calls)
