@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
@@ -97,6 +97,9 @@ class PostgreSQLConnection:
     #: while it runs a statement, and this connection at other times.
     _pipeline = None
 
+    #: The driver's cursors lock their connection. A session has one user at a time anyway.
+    lock = nullcontext()
+
     #: The driver's function that makes rows. May be set, as on a connection of the driver.
     row_factory: Any = staticmethod(psycopg.rows.tuple_row)
 
@@ -170,6 +173,14 @@ class PostgreSQLConnection:
         if binary:
             cursor.format = psycopg.pq.Format.BINARY
         return cursor
+
+    def wait(self, generator: Any) -> Any:
+        """Refuse what a cursor of the driver wants to do without a session.
+
+        :raises psycopg.InterfaceError: always.
+        """
+        generator.close()
+        raise psycopg.InterfaceError("the cursor is closed, or it was not executed")
 
     @property
     def adapters(self) -> AdaptersMap:

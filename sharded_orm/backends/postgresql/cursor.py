@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 from django.db.backends.postgresql.base import Cursor as StockCursor
 from psycopg import sql
+from psycopg.adapt import Transformer
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from sharded_orm.backends.postgresql.connection import (
@@ -57,6 +58,13 @@ _EXTENSION = re.compile(
     r"CREATE\s+EXTENSION\s+(?:IF\s+NOT\s+EXISTS\s+)?(\"(?:[^\"]|\"\")+\"|[\w$]+)", re.IGNORECASE
 )
 _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
+
+
+class _NotSent:
+    """A statement that the cursor has not sent, for Django's log."""
+
+    def __init__(self, query: bytes) -> None:
+        self.query = query
 
 
 class SessionLeaseMixin(psycopg.Cursor[Any]):
@@ -192,6 +200,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind <= _RELEASE:
             if in_transaction and connection.mode <= SessionMode.PINNED and connection.defer(text):
                 self._reset()
+                self._query = cast(Any, _NotSent(text.encode()))
                 return
         elif kind is PostgreSQLKind.EXTENSION:
             if connection.schema is not None:
@@ -258,6 +267,11 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         finally:
             self._prefix = []
             self._conn = self._owner
+        if len(self._results) > 1:
+            # The converters of later results are made when these are asked for. The session may be
+            # closed by then.
+            self._tx = Transformer(self)
+            self._select_current_result(0)
 
     def _execute_send(self, query: Any, **options: Any) -> None:
         # Overrides ClientCursorMixin._execute_send. It sends the statement, values filled in.
@@ -322,8 +336,11 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
                 self._begin(connection, session, prefix)
             self._conn, self._pgconn = session.raw, session.pgconn
             yield
-            if is_own:
+            if is_own and session.in_transaction:
                 session.raw.commit()
+            elif not is_leased:
+                # A COPY that was not read to its end may have made the session unusable.
+                connection.record_error(psycopg.OperationalError("COPY was not read to its end"))
         except BaseException as exc:
             if is_own and session.in_transaction:
                 session.raw.rollback()

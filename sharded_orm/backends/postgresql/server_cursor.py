@@ -118,10 +118,11 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     def __del__(self) -> None:
         # Without close(), nobody else would give the session back.
         session = getattr(self, "_session", None)
-        if session is not None and self._is_leased:
-            self._session = None
-            self._owner.pool.discard(session)
-            self._closed = True
+        if session is not None and not self._closed:
+            if self._is_leased:
+                self._owner.pool.discard(session)
+            self._is_leased = False
+            self._leave()
         super().__del__()
 
     def close(self) -> None:

@@ -29,9 +29,7 @@ class Node:
     :param server: the server; None if it is ``address``.
     """
 
-    def __init__(
-        self, address: Address, server: Address | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, address: Address, server: Address | None = None, **settings: Any) -> None:
         self.address = address
         self.settings = {
             "ENGINE": "sharded_orm.backends.postgresql", **address.django(), "NAME": DATABASE,
@@ -140,9 +138,7 @@ def node(postgresql: Address, django_db_blocker: Any) -> Iterator[Node]:
 
 
 @pytest.fixture
-def pooled_node(
-    postgresql: Address, pgbouncer: Address, django_db_blocker: Any
-) -> Iterator[Node]:
+def pooled_node(postgresql: Address, pgbouncer: Address, django_db_blocker: Any) -> Iterator[Node]:
     """The same through PgBouncer in transaction mode."""
     with django_db_blocker.unblock():
         yield from running(Node(pgbouncer, postgresql))

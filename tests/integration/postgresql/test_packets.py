@@ -50,9 +50,9 @@ def test_each_alias_reads_its_own_schema_on_one_session(
     for _ in range(3):
         for number in range(COUNT):
             assert recorded_node.run(number, "SELECT DISTINCT shard FROM item") == [(number,)]
-    assert packets == [
-        f"{path(number)}SELECT DISTINCT shard FROM item" for number in range(COUNT)
-    ] * 3
+    assert (
+        packets == [f"{path(number)}SELECT DISTINCT shard FROM item" for number in range(COUNT)] * 3
+    )
     assert recorded_node.pool.size == 1
 
 
