@@ -8,9 +8,9 @@ A session finds the tables of a shard by its search path. The path is set for on
 in the packet of the statement that needs it: so it costs no round trip, it is undone by the server, and
 it works behind a connection pooler that gives each transaction another session. In autocommit, the
 packet ``SELECT set_config('search_path', …, true), …; statement`` is one transaction by itself. A
-transaction begins with ``BEGIN; SELECT set_config(…), …; statement``. The query also converts the
-schema's name to a ``regnamespace``, which fails if the schema does not exist: without that, a statement
-could find or create a table in another schema of the path.
+transaction begins with ``BEGIN; SELECT set_config(…), …; statement``. The query also fails if the
+schema does not exist or may not be used: without that, a statement could find or create a table in
+another schema of the path.
 """
 
 from __future__ import annotations
@@ -64,6 +64,14 @@ def literal(text: str) -> str:
     if "\\" in text:
         return " E'{}'".format(text.replace("\\", "\\\\").replace("'", "''"))
     return "'{}'".format(text.replace("'", "''"))
+
+
+def guard_of(schema: str) -> str:
+    """Return an expression that fails if ``schema`` does not exist, or may not be used.
+
+    The server leaves such a schema out of the search path, and says nothing.
+    """
+    return f"1 / pg_catalog.has_schema_privilege({literal(schema)}, 'USAGE')::int"
 
 
 def packet_of(prefix: list[bytes]) -> bytes:
@@ -123,8 +131,7 @@ class PostgreSQLConnection:
         if schema is not None:
             path = literal(search_path_of(schema))
             self.set_path = (
-                f"SELECT pg_catalog.set_config('search_path', {path}, true),"
-                f" {literal(quoted(schema))}::pg_catalog.regnamespace"
+                f"SELECT pg_catalog.set_config('search_path', {path}, true), {guard_of(schema)}"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
         #: The statements that are sent before a statement in autocommit, and their text in the packet.
@@ -358,12 +365,28 @@ class PostgreSQLConnection:
         else:
             self._lose(exc)
 
-    def missing(self, exc: BaseException) -> ShardDatabaseMissing:
-        """Return the error for a schema that does not exist. ``exc`` is the server's error."""
-        return ShardDatabaseMissing(
-            f"Shard {self.alias!r} has no schema {self.schema!r} on {self.pool.name!r}. Create it with"
-            f" 'manage.py migrate --database {self.alias}', or correct the topology."
-        )
+    def prefix_error(self, exc: psycopg.Error) -> Exception:
+        """Return the error for callers if the statement that sets the search path failed with ``exc``."""
+        if isinstance(exc, psycopg.errors.InvalidSchemaName):
+            return ShardDatabaseMissing(
+                f"Shard {self.alias!r} has no schema {self.schema!r} on {self.pool.name!r}. Create it with"
+                f" 'manage.py migrate --database {self.alias}', or correct the topology."
+            )
+        if isinstance(exc, psycopg.errors.DivisionByZero):
+            return psycopg.errors.InsufficientPrivilege(
+                f"permission denied for schema {self.schema!r} of alias {self.alias!r}: the account has"
+                " no USAGE. Grant it with GRANT USAGE ON SCHEMA …."
+            )
+        return exc
+
+    def schema_error(self, session: PostgreSQLNodeSession) -> Exception | None:
+        """Return the error for callers if the schema cannot be used, or the session is lost."""
+        if self.schema is not None:
+            try:
+                session.run(f"SELECT {guard_of(self.schema)}".encode())
+            except psycopg.Error as exc:
+                return self.prefix_error(exc)
+        return None
 
     # --- How long a session is kept ---------------------------------------------------
 
@@ -469,8 +492,8 @@ class PostgreSQLConnection:
                 if session.is_idle:
                     session.run(b"RESET search_path")
                     is_clean = True
-        except ShardDatabaseMissing:
-            is_clean = True
+        except (ShardDatabaseMissing, psycopg.errors.InsufficientPrivilege):
+            is_clean = is_clean or session.is_idle
             raise
         finally:
             if session is not self.session:
@@ -481,14 +504,10 @@ class PostgreSQLConnection:
         assert self.schema is not None
         path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
         try:
-            # If the schema does not exist, the server undoes both statements.
-            session.run(path + self._regnamespace())
-        except psycopg.errors.InvalidSchemaName as exc:
-            raise self.missing(exc) from exc
-
-    def _regnamespace(self) -> bytes:
-        assert self.schema is not None
-        return f"{literal(quoted(self.schema))}::pg_catalog.regnamespace".encode()
+            # If the guard fails, the server undoes both statements.
+            session.run(path + guard_of(self.schema).encode())
+        except psycopg.Error as exc:
+            raise self.prefix_error(exc) from exc
 
     @contextmanager
     def held_cursor(self) -> Iterator[psycopg.ClientCursor[Any]]:

@@ -301,14 +301,12 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             results.append(self._pgconn.make_empty_result(ExecStatus.EMPTY_QUERY))
         try:
             super()._check_results(results)
-        except psycopg.errors.InvalidSchemaName as exc:
-            if done < length:
-                raise self._owner.missing(exc) from exc
-            shift_position(exc, prefix)
-            raise
         except psycopg.Error as exc:
             shift_position(exc, prefix)
-            raise
+            error = self._owner.prefix_error(exc) if done < length else exc
+            if error is exc:
+                raise
+            raise error from exc
 
     # --- Statements that cannot share a packet with others ---------------------------------
 
@@ -357,9 +355,12 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     ) -> None:
         try:
             session.run(b";\n".join(prefix))
-        except psycopg.errors.InvalidSchemaName as exc:
+        except psycopg.Error as exc:
             connection.record_error(exc)
-            raise connection.missing(exc) from exc
+            error = connection.prefix_error(exc)
+            if error is exc:
+                raise
+            raise error from exc
         except BaseException as exc:
             connection.record_error(exc)
             raise

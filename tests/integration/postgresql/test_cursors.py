@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import (
+    DatabaseError,
     DataError,
     Error,
     IntegrityError,
@@ -24,7 +25,7 @@ from django.db import (
 from psycopg import sql
 
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
-from sharded_orm.exceptions import SessionStateRefused
+from sharded_orm.exceptions import SessionStateRefused, ShardDatabaseMissing
 from tests.integration.postgresql.conftest import COUNT, Node
 
 SHARD = "SELECT DISTINCT shard FROM item"
@@ -217,6 +218,18 @@ def test_chunks_that_are_abandoned(node: Node, end: str) -> None:
     assert node[0].is_idle()
     assert all_sessions_are_back(node)
     assert node.run(0, SHARD) == [(0,)]
+
+
+def test_errors_of_chunks_are_those_of_the_statement(node: Node) -> None:
+    for statement in ("SELECT 1 / 0", "SELECT 'nowhere'::regnamespace"):
+        for in_transaction in (False, True):
+            with pytest.raises(DatabaseError, match="division by zero|nowhere") as caught:
+                with transaction.atomic(using="t_0") if in_transaction else node[0].cursor():
+                    with node[0].chunked_cursor() as cursor:
+                        cursor.execute(statement)
+                        cursor.fetchall()
+            assert not isinstance(caught.value, ShardDatabaseMissing)
+    assert node[0].is_idle()
 
 
 def test_named_cursors_of_the_driver(node: Node) -> None:

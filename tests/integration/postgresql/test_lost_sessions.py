@@ -15,6 +15,7 @@ from django.db import (
     IntegrityError,
     InterfaceError,
     OperationalError,
+    ProgrammingError,
     connections,
     transaction,
 )
@@ -410,6 +411,33 @@ def test_a_missing_schema(node: Node, how: str) -> None:
         with pytest.raises(DatabaseError, match="nowhere") as other:
             node.run(1, sql)
         assert not isinstance(other.value, ShardDatabaseMissing)
+
+
+@pytest.mark.parametrize("how", ["autocommit", "transaction", "chunks", "VACUUM"])
+def test_a_schema_that_the_account_may_not_use(node: Node, how: str) -> None:
+    """The server leaves the schema out of the search path, so others of the path would be used."""
+    node.ask("CREATE ROLE stranger LOGIN PASSWORD 'stranger'")
+    connections.settings["stranger"] = {
+        **node.settings, "SCHEMA": "t_1", "USER": "stranger", "PASSWORD": "stranger",
+    }  # fmt: skip
+    wrapper = connections["stranger"]
+    try:
+        with pytest.raises(ProgrammingError, match=r"'t_1' of alias 'stranger'.*GRANT"):
+            if how == "chunks":
+                with wrapper.chunked_cursor() as cursor:
+                    cursor.execute("SELECT 1")
+            elif how == "transaction":
+                with transaction.atomic(using="stranger"), wrapper.cursor() as cursor:
+                    cursor.execute("SELECT 1")
+            else:
+                with wrapper.cursor() as cursor:
+                    cursor.execute("VACUUM" if how == "VACUUM" else "SELECT 1")
+        assert wrapper.is_idle()
+    finally:
+        wrapper.close()
+        wrapper.node_pool.dispose()
+        del connections["stranger"], connections.settings["stranger"]
+        node.ask("DROP ROLE stranger")
 
 
 @pytest.fixture
