@@ -223,7 +223,7 @@ def test_chunks_that_are_abandoned(node: Node, end: str) -> None:
 def test_errors_of_chunks_are_those_of_the_statement(node: Node) -> None:
     for statement in ("SELECT 1 / 0", "SELECT 'nowhere'::regnamespace"):
         for in_transaction in (False, True):
-            with pytest.raises(DatabaseError, match="division by zero|nowhere") as caught:
+            with pytest.raises(DatabaseError, match=r"division by zero|nowhere") as caught:
                 with transaction.atomic(using="t_0") if in_transaction else node[0].cursor():
                     with node[0].chunked_cursor() as cursor:
                         cursor.execute(statement)
