@@ -120,10 +120,8 @@ class ActiveConfig:
                     try:
                         self._consider(watcher, document)
                     except TopologyError:
-                        pass  # The watcher has logged the error.
-                    except (
-                        Exception
-                    ):  # Logged: the source's thread must live to deliver later documents.
+                        pass  # Ignored here, because the watcher has logged the error.
+                    except Exception:  # Logged below. The source's thread must go on.
                         logger.exception(
                             "What %s brought was not taken.", watcher.source.describe()
                         )
@@ -294,7 +292,7 @@ def _checked(document: Document, before: conf.Config | None) -> conf.Config:
         )
     except InvalidConfiguration as exc:
         raise InvalidTopology(exc.problems, what) from exc
-    except Exception as exc:  # A project's own strategy class may raise anything.
+    except Exception as exc:  # A strategy class of the project may raise any error.
         raise InvalidTopology([f"it cannot be used: {type(exc).__name__}: {exc}"], what) from exc
     if problems:
         raise InvalidTopology(problems, what)

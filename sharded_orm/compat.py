@@ -1,7 +1,8 @@
 """What differs between the versions of Django that the package supports: 5.2, 6.0 and 6.1.
 
 No other module compares a version. The rest of the package is written for the newest version. If an
-older one lacks something, this module has it in the form of the newest, or does without.
+older version lacks something, this module replaces it in the form of the newest version, or does
+without it.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ _PLACEHOLDERS_HAVE_PARAMETERS = django.VERSION >= (6, 1)
 
 
 def binary_placeholder(connection: Any, value: bytes | None) -> str:
-    """Return the placeholder of a value of a ``BinaryField`` in a statement."""
+    """Return the placeholder for ``value``, a value of a ``BinaryField``, in a statement."""
     ops = connection.ops
     if _PLACEHOLDERS_HAVE_PARAMETERS:
-        # The compiler is for expressions, which a stored value is not.
+        # Pass no compiler: only an expression needs one, and a stored value is none.
         return str(ops.binary_placeholder_sql(value, None)[0])
     return str(ops.binary_placeholder_sql(value))
 
 
 # -- Fetch modes ---------------------------------------------------------------------
-# The fetch mode of an instance says how what was not loaded is fetched: for this instance, for all
-# that were read with it (its peers), or not at all.
+# The fetch mode of an instance says how a value is fetched that was not loaded: for this instance
+# only, for all instances that were read together with it (its peers), or not at all.
 
 
 def fetch(descriptor: Any, instance: Any) -> None:
-    """Fetch what ``descriptor`` stands for, as the fetch mode of ``instance`` says.
+    """Fetch the value of ``descriptor`` for ``instance``, as the fetch mode of ``instance`` says.
 
     :param descriptor: has the methods ``fetch_one(instance)`` and ``fetch_many(instances)``; the
         second is called only if there are fetch modes.
@@ -79,12 +80,14 @@ def set_fetch_mode(instances: Iterable[Any], queryset: Any) -> None:
 
 
 def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return ``model.from_db()`` for the rows of ``queryset``. The arguments are an alias, the names
-    of the fields and their values.
+    """Return ``model.from_db()`` for the rows of ``queryset``.
+
+    The returned function takes an alias, the names of the fields, and their values.
     """
     if not _HAS_FETCH_MODES:
         return model.from_db  # type: ignore[no-any-return,unused-ignore]  # of any model
-    # Django's function warns if the model overrides from_db() without the fetch mode.
+    # Django's function warns if the model overrides from_db() without an argument for the fetch
+    # mode.
     from django.db.models import query
 
     return query._get_from_db(model, queryset._fetch_mode)  # type: ignore[attr-defined,no-any-return,unused-ignore]  # not in the stubs
@@ -125,13 +128,14 @@ def set_base(
 
 
 def migration_records(loader: Any, migration: Any, *, backwards: bool) -> list[tuple[str, str]]:
-    """Return the rows of ``django_migrations`` that ``MigrationExecutor`` adds for ``migration``, or
-    deletes for it if ``backwards`` is true.
+    """Return the rows of ``django_migrations`` that ``MigrationExecutor`` adds for ``migration``.
 
-    A squashed migration has a row for each migration that it replaces. Since Django 6.0, these may be
-    squashed themselves.
+    If ``backwards`` is true, return the rows that it deletes. A squashed migration has a row for
+    each migration that it replaces. Since Django 6.0, the replaced migrations may themselves be
+    squashed.
     """
-    # As MigrationExecutor.record_migration() and MigrationExecutor.unapply_migration() do.
+    # Select the same rows as MigrationExecutor.record_migration() and
+    # MigrationExecutor.unapply_migration().
     key = (migration.app_label, migration.name)
     replaced = [(label, name) for label, name in migration.replaces]
     if not _SQUASHES_SQUASHED:
@@ -155,7 +159,7 @@ def all_replaced_applied(loader: Any, key: Any, applied: Any) -> bool:
 
 
 def action_parts(action: Any) -> tuple[Any, str, Any]:
-    """Return the function of an action of the admin, its name and its description for many rows."""
+    """Return the parts of an action of the admin: its function, its name, and its description."""
     if isinstance(action, tuple):
         return action
     return action.func, action.name, action.plural_description
@@ -183,7 +187,7 @@ TIME_FUNCTIONS = (functions.Now, TransactionNow)
 
 
 def arguments_of(aggregate: Any) -> tuple[list[Any], Any]:
-    """Return the expressions that ``aggregate`` is computed of, and the condition of its filter."""
+    """Return the expressions from which ``aggregate`` is computed, and the condition of its filter."""
     condition = aggregate.filter
     if _WRAPS_FILTERS and condition is not None:
         condition = condition.condition
@@ -194,13 +198,13 @@ def arguments_of(aggregate: Any) -> tuple[list[Any], Any]:
 
 
 def quote_name(compiler: Any, name: str) -> str:
-    """Return ``name``, that of a table or of an alias of one, as ``compiler`` writes it."""
+    """Return ``name``, the name or alias of a table, in the form in which ``compiler`` writes it."""
     quote = compiler.quote_name if _QUOTES_ALIASES else compiler.quote_name_unless_alias
     return str(quote(name))
 
 
 class _FieldAsDescriptor:
-    """The descriptor of a generic foreign key that is a descriptor itself."""
+    """The descriptor of a generic foreign key, if Django has none: the field does the work."""
 
     def __init__(self, field: Any) -> None:
         self.field = field

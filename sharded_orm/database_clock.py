@@ -1,4 +1,7 @@
-"""The clock of a database, for times that several hosts compare: the clocks of hosts may differ."""
+"""The clock of a database, for times that several hosts compare.
+
+The clocks of the hosts may differ.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,6 @@ class DatabaseClock(Now):
     """The present time of the database's clock, in UTC."""
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, Any]:
-        # Now.as_mysql is not used: it gives the time in the session's time zone. If that time zone
-        # has daylight saving, the difference between two times may be wrong by an hour.
+        # Now.as_mysql is not used: it returns the time in the session's time zone. If that time
+        # zone has daylight saving, the difference between two times may be wrong by an hour.
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)

@@ -137,7 +137,7 @@ class UnknownShard(RoutingError, ConnectionDoesNotExist):
 
 
 class NoOpenShard(RoutingError, OperationalError):
-    """No shard of the group is open for new keys."""
+    """No shard of the group is open for new keys, so a new key cannot be placed."""
 
 
 class NoReachableShard(RoutingError, OperationalError):
@@ -158,11 +158,14 @@ class ShardKeyChanged(RoutingError, RuntimeError):
 
 
 class CrossShardRelation(RoutingError, RuntimeError):
-    """A query joins rows of different shards, or an instance refers to a row of another shard."""
+    """A query joins rows of different shards, or a row refers to a row on another shard."""
 
 
 class CrossKeyRelation(CrossShardRelation):
-    """A row refers to a row of another shard key. The two rows may be on one shard by chance only."""
+    """A row refers to a row of another shard key.
+
+    The two rows may be on the same shard, but only by chance.
+    """
 
 
 class DeletionRefused(CrossShardRelation, ProtectedError):
@@ -189,7 +192,7 @@ class InvalidBoundKey(RoutingError, RuntimeError):
 
 
 class BoundKeyMismatch(RoutingError, RuntimeError):
-    """A query, row or block has another shard key than the one that is bound. Nothing was sent."""
+    """A query, row or block has another shard key than the key that is bound. Nothing was sent."""
 
 
 class UnplacedKey(RoutingError, LookupError):
@@ -199,11 +202,11 @@ class UnplacedKey(RoutingError, LookupError):
 class KeyMoved(RoutingError, OperationalError):
     """The key moved to another shard, and the operation cannot be repeated there by the library.
 
-    That is so inside a transaction and for rows that are being streamed. Nothing that the operation
-    has read may be used. The transaction may simply be run again: it then uses the new shard.
+    This happens inside a transaction, and for rows that are being streamed. Nothing that the
+    operation has read may be used. The transaction can be run again; it then uses the new shard.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
-    written to some of them before.
+        written to some of these shards before.
     """
 
     is_in_part = False
@@ -217,21 +220,23 @@ class KeyFenced(KeyMoved):
 
 
 class UnknownKeyOfRows(KeyMoved):
-    """A statement for several shards uses a table while a key moves, and no model tells the keys of
-    the table's rows.
+    """A statement for several shards uses a table without a model while a key moves.
 
-    So rows of the key may be counted twice. The statement succeeds when the move has ended.
+    Without a model, the keys of the table's rows are unknown, so rows of the moving key could be
+    counted twice. The statement succeeds when the move has ended.
     """
 
 
 class ShardMoved(ShardedOrmError, OperationalError):
-    """A shard moves to another node, and the statement cannot follow it. It was not executed.
+    """A shard moves to another node, and the statement cannot follow it there.
 
-    That is so inside a transaction, or if the move takes longer than ``MOVE_WAIT``. The transaction
-    may simply be run again.
+    The statement was not executed.
+
+    This happens inside a transaction, or if the move takes longer than ``MOVE_WAIT``. The
+    transaction can be run again.
 
     :attr:`is_in_part` is True if an operation on several shards, outside of transactions, has
-    written to some of them before.
+        written to some of these shards before.
     """
 
     is_in_part = False
@@ -440,7 +445,7 @@ class LeaseLost(OperationError, OperationalError):
 
 
 class OperationDiffers(OperationError, OperationalError):
-    """Other processes are executing the operation together, with other arguments."""
+    """Other processes are executing the same operation with other arguments."""
 
 
 class PromotionRefused(OperationError, OperationalError):
@@ -467,7 +472,7 @@ class GrowthRefused(OperationError, ValueError):
 
 
 class BalanceRefused(OperationError, ValueError):
-    """Nobody can say which moves would balance nodes or shards. :attr:`problems` lists every reason."""
+    """No plan of moves to balance nodes or shards can be made. :attr:`problems` lists every reason."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -486,7 +491,7 @@ class ImportRefused(OperationError, ValueError):
 
 
 class ImportConflict(OperationError, IntegrityError):
-    """A shard has a row of another owner with the id of a row to be imported.
+    """A shard has a row with the same id as a row to be imported, but it is another row.
 
     Neither row was changed. The message names both.
     """
@@ -505,7 +510,7 @@ class MoveRefused(OperationError, ValueError):
 
 
 class MoveFailed(OperationError, OperationalError):
-    """An error has stopped the move of a key. The message tells where the rows of the key are."""
+    """An error has stopped the move of a key. The message says where the rows of the key are."""
 
 
 class OperationStopped(OperationError):

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-# The most seconds that a fork waits for the locks of one caller of hold_during_forks(). Without a limit, a thread whose signal handler forks
-# while the same thread holds the lock would wait for itself for ever.
+# The most seconds that a fork waits for the locks of one caller of hold_during_forks(). If a thread
+# holds a lock, and a signal handler that interrupts it forks, the fork would otherwise wait for
+# ever.
 _FORK_WAITS = 1.0
 _forks = 0
 

@@ -21,12 +21,12 @@ class BoundKeyMiddleware:
     empty dict, the request has no bound key. Place the middleware after those that the function
     needs, such as ``AuthenticationMiddleware``.
 
-    The parts of a streaming response are made under the key too. Works with WSGI and ASGI; the
-    function may be a coroutine function under ASGI.
+    The parts of a streaming response are generated under the key, too. Works with WSGI and ASGI.
+    Under ASGI, the function may be a coroutine function.
 
     :raises InvalidConfiguration: ``BOUND_KEY`` is missing or cannot be imported. Raised when the
         server loads its middleware.
-    :raises InvalidBoundKey: the function returns something else. Raised by the request.
+    :raises InvalidBoundKey: the function returns something else. Raised during the request.
     """
 
     sync_capable = True
@@ -91,8 +91,9 @@ def _bound_to(keys: Any) -> bound:
 
 
 def _stream_inside(binding: bound, response: Any) -> Any:
-    """Return ``response``; if it is streamed, its parts are made inside ``binding``."""
-    # A file reads no rows, and the server may send it without reading its parts.
+    """Return ``response``. If it is streamed, make its parts inside ``binding``."""
+    # Leave a file as it is: it reads no rows, and the server may send it without iterating over its
+    # parts.
     if response.streaming and getattr(response, "file_to_stream", None) is None:
         iterate = iterate_inside_async if response.is_async else iterate_inside
         response.streaming_content = iterate(binding, response.streaming_content)

@@ -1,8 +1,8 @@
-"""What differs between MariaDB and MySQL. No other module tells the two apart.
+"""What differs between MariaDB and MySQL. No other module distinguishes the two.
 
-The tests run on MariaDB, and none on MySQL. SQL that both understand is written once, for both. The
-statements about replication, in ``backends.mysql.replication``, are MariaDB's alone: a promotion
-refuses every other server.
+The tests run on MariaDB only. SQL that both understand is written once. The statements about
+replication, in ``backends.mysql.replication``, work on MariaDB only: a promotion refuses every
+other server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class MySQLFlavor:
     exact_collation: str
     #: Storage engine of tables in which REPLACE takes numbers without locking a row.
     counter_engine: str
-    #: Variables that tell a server from all others. A version of the server may lack some of them.
+    #: Names of variables whose values together identify a server. Some versions of the server lack
+    #: some of them.
     identity: tuple[str, ...]
     #: Error code after which the server closes the session: it was killed, or idle for too long.
     session_ended: int
@@ -30,12 +31,13 @@ class MySQLFlavor:
     can_be_promoted: bool
     #: Variable that limits every statement in seconds and fractions; "" if the server has none.
     statement_limit: str
-    #: Column of the list of sessions with the number of the session's last statement. All statements
-    #: of the server are counted together. "0" if the server does not tell.
+    #: Column, in the server's list of sessions, with the number of the session's last statement.
+    #: The server numbers all its statements together. "0" if the server has no such column.
     statement_number: str
-    #: The fewest seconds of ``lock_wait_timeout``; with 0, a statement fails at once if it must wait.
+    #: The smallest value of ``lock_wait_timeout``, in seconds. If 0 is possible, a statement can
+    #: fail at once instead of waiting.
     least_lock_wait: int
-    #: Table of information_schema with the identities of InnoDB's tables.
+    #: Table of information_schema that has the ids of InnoDB's tables.
     innodb_tables: str
 
     @classmethod
@@ -65,7 +67,7 @@ class MySQLFlavor:
     def of_variables(cls, names: Set[str]) -> MySQLFlavor:
         """Return the flavor of a server, given the names of its variables, in lower case.
 
-        :param names: all that the server has of the variables in :attr:`identity` of any flavor.
+        :param names: those variables in the :attr:`identity` of any flavor that the server has.
         """
         return MYSQL if names >= set(MYSQL.identity) else MARIADB
 

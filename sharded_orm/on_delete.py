@@ -1,13 +1,13 @@
 """What happens to rows on shards when the global row to which they refer is deleted.
 
-A foreign key from a shard to the global database has no constraint, so only Django can look after
-its rows. Pass one of these functions as ``on_delete``::
+A foreign key from a shard to the global database has no constraint, so only Django can delete or
+protect the rows. Pass one of these functions as ``on_delete``::
 
     author = models.ForeignKey(Author, on_delete.CASCADE, db_constraint=False)
 
-They are called by everything that deletes as Django does: ``delete()`` of a row and of a queryset,
-and the admin, whose confirmation shows the rows. If the foreign key is the shard key, only the
-shards of the deleted rows are asked; otherwise all shards of the group (a scatter).
+Every deletion by Django calls them: ``delete()`` of a row or a queryset, and the admin, whose
+confirmation page shows the rows. If the foreign key is the shard key, only the shards of the
+deleted rows are asked. Otherwise all shards of the group are asked (a scatter).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from sharded_orm.models.sharding.query import ShardedQuery
 
 __all__ = ["CASCADE", "LEAVE", "PROTECT"]
 
-#: Leave the rows as they are. They then refer to a row that does not exist; ``shards check`` finds
-#: them. No shard is asked.
+#: Leave the rows as they are. They then refer to a row that does not exist. The command ``shards
+#: check`` finds such rows. No shard is asked.
 LEAVE = DO_NOTHING
 
 
 def CASCADE(
     collector: Any, field: ForeignKey[Any, Any], sub_objs: QuerySet[Any], using: str
 ) -> None:
-    """Delete the rows first, on each shard in a transaction of its own; then the global row.
+    """Delete the rows on each shard first, in one transaction per shard, and then the global row.
 
     If the global row cannot be deleted after that, or the process dies, no row refers to a row that
     does not exist, and the deletion can be run again. A row that is protected or restricted on its
     shard raises an error before anything is deleted.
 
-    Cost for each shard: a deletion as of a queryset. If the shard has to read the rows, because it
-    deletes other rows with them, it reads them twice: for the check and for the deletion.
+    Cost for each shard: the same as ``delete()`` of a queryset. If other rows must be deleted
+    together with the rows, the rows are read twice: for the check and for the deletion.
 
     :raises ProtectedError: a row on a shard protects one of the rows. ``RestrictedError`` likewise.
     :raises ScatterError: a shard did not answer; nothing was deleted.
@@ -51,12 +51,12 @@ def CASCADE(
     """
     shows = hasattr(
         collector, "add_edge"
-    )  # It is the NestedObjects of the admin, and never deletes.
+    )  # The collector is NestedObjects of the admin, which shows rows and never deletes them.
     rows = _dependent_rows(field, sub_objs)
     for alias in _aliases(field, rows):
         rows_there = rows.using(alias)
-        # Collect what the shard deletes with the rows: this raises an error if something is
-        # protected there.
+        # Collect the rows that will be deleted together with these rows. This raises an error if
+        # one of them is protected.
         on_shard = type(collector)(using=alias, origin=collector.origin)
         with uncached():
             on_shard.collect(
@@ -72,7 +72,7 @@ def CASCADE(
 def PROTECT(
     collector: Any, field: ForeignKey[Any, Any], sub_objs: QuerySet[Any], using: str
 ) -> None:
-    """Raise :exc:`~django.db.models.ProtectedError` with the rows, if there are any.
+    """Raise :exc:`~django.db.models.ProtectedError` with the rows if there are any.
 
     :raises ScatterError: a shard did not answer; nothing was deleted.
     """
@@ -94,7 +94,7 @@ POLICIES = (CASCADE, PROTECT)
 def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> ShardedQuerySet[Any]:
     """Return a query of the rows on shards that refer by ``field`` to the global rows to be deleted.
 
-    :param sub_objs: Django's query of these rows, which names the alias of the global rows.
+    :param sub_objs: Django's query for the same rows. It names the alias of the global rows.
     """
     if shard_options(sub_objs.model) is None:
         raise CrossShardRelation(
@@ -110,7 +110,7 @@ def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> Sha
 def _aliases(field: ForeignKey[Any, Any], rows: ShardedQuerySet[Any]) -> list[str]:
     """Return the aliases of the shards that have ``rows``.
 
-    If ``field`` is the shard key, these are the shards of the keys, whether or not they have rows.
+    If ``field`` is the shard key, return the shards of the keys, whether or not they have rows.
 
     :raises BoundKeyMismatch: one of the rows has another key than the bound key in force.
     """
@@ -132,7 +132,7 @@ def _is_key(field: ForeignKey[Any, Any]) -> bool:
 
 
 def _show(collector: Any, on_shard: Any) -> None:
-    """Add to the admin's ``collector`` what ``on_shard`` has collected.
+    """Add the rows that ``on_shard`` has collected to the admin's ``collector``.
 
     Both are ``NestedObjects``, which collects to show and not to delete.
     """
@@ -145,9 +145,9 @@ def _show(collector: Any, on_shard: Any) -> None:
 
 
 class _ShardDeletion:
-    """The deletion of rows on one shard, as one of the collector's ``fast_deletes``.
+    """The deletion of rows on one shard, as an item of ``fast_deletes`` of Django's collector.
 
-    Django runs them before it deletes the collected global rows.
+    Django runs the items of this list before it deletes the collected global rows.
     """
 
     def __init__(self, collector: Collector, rows: QuerySet[Any]) -> None:
@@ -159,14 +159,19 @@ class _ShardDeletion:
         # Called by Collector.delete() with the alias of the global rows.
         _, counts = self._rows.delete()
         own = counts.pop(self.model._meta.label, 0)
-        # Django counts what it goes through. It goes on to what is appended here.
+        # Django adds up the counts of all items while it iterates over this list. So append items
+        # for the rows of other models.
         fast_deletes: Any = self._collector.fast_deletes
         fast_deletes += [_Deleted(label, count) for label, count in counts.items()]
         return own
 
 
 class _Deleted:
-    """Rows of another model, which the shard has deleted together with those of a deletion."""
+    """An item of ``fast_deletes`` that deletes nothing.
+
+    It has the number of rows of another model that were deleted together with the rows of a
+    :class:`_ShardDeletion`.
+    """
 
     def __init__(self, label: str, count: int) -> None:
         self.model = apps.get_model(label)

@@ -154,14 +154,17 @@ class ShardRouter:
         if options1 is None and options2 is None:
             return None
         if options1 is None or options2 is None or options1.group != options2.group:
-            return True  # System checks ensure that a foreign key between groups has no database constraint.
+            # The rows are in different groups. System checks make sure that such a foreign key has
+            # no constraint.
+            return True
         aliases = [colocated_alias(options1, obj1), colocated_alias(options2, obj2)]
         if None not in aliases and aliases[0] != aliases[1]:
             error = CrossShardRelation
             if any(
                 not options.key and relates_one_key(options) for options in (options1, options2)
             ):
-                # A row of an automatic many-to-many table. Other rows were refused before, by key.
+                # This is a row of an automatic many-to-many table. Other rows were refused earlier,
+                # by their key.
                 error = CrossKeyRelation
             raise error(
                 f"{describe(obj1)} is on shard {aliases[0]!r} and {describe(obj2)} on {aliases[1]!r}: rows of one"
@@ -215,7 +218,8 @@ class ShardRouter:
 
     def _group_of_model(self, app_label: str, model_name: str) -> str | None:
         if app_label not in apps.app_configs:
-            return None  # For example, the table of Django's database cache, which is of no app.
+            # For example, the table of Django's database cache, which belongs to no app.
+            return None
         # Migrations use historical models, which do not derive from ShardedModel. So look up the
         # current model with the same name. If the model was renamed or removed,
         # group_of_historical_model() finds the group.

@@ -98,8 +98,8 @@ def _no_directory(alias: str) -> DirectoryStore:
 
 
 _directory_store: Callable[[str], DirectoryStore] = _no_directory
-# The lease under which this process remembers placements. All groups share it, because all have one
-# directory.
+# The lease under which this process remembers placements. All groups share the lease, because they
+# have a common directory.
 _placement_lease: PlacementLease | PermanentLease | None = None
 
 
@@ -213,7 +213,8 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            settings.DATABASES.keys()  # This adds the groups' aliases, before threads are started.
+            # Makes DATABASES add the groups' aliases before threads are started.
+            settings.DATABASES.keys()
         except InvalidConfiguration as exc:
             problems += exc.problems
     if problems:
@@ -288,11 +289,11 @@ def placement_lease() -> PlacementLease | PermanentLease:
 
 
 def _node_failure(shard: Shard) -> Exception | None:
-    """Return the error because of which no session of the node of ``shard`` could be opened lately.
+    """Return the error if the last attempt to open a session of the shard's node has failed.
 
-    Return None if a session could be opened, or if this process has not tried.
+    Return None if the attempt succeeded, or if this process has not tried.
     """
-    # While no node has failed, do not make a connection object of the shard.
+    # While no node has failed, return early: the connection object of the shard is not needed.
     if pool.all_nodes_answer():
         return None
     connection: Any = connections[shard.alias]

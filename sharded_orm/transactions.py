@@ -59,7 +59,7 @@ def atomic(
 
 
 class _AtomicOnKey(transaction.Atomic):
-    """An atomic block on the shard of a key, which must not have moved when the transaction begins.
+    """An atomic block on the shard of a key, which must not move while it begins.
 
     As a decorator, it finds the shard again for each call.
 
@@ -79,7 +79,8 @@ class _AtomicOnKey(transaction.Atomic):
         if not moves_keys_now(self._group):
             return
         try:
-            # The open transaction remembers that it uses the key at this shard.
+            # Look the key up again. The open transaction then remembers on which shard it uses the
+            # key.
             if self._find() != self.using:
                 refuse_repetition(self._group)
         except BaseException:

@@ -1,12 +1,14 @@
-"""The databases of the example: SQLite files by default, MariaDB where the environment says so.
+"""The databases of the example: SQLite files by default, servers where the environment says so.
 
 ``SHARDED_ORM_DEMO_DIR``
     The folder of the SQLite files; by default ``testproject/var``.
 ``SHARDED_ORM_DEMO_MYSQL``
     MariaDB servers instead of files: a JSON list of one or two
     ``{"host": …, "port": …, "user": …, "password": …}``. The shards are spread over them.
+``SHARDED_ORM_DEMO_POSTGRESQL``
+    The same for PostgreSQL servers. The account must be allowed to create databases.
 ``SHARDED_ORM_DEMO_PREFIX``
-    The prefix of all database names on MariaDB; by default ``demo_``.
+    The prefix of all names of databases and schemas on servers; by default ``demo_``.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ def configure(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
 
     :param folder: folder for the SQLite files.
     """
-    servers = os.environ.get("SHARDED_ORM_DEMO_MYSQL")
-    if not servers:
-        return _sqlite(folder)
-    return _mysql(servers, os.environ.get("SHARDED_ORM_DEMO_PREFIX", "demo_"))
+    prefix = os.environ.get("SHARDED_ORM_DEMO_PREFIX", "demo_")
+    for variable, build in (
+        ("SHARDED_ORM_DEMO_MYSQL", _mysql),
+        ("SHARDED_ORM_DEMO_POSTGRESQL", _postgresql),
+    ):
+        if servers := os.environ.get(variable):
+            return build(_addresses(variable, servers), prefix)
+    return _sqlite(folder)
 
 
 def _sqlite(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -56,18 +62,27 @@ def _sqlite(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     return databases, _sharded_orm(nodes, prefix="")
 
 
-def _mysql(servers: str, prefix: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def _addresses(variable: str, servers: str) -> list[dict[str, Any]]:
+    """Return the addresses of the servers as entries of ``DATABASES`` have them.
+
+    :param servers: the value of the environment's ``variable``.
+    """
     try:
         addresses = [
             {key.upper(): value for key, value in server.items()} for server in json.loads(servers)
         ]
     except (ValueError, AttributeError, TypeError) as exc:
         raise ImproperlyConfigured(
-            "SHARDED_ORM_DEMO_MYSQL must be a JSON list of"
-            ' {"host": …, "port": …, "user": …, "password": …}'
+            f'{variable} must be a JSON list of {{"host": …, "port": …, "user": …, "password": …}}'
         ) from exc
     if not addresses:
-        raise ImproperlyConfigured("SHARDED_ORM_DEMO_MYSQL names no server.")
+        raise ImproperlyConfigured(f"{variable} names no server.")
+    return addresses
+
+
+def _mysql(
+    addresses: list[dict[str, Any]], prefix: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     engine: dict[str, Any] = {
         "ENGINE": "sharded_orm.backends.mysql",
         "CONN_MAX_AGE": 60,
@@ -80,6 +95,21 @@ def _mysql(servers: str, prefix: str) -> tuple[dict[str, dict[str, Any]], dict[s
         for alias in ALIASES
     }
     nodes = {"node_1": {**engine, **one}, "node_2": {**engine, **two}}
+    return databases, _sharded_orm(nodes, prefix)
+
+
+def _postgresql(
+    addresses: list[dict[str, Any]], prefix: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    engine: dict[str, Any] = {"ENGINE": "sharded_orm.backends.postgresql", "CONN_MAX_AGE": 60}
+    one, two = addresses[0], addresses[-1]
+    # The second ticket server is on the other node, if there is one.
+    databases = {
+        alias: {**engine, **(two if alias == "tickets_2" else one), "NAME": f"{prefix}{alias}"}
+        for alias in ALIASES
+    }
+    # The schemas of the shards are in the databases of the ticket servers.
+    nodes = {"node_1": databases["tickets_1"], "node_2": databases["tickets_2"]}
     return databases, _sharded_orm(nodes, prefix)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis
@@ -11,6 +12,7 @@ import pytest
 from django.conf import settings
 
 from tests.flush import same_rows_after_each_flush
+from tests.model_states import rendered_once
 from tests.services import ServiceMissing, required
 from tests.services import mariadb as mariadb_service
 from tests.services import memcached as memcached_service
@@ -61,6 +63,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _quick_flush() -> Iterator[None]:
     with same_rows_after_each_flush():
         yield
+
+
+@pytest.fixture(scope="session")
+def _while_databases_are_migrated() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        stack.enter_context(rendered_once())
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(_while_databases_are_migrated: ExitStack, django_db_setup: None) -> None:
+    """The databases of the tests, as pytest-django makes them."""
+    _while_databases_are_migrated.close()
 
 
 def service_missing(exc: ServiceMissing) -> None:

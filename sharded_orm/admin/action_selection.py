@@ -88,7 +88,7 @@ def select(
             unknown += 1
             continue
         by_shard.setdefault(identity.shard, []).append(identity)
-    # If the primary key determines the shard, parse() has found the shard of each row by its
+    # If the primary key determines the shard, parse() has found the shard of each row by the row's
     # primary key. A row that is stored on that shard is not misplaced, so it need not be checked.
     pk_tells_shard = options.names_shard(options.model._meta.pk)
     outages = Outages()

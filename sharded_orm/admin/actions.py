@@ -68,8 +68,8 @@ class ActionsMixin(ShardedBase):
         func, description, select_across = action
         object_ids = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
         if action_prefix(action_location):
-            # Django's page names the row by its primary key, and has compared it. The address of
-            # the page has the object id.
+            # The form on the page of one row has only the primary key, which Django has checked.
+            # Take the object id from the URL of the page.
             assert request.resolver_match is not None
             object_ids, select_across = [unquote(request.resolver_match.kwargs["object_id"])], False
         if not object_ids and not select_across:

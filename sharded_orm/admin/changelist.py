@@ -288,7 +288,9 @@ class ShardedChangeList(ChangeList):
 
     @property
     def is_exact(self) -> bool:
-        """Whether :attr:`result_count` counts all matching rows; False if it counts only rows known so far."""
+        """Whether :attr:`result_count` counts all matching rows, not only the rows that are known
+        so far.
+        """
         return not self.all_shards or self.counted
 
     @property

@@ -254,7 +254,7 @@ class DeleteViewsMixin(ObjectViewsMixin):
             "object_ids": request.POST.getlist(helpers.ACTION_CHECKBOX_NAME),
             "select_across": request.POST.get("select_across", ""),
             "perms_lacking": perms_needed,
-            # Of ModelAdmin since Django 6.1, whose template reads it.
+            # Since Django 6.1, ModelAdmin has this attribute, and Django's template reads it.
             "delete_confirmation_max_display": getattr(
                 self, "delete_confirmation_max_display", None
             ),

@@ -77,7 +77,8 @@ class GlobalLookup:
         try:
             condition = build_q_object_from_lookup_parameters(lookups)
             return self.find(self.model._default_manager.filter(condition), request, term)
-        except Exception as error:  # As in ChangeList.get_queryset(): lookups may raise anything.
+        # Catch every exception, as Django's change list does: lookups may raise any error.
+        except Exception as error:
             # Most database errors here mean that the lookup is wrong, such as a bad regular
             # expression. But the error of an unreachable database says nothing about the lookup:
             # raise it unchanged.

@@ -69,7 +69,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     """
 
     formset: Any = InlineFormSetOnShard
-    #: The base class that a formset of the project gets.
+    #: The base class that is added to a formset class of the project.
     formset_on_shard: ClassVar[type[Any]] = InlineFormSetOnShard
     checks_class = ShardedInlineChecks
 
@@ -108,7 +108,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
             # Show no field for the primary key. The admin's template puts the primary key into a
-            # hidden field, so the form still gets the value of the key.
+            # hidden field, so the form still gets its value.
             names.append(pk.name)
         return names
 
@@ -192,7 +192,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         if home is not None:
             return self.has_shard_permission(request, home)
         # The shard is not known, so there are no rows to look at. A new row may be put on any
-        # shard: to add one, the user needs the permission for all shards.
+        # shard, so to add a row, the user needs the permission for all shards.
         shards = runtime.group(self.shard_options.group).shards()
         return not add or all(self.has_shard_permission(request, shard) for shard in shards)
 

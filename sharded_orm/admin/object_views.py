@@ -339,8 +339,11 @@ class ObjectViewsMixin(AddViewMixin):
         return HttpResponseRedirect(row.get_absolute_url())
 
     def _shard_down(self, request: HttpRequest, error: DatabaseError) -> HttpResponse:
-        """Return the error page if ``error`` means that the shard does not answer, or that no shard does
-        on which a new row could be stored; else raise ``error``.
+        """Return the error page if ``error`` means that a shard does not answer; otherwise raise
+        ``error``.
+
+        The error may be about the shard of the page. Or no shard answers on which a new row could
+        be stored.
         """
         if isinstance(error, NoReachableShard):
             return no_reachable_shard_page(self, request, error)

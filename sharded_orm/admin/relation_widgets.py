@@ -212,6 +212,6 @@ def _scope_query(scope: ShardScope, related: ShardOptions) -> dict[str, str]:
 def _shared_key(scope: ShardScope, related: ShardOptions) -> Any:
     """Return the shard key that rows of a related model must have; None if they may have any key.
 
-    It is None, too, if the key of the row that the page is about is not known.
+    Also None if the shard key of the page's own row is not known.
     """
     return scope.key if needs_same_key(scope.options, related) else None

@@ -113,6 +113,17 @@ class ChangeCapture(ABC):
         :raises django.db.OperationalError: it took longer.
         """
 
+    def end_sessions(self, number: int | None = None) -> int:
+        """End the sessions of another mover that holds locks on this shard. Return their number.
+
+        Their transactions are rolled back. Call this only if no process may work on the shard any more,
+        such as one that was paused while another has taken its work over. SQLite has no sessions.
+
+        :param number: the number of the move, if it is known.
+        :raises django.db.DatabaseError: the account may not end them.
+        """
+        return 0
+
     @abstractmethod
     def check_privileges(self, *, sessions: bool = True) -> None:
         """Make sure that the account of this session may do the work. Leaves nothing behind.
@@ -204,6 +215,13 @@ class ChangeCapture(ABC):
         :raises MoveFailed: there is no such fence.
         """
         self._set_state(number, "open")
+
+    def admit(self, number: int) -> None:
+        """Remove a fence that was closed from the beginning, so that writes of its key pass.
+
+        Does nothing if there is no such fence. One statement: writers are waiting for it.
+        """
+        self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)
 
     def unwatch(self, number: int) -> None:
         """Remove a fence and what the journal has of its key. Does nothing if there is no fence."""

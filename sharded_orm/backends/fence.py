@@ -1,11 +1,13 @@
 """The fence of a key that moves: triggers with which a shard refuses writes of the key.
 
 The text and the codes are a contract with the operation that makes the triggers. On MySQL and MariaDB a
-trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on SQLite ``RAISE(ABORT, …)``, each
-with :data:`MARKER`.
+trigger runs ``SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = …``, on PostgreSQL ``RAISE … USING ERRCODE =
+'45000'``, on SQLite ``RAISE(ABORT, …)``, each with :data:`MARKER`.
 """
 
 from __future__ import annotations
+
+from sharded_orm.backends.sqlstate import DEADLOCK, SERIALIZATION_FAILURE, sqlstate_of
 
 #: The message of a trigger that refuses a write begins with this text.
 MARKER = "sharded_orm: the shard key of this row is moving to another shard"
@@ -31,5 +33,12 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_deadlock(error: BaseException) -> bool:
-    """Whether the server has ended a transaction because it and another one waited for each other."""
-    return error.args[:1] == (_DEADLOCK,)
+    """Whether the server has ended a transaction because of another one. It may be run again.
+
+    They have waited for each other. Or, on PostgreSQL with an isolation level above READ COMMITTED, the
+    other one has changed what this one has read, such as the fence of a key.
+    """
+    return error.args[:1] == (_DEADLOCK,) or sqlstate_of(error) in (
+        DEADLOCK,
+        SERIALIZATION_FAILURE,
+    )

@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from operator import attrgetter
+from typing import Any, ClassVar, Final, Self
 
 from sharded_orm.backends.change_capture import CapturedTable
 
@@ -43,7 +44,7 @@ class RowDigests:
 
 
 class RowAccess(ABC):
-    """Reads, writes and compares rows on one shard. For one thread only.
+    """Reads, writes and compares rows on one shard. For one thread at a time.
 
     It has a session of its own, without foreign key checks. As a context manager, it closes the
     session at the end of the block.
@@ -51,8 +52,14 @@ class RowAccess(ABC):
     :param connection: a connection object of Django's own backend, which is used for nothing else.
     """
 
+    #: What follows the columns of an INSERT, so that given values are stored in all of them.
+    _as_given: ClassVar[str] = ""
+
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        # Django lets only the thread that has made a connection use it. A comparison asks two shards at
+        # the same time.
+        connection.inc_thread_sharing()
         self._quote = connection.ops.quote_name
         self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
 
@@ -108,18 +115,24 @@ class RowAccess(ABC):
         :raises django.db.IntegrityError: another row has a primary key or unique value of ``rows``.
             Nothing was changed.
         """
+        with self._transaction():
+            self._delete(table, gone)
+            self._insert(table, rows)
+
+    def _delete(self, table: CapturedTable, pks: Iterable[Row]) -> None:
+        for batch in batches(pks):
+            among, values = self._among(table, table.pks, batch)
+            self._run(f"DELETE FROM {self._quote(table.name)} WHERE {among}", *values)
+
+    def _insert(self, table: CapturedTable, rows: Iterable[Row]) -> None:
         columns = self.columns(table)
         name, marks = self._quote(table.name), f"({', '.join(map(self._mark, columns))})"
-        with self._transaction():
-            for batch in batches(gone):
-                among, values = self._among(table, table.pks, batch)
-                self._run(f"DELETE FROM {name} WHERE {among}", *values)
-            for batch in batches(rows):
-                self._run(
-                    f"INSERT INTO {name} ({self._names(columns)}) VALUES"
-                    f" {', '.join([marks] * len(batch))}",
-                    *(value for row in batch for value in row),
-                )
+        for batch in batches(rows):
+            self._run(
+                f"INSERT INTO {name} ({self._names(columns)}){self._as_given} VALUES"
+                f" {', '.join([marks] * len(batch))}",
+                *(value for row in batch for value in row),
+            )
 
     def boundary(self, table: CapturedTable, after: Row, size: int) -> Row:
         """Return the primary key of the row that is ``size`` rows behind ``after``.
@@ -127,11 +140,11 @@ class RowAccess(ABC):
         Empty if the table has fewer rows behind it.
         """
         condition, params = self._behind(table, after)
+        name = self._quote(table.name)
         kinds = {column.name: column for column in self.columns(table)}
-        pks = ", ".join(self._exact(kinds[name]) for name in table.pks)
-        order = ", ".join(map(self._quote, table.pks))
+        pks = ", ".join(self._exact(kinds[pk]) for pk in table.pks)
         rows = self._run(
-            f"SELECT {pks} FROM {self._quote(table.name)} WHERE {condition} ORDER BY {order}"
+            f"SELECT {pks} FROM {name} WHERE {condition} {self._order(table, name)}"
             f" LIMIT 1 OFFSET {size - 1:d}",
             *params,
         )
@@ -192,9 +205,14 @@ class RowAccess(ABC):
     # ##### What the backends know #####
 
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns that are copied, in the order of the table."""
+        """Return the columns that are copied, in the order of their names.
+
+        The order in the table is not the same on all shards, because migrations may add columns to
+        one and create the other with them.
+        """
         if table.name not in self._columns:
-            self._columns[table.name] = tuple(self._read_columns(table.name))
+            columns = sorted(self._read_columns(table.name), key=attrgetter("name"))
+            self._columns[table.name] = tuple(columns)
         return self._columns[table.name]
 
     @abstractmethod
@@ -247,10 +265,24 @@ class RowAccess(ABC):
     def _select(
         self, table: CapturedTable, condition: str, params: list[Any], limit: int | None
     ) -> list[Row]:
+        return self._select_from(self._quote(table.name), table, condition, params, limit)
+
+    def _select_from(
+        self,
+        source: str,
+        table: CapturedTable,
+        condition: str,
+        params: list[Any],
+        limit: int | None = None,
+    ) -> list[Row]:
+        """Return rows of ``source``, a table with the columns of ``table``."""
         values = ", ".join(map(self._exact, self.columns(table)))
-        order = ", ".join(map(self._quote, table.pks))
-        sql = f"SELECT {values} FROM {self._quote(table.name)} WHERE {condition} ORDER BY {order}"
+        sql = f"SELECT {values} FROM {source} WHERE {condition} {self._order(table, source)}"
         return self._run(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
+
+    def _order(self, table: CapturedTable, source: str) -> str:
+        # A name alone could mean what is selected under this name: the value as text.
+        return f"ORDER BY {', '.join(f'{source}.{self._quote(pk)}' for pk in table.pks)}"
 
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         """Return a condition for the rows of a key, and its parameters."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from hashlib import md5
 from typing import Any, Final
 
@@ -27,8 +28,24 @@ SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
 DELETED: Final = 1000
 
 
+@dataclass(frozen=True)
+class ChangedRows:
+    """Rows of a table that have changed since they were copied.
+
+    :param pks: their primary keys, as the journal has them.
+    :param rows: those that still exist, as another shard's :meth:`RowCopy.read_again` returns them.
+    """
+
+    table: CapturedTable
+    pks: Sequence[Row]
+    rows: Sequence[Row]
+
+
 class RowCopy(RowAccess):
     """Copies rows of one key into and out of side tables of one shard. For one thread only."""
+
+    def claim(self, number: int) -> None:
+        """Let :meth:`ChangeCapture.end_sessions` find this session as one that works on a move."""
 
     # ##### Side tables #####
 
@@ -44,6 +61,9 @@ class RowCopy(RowAccess):
         :param rows: rows that another shard's :meth:`read` has returned.
         """
         self.remove(table, number, [self.pk_of(table, row) for row in rows])
+        self._insert_copies(table, number, rows)
+
+    def _insert_copies(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
         columns = self.columns(table)
         names = ", ".join([self._quote(COPY), *(self._quote(column.name) for column in columns)])
         marks = f"(%s, {', '.join(map(self._mark, columns))})"
@@ -95,12 +115,53 @@ class RowCopy(RowAccess):
         """
         with self._passing(number):
             for table in tables:
-                names = self._names(self._kept_columns(table))
-                self._run(
-                    f"INSERT INTO {self._quote(table.name)} ({names}) SELECT {names}"
-                    f" FROM {self._side(table)} WHERE {self._quote(COPY)} = %s",
-                    number,
-                )
+                self._publish(table, number)
+
+    def _publish(self, table: CapturedTable, number: int) -> None:
+        names = self._names(self._kept_columns(table))
+        self._run(
+            f"INSERT INTO {self._quote(table.name)} ({names}){self._as_given} SELECT {names}"
+            f" FROM {self._side(table)} WHERE {self._quote(COPY)} = %s",
+            number,
+        )
+        self._advance_counters(table, number)
+
+    def complete(
+        self, number: int, changes: Sequence[ChangedRows], tables: Sequence[CapturedTable] = ()
+    ) -> None:
+        """Bring a copy to a later state, and publish further tables of it, in one transaction.
+
+        Of other tables than ``tables``, the rows are published already. They are changed in the real
+        table as well, but only those that this copy has published: another key may have a row with
+        the same primary key.
+
+        The fence with the same number must be closed. It lets these rows pass, and nobody else's.
+
+        :param changes: rows without fresh ids, unless their table is one of ``tables``.
+        :param tables: the tables that are published now.
+        :raises MoveFailed, django.db.IntegrityError: as :meth:`publish`. Nothing was changed.
+        """
+        with self._passing(number):
+            # All rows go first. Two of them may have exchanged a unique value.
+            for change in changes:
+                if change.table not in tables:
+                    self._delete_published(change.table, number, change.pks)
+                self.remove(change.table, number, change.pks)
+            for change in changes:
+                if change.rows:
+                    self._insert_copies(change.table, number, change.rows)
+                    if change.table not in tables:
+                        self._insert(change.table, change.rows)
+            for table in tables:
+                self._publish(table, number)
+
+    def _delete_published(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
+        for batch in batches(pks):
+            among, values = self._among(table, table.pks, batch)
+            copied = self._select_from(
+                self._side(table), table, f"{self._quote(COPY)} = %s AND {among}", [number, *values]
+            )
+            self._delete(table, [self.pk_of(table, row) for row in copied])
 
     def set_aside(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
         """Move all rows of a key into the side tables, in one transaction. Can be repeated.
@@ -188,6 +249,12 @@ class RowCopy(RowAccess):
     @abstractmethod
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each unique index that has no condition and no expression."""
+
+    def _advance_counters(self, table: CapturedTable, number: int) -> None:
+        """Make sure that the next generated ids are above those that were just published.
+
+        Most databases do so by themselves when a row with an id is inserted.
+        """
 
     @abstractmethod
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:

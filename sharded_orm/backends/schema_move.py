@@ -31,7 +31,8 @@ FENCE: Final = "shard_move"
 class SchemaDefinition:
     """The definition of a schema, without rows.
 
-    :param statements: for each table, the statements that create it and its indexes.
+    :param statements: for each table, the statements that create it and its indexes. On PostgreSQL,
+        also for each index, sequence, function and type.
     :param defaults: SQL for the character set and collation of new tables; "" if there are none.
     """
 
@@ -114,7 +115,7 @@ class SchemaMove(ABC):
 
     @abstractmethod
     def layout(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the definition of each table without what may differ between equal tables.
+        """Return the definition of each table (or other object) without what may differ between equal ones.
 
         Two layouts can be compared: of two servers, or from before and after the tables were hidden.
         """
@@ -158,6 +159,17 @@ class SchemaMove(ABC):
         :raises django.db.OperationalError: another session works on the schema for more than
             ``patience`` seconds.
         """
+
+    def warm_up(self) -> None:
+        """Prepare hidden tables with many rows for queries. To be called before they are shown."""
+        return
+
+    def finish(self) -> None:
+        """Do what takes long after tables were shown, and disturbs nobody. Can be repeated.
+
+        :raises django.db.IntegrityError: a row refers to one that does not exist.
+        """
+        return
 
     @abstractmethod
     def discard(self) -> None:

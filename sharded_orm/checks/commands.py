@@ -28,8 +28,8 @@ APP = "sharded_orm"
 def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if an app that is listed before ``sharded_orm`` hides one of its commands.
 
-    Of two apps with a command of one name, Django takes the app that is listed first. A command that
-    derives from this library's is no problem.
+    Of two apps with a command of one name, Django takes the app that is listed first. A command
+    that is a subclass of this library's command is no problem.
     """
     app_by_command = get_commands()
     folder = Path(apps.get_app_config(APP).path) / "management"
@@ -47,9 +47,10 @@ def check_commands(**kwargs: Any) -> list[checks.CheckMessage]:
 
 
 def _derives_from_ours(name: str, app: str) -> bool:
-    """Whether the command ``name`` of ``app`` derives from the one of this library.
+    """Whether the command ``name`` of ``app`` is a subclass of this library's command.
 
-    True as well if the one of this library is of no use: its app of Django is not installed.
+    True as well if this library's command cannot be loaded, because the app of Django that it needs
+    is not installed.
     """
     try:
         ours = load_command_class(APP, name)

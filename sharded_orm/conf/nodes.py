@@ -18,7 +18,8 @@ KEYS = {
     "CONN_HEALTH_CHECKS", "TIME_ZONE", "TEST", "POOL", "AUTOCOMMIT", "OPERATOR",
     "CAPACITY",
 }  # fmt: skip
-# A default would make every node a target of shards, also those that are replicas only.
+# Settings that NODE_DEFAULTS must not have. A default CAPACITY would make every node a target of
+# shards, even a node that has only replicas.
 _NO_DEFAULTS = {"CAPACITY"}
 _OPERATOR_KEYS = {"USER", "PASSWORD"}
 # The settings of a node whose type is checked. For each: the permitted types, and how an error

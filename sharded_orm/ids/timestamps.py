@@ -80,7 +80,7 @@ class TimestampClock:
         self._draw = draw
         self._size = 1 << layout.sequence_bits
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        # Guards the dict _lanes. Each lane in the dict has its own lock.
+        # Lock to be held while the dict _lanes is used. Each lane in the dict has its own lock.
         self._lock = threading.Lock()
         _clocks.add(self)
 

@@ -1,20 +1,22 @@
-"""Types of arguments that several commands have, for argparse."""
+"""Arguments that several commands have, and types of arguments, for argparse."""
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from datetime import timedelta
 
+from django.core.management.base import CommandParser
+
 
 def positive(text: str) -> int:
-    """Return a positive whole number."""
+    """Return the positive whole number that ``text`` gives."""
     if not text.isascii() or not text.isdigit() or not int(text):
         raise ArgumentTypeError(f"{text!r} is no positive number")
     return int(text)
 
 
 def days(text: str) -> timedelta:
-    """Return a number of days, which may have a fraction."""
+    """Return the duration that ``text`` gives as a number of days, which may have a fraction."""
     try:
         duration = timedelta(days=float(text))
     except (ValueError, OverflowError):
@@ -22,3 +24,13 @@ def days(text: str) -> timedelta:
     if duration < timedelta(0):
         raise ArgumentTypeError(f"{text!r} is no number of days")
     return duration
+
+
+def add_kill(parser: CommandParser) -> None:
+    """Add the option to end what a paused process holds up."""
+    parser.add_argument(
+        "--kill",
+        action="store_true",
+        help="End the database sessions of a process that has begun a move and holds locks, because it"
+        " was paused or hangs. Only while no process moves anything.",
+    )

@@ -23,10 +23,10 @@ _TOO_FULL = "TOO FULL"
 
 
 def add_balance_options(parser: CommandParser, measures: Sequence[str], example: str) -> None:
-    """Add the options that say what is balanced, and how far.
+    """Add the options that say what is balanced, and how evenly.
 
     :param measures: the choices of ``--by``; the first is the default.
-    :param example: a name in a file of loads.
+    :param example: a name such as the file of loads may contain, for the help text.
     """
     parser.add_argument(
         "--by", choices=measures, default=measures[0], help="What to balance. Default: %(default)s"
@@ -62,7 +62,7 @@ def add_balance_options(parser: CommandParser, measures: Sequence[str], example:
 def balance_options(options: Mapping[str, Any]) -> BalanceOptions:
     """Return the parsed options of :func:`add_balance_options`.
 
-    :raises BalanceRefused: they contradict each other.
+    :raises BalanceRefused: the options contradict each other.
     """
     return BalanceOptions(
         options["by"], options["threshold"], options["goal"], options["cool_down"], options["load"]

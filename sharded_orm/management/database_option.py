@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 
 def make_optional(parser: CommandParser, help: str) -> None:
-    """Make the value None if ``--database`` is left out, instead of the default database.
+    """Change the default of ``--database`` to None. Django's default is the default database.
 
     :param help: the help text of the option.
     """

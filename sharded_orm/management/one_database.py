@@ -12,7 +12,7 @@ from sharded_orm import runtime
 class OneDatabaseCommand(BaseCommand):
     """A command of Django's that refuses the alias of a whole group, which has no tables itself.
 
-    Without such an alias it does what Django's command does.
+    With any other alias, it does what Django's command does.
     """
 
     #: What to do instead. ``{group}`` stands for the name of the group.

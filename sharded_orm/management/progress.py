@@ -59,7 +59,7 @@ class ShardProgress:
         self._fail(failure_line(failure))
 
     def unit_failed(self, description: str, error: str) -> None:
-        """Report that a unit of work failed which is not a shard."""
+        """Report that a unit of work has failed. The unit is not a shard."""
         self._fail(f"{description}: failed: {error}")
 
     def _fail(self, line: str) -> None:

@@ -308,7 +308,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         key = options.key
         update: Any = super()._do_update
         if key is None or key.model._meta.concrete_model is not base_qs.model._meta.concrete_model:
-            # The table of a parent model may have no column of the shard key.
+            # Skip the condition: the table of a parent model may have no column for the shard key.
             return update(
                 base_qs, using, pk_val, values, update_fields, forced_update, *returning_fields
             )
@@ -317,8 +317,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if key.attname not in self.get_deferred_fields():
             same_key = base_qs.filter(**{key.attname: options.key_of(self)})
         if values and not others:
-            # The shard key is the only field to be saved, and it is never written. Django would
-            # report success without a query; check instead that the row exists.
+            # The shard key is the only field to be saved, and the key is never written. Django
+            # would report success without a query; check instead that the row exists.
             updated = compat.update_result(same_key.filter(pk=pk_val).exists())
         else:
             updated = update(
@@ -350,7 +350,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             alias, on_shard = current_alias(options, self), using
             if from_queryset is not None and using is None and from_queryset._db is None:
                 on_shard = alias if runtime.topology().resolve(str(alias)) is not None else None
-            # The project's base manager may read through the cache, or filter by the bound key.
+            # Without this, the project's base manager might read through the cache, or filter by
+            # the bound key.
             with request_cache.uncached(), unbound():
                 super(ShardedModel, self).refresh_from_db(
                     using=on_shard, fields=fields, from_queryset=from_queryset
@@ -382,9 +383,9 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def clean_fields(self, exclude: Any = None) -> None:
         # Overrides Model.clean_fields(): each row that a foreign key refers to must be looked up on
         # the right shard. A row of the same group is looked up on this row's shard; if this row has
-        # no shard yet, no such row can exist. If it needs the same shard key, it is looked up with
-        # that key. A row of another group is looked up on the shard that the foreign key's value
-        # names.
+        # no shard yet, no such row can exist. If the row referred to needs the same shard key, it
+        # is looked up with that key. A row of another group is looked up on the shard that the
+        # foreign key's value names.
         excluded = set(exclude or ())
         options = self._shard_options()
         key, errors = options.key, dict[str, Any]()
@@ -408,7 +409,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         alias = self._validation_alias()
         if alias is not None:
             unplaced = []
-        # With each foreign key, the shard to look on; None if the value names it.
+        # For each foreign key: the shard on which to look, or None if the value names the shard.
         looked_up = {
             field: alias if group == options.group else None
             for field, group in references
@@ -441,7 +442,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if alias is None:
             return {}
         check_insert(colocation_on(self._shard_options(), alias), [self])
-        # A value that is unique must differ from those of other keys, too.
+        # A unique value must also differ from the values of rows of other keys, so look at all
+        # keys.
         with scoped(alias), unbound():
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 
@@ -464,8 +466,8 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             with unbound():
                 super().validate_constraints(exclude)
             return
-        # The row has no shard yet, so nothing can be a duplicate. Check constraints read no table, so
-        # any shard can evaluate them.
+        # The row has no shard yet, so nothing can be a duplicate. Check constraints read no other
+        # rows, so any shard can evaluate them.
         errors: dict[str, Any] = {}
         using = runtime.shard(self._shard_options().group, 0).alias
         for model, constraints in self.get_constraints():
@@ -481,7 +483,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
     def _validation_alias(self) -> str | None:
         """Return the alias of the shard on which this row is compared with others.
 
-        None if no other row has to be read: the key has no shard yet, or the row is not saved here
+        None if no other row has to be read: the key has no shard yet, or the row cannot be saved
         because another key is bound.
         """
         options = self._shard_options()

@@ -46,9 +46,12 @@ class FixtureTransaction:
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
-        """Commit the transactions of the groups, one after the other; after an error, roll them back."""
-        # Check foreign keys again when the transactions have ended: after an error, their shards
-        # accept no statement before.
+        """Commit the transactions of the groups, one after the other.
+
+        After an error, roll them back.
+        """
+        # Switch the check of foreign keys on only when the transactions have ended. After an error,
+        # the shards accept no statement earlier.
         with self._unchecked:
             self._blocks.__exit__(*exc_info)
 
@@ -60,7 +63,7 @@ class FixtureTransaction:
         :raises ShardKeyRequired: the row has no shard key.
         :raises InvalidShardKey: no row can have this key.
         """
-        # The row to which a new key refers may come later.
+        # Do not check that the row to which a new key refers exists. It may come later.
         alias = options.place(row, check_key=False).alias
         if alias not in self.models_by_alias:
             self._begin(options.group)
@@ -109,8 +112,8 @@ class FixtureTransaction:
         """Check that the noted rows are related to rows of their own shard key only, and that their
         shard keys refer to rows of the global database.
 
-        All keys of the rows are checked, also those with a shard: a placement is not rolled back, so
-        a key without a row has a shard if the same fixture is loaded again.
+        All keys of the rows are checked, also keys that have a shard already. A key keeps its shard
+        after a rollback, so a key without a row may have one if the same fixture was loaded before.
 
         Rows that were stored before are not checked. One query for each 500 keys, and one for each
         relation and 500 rows.
@@ -118,7 +121,7 @@ class FixtureTransaction:
         :raises CrossKeyRelation: a row is related to a row of another shard key.
         :raises DanglingShardKey: the row to which a shard key refers does not exist.
         """
-        with unbound():  # A row of another key than the bound one is to be found, too.
+        with unbound():  # Also find rows of other keys than the bound one.
             for (alias, model), pks in self._pks.items():
                 refuse_other_keys(model, alias, pks)
         for model, keys in self._keys.items():
@@ -127,9 +130,9 @@ class FixtureTransaction:
     def partial_commit(self, cause: Exception) -> PartialCommitError | None:
         """Return the error to raise if some of the transactions are committed and others are not.
 
-        Call it after all of them have ended.
+        Call this after all transactions have ended.
 
-        :param cause: the error with which the first of the others has ended.
+        :param cause: the error of the first transaction that was not committed.
         """
         others = [alias for alias in self._aliases if alias not in self._committed_aliases]
         if not self._committed_aliases or not others:

@@ -39,7 +39,10 @@ _abandoned: dict[tuple[str, str], set[threading.Thread]] = {}
 
 
 class NoAnswer(OperationalError):
-    """A node or service has not answered in time. The operation may still take effect there."""
+    """A node or service has not answered in time.
+
+    What it was asked to do may still take effect there.
+    """
 
 
 def ignore_answer() -> None:

@@ -1,4 +1,7 @@
-"""The relations of sharded models that no database constraint keeps to rows of one shard key."""
+"""The relations of sharded models whose rows need the same shard key, checked by queries.
+
+No database constraint checks that both rows of such a relation have the same shard key.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from sharded_orm.models.sharding.options import required_options, shard_options,
 from sharded_orm.models.sharding.same_key import cross_key_relation, gives_key, needs_same_key
 from sharded_orm.operations.shards.table_reads import Sql, TableRows
 
-#: A foreign key. In the stubs its model may be a text, such as "self".
+#: A foreign key. Not typed, because Django's stubs allow its model to be a text such as "self".
 Reference = Any
 #: Size of a batch: the number of rows that are looked up by one query.
 LOOK_UPS = 500
@@ -48,7 +51,7 @@ class RelationInside:
 
     @property
     def fields(self) -> list[Field[Any, Any]]:
-        """The columns of :meth:`cross_key_sql`."""
+        """The fields of the columns that :meth:`cross_key_sql` selects."""
         rows = self.table._meta.pk_fields if self.owner is None else [self.owner]
         related_key = key_of(self.related.related_model)
         return [*rows, key_of(self.owner_model), self.related, related_key]
@@ -69,11 +72,10 @@ class RelationInside:
         return f"SELECT {names} FROM {source} r{joins.sql} WHERE {key} <> {other_key}", params
 
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
-        """Raise :exc:`CrossKeyRelation` if one of some rows on a shard is related to a row of another
-        shard key. One query.
+        """Raise :exc:`CrossKeyRelation` if this relation joins rows of two shard keys. One query.
 
-        :param alias: the alias of the shard.
-        :param pks: primary keys of rows of ``table``.
+        :param alias: the alias of the shard on which the relation is checked.
+        :param pks: primary keys of the rows of ``table`` to check.
         """
         key, related_key = key_of(self.owner_model), key_of(self.related.related_model)
         own = key.attname if self.owner is None else f"{self.owner.name}__{key.attname}"
@@ -94,7 +96,7 @@ class RelationInside:
 
 
 class _Joins:
-    """The joins of a statement on one shard, along foreign keys and to the tables of parents."""
+    """The joins of a statement on one shard, along foreign keys and to tables of parent models."""
 
     def __init__(self, quote: Any, prefix: str) -> None:
         self._quote = quote
@@ -105,7 +107,9 @@ class _Joins:
     def column(
         self, alias: str, model: type[Model], path: Iterable[Any], target: Field[Any, Any]
     ) -> str:
-        """Add the joins from ``model`` to the table of ``target``, and return its column.
+        """Add the joins from ``model`` to the table of ``target``.
+
+        Return the SQL of the column of ``target``.
 
         :param alias: the alias of the table of ``model`` in the statement.
         :param path: foreign keys, from ``model`` to a model that has or inherits ``target``.
@@ -128,10 +132,10 @@ class _Joins:
 
 
 def _own_columns(model: type[Model], fields: Sequence[Any]) -> list[Any]:
-    """Return the columns in the own table of ``model`` that a statement about ``fields`` reads.
+    """Return those columns of the own table of ``model`` that a statement about ``fields`` reads.
 
-    They are the foreign keys, some of them links to parents, and those of ``fields`` that the table
-    has. Others may be in the tables of parents.
+    These are all foreign keys, because they may be links to parents, and the columns of ``fields``.
+    Some of ``fields`` may be in the tables of parents instead.
     """
     own = model._meta.local_concrete_fields
     return [column for column in own if column.is_relation or column in fields]
@@ -150,7 +154,8 @@ def relations_inside(model: type[Model]) -> Iterator[RelationInside]:
                     yield RelationInside(model, many.name, owner, related)
         return
     for reference in foreign_keys(model):
-        # The relation that is the shard key gives the key. A child's row has the key of its parent.
+        # Skip the relation that is the shard key itself. Also skip links to parents, because a
+        # child's row has the shard key of its parent's row.
         if reference is options.key or reference.remote_field.parent_link:
             continue
         if needs_same_key(options, shard_options(reference.related_model)):
@@ -177,8 +182,8 @@ class GenericReference:
     def sql(self, quote: Any, table: TableRows, prefix: str) -> Sql:
         """Return the SELECT of the references: :attr:`fields`, and the number of rows.
 
-        Rows with the same reference and shard key are one, with the smallest of their primary keys,
-        unless the primary key is composite.
+        Rows with the same reference and shard key become one row of the result, with the smallest
+        of their primary keys. Composite primary keys are not combined.
         """
         joins = _Joins(quote, prefix)
         *pks, key, type_field, id_field = self.fields
@@ -200,12 +205,12 @@ class GenericReference:
         )
 
     def content_model(self, type_id: Any) -> type[Model] | None:
-        """Return the model of a content type; None if it does not exist, or is no longer installed."""
+        """Return the model of a content type; None if there is none."""
         try:
             model: type[Model] | None = self.field.get_content_type(id=type_id).model_class()
         except ObjectDoesNotExist:
             return None
-        # A generic relation cannot hold a composite primary key.
+        # A generic relation cannot hold a composite primary key, so such a model has no references.
         return None if model is None or len(model._meta.pk_fields) > 1 else model
 
     def needs_same_key(self, model: type[Model]) -> bool:
@@ -216,11 +221,12 @@ class GenericReference:
         return not gives_key(self.field, options) and not gives_key(self.field, related)
 
     def refuse_other_keys(self, alias: str, pks: Sequence[Any]) -> None:
-        """Raise :exc:`CrossKeyRelation` if one of some rows on a shard refers to a row of another
-        shard key. One query, and one for each content type among the rows.
+        """Raise :exc:`CrossKeyRelation` if a row refers to a row of another shard key.
 
-        :param alias: the alias of the shard.
-        :param pks: primary keys of rows of ``model``.
+        Costs one query, and one for each content type among the rows.
+
+        :param alias: the alias of the shard on which the rows are checked.
+        :param pks: primary keys of the rows of ``model`` to check.
         """
         key, type_field, id_field = (field.attname for field in self.fields[-3:])
         rows: Any = ShardedQuerySet(self.model).using(alias).filter(pk__in=pks)
@@ -260,7 +266,8 @@ def stored_keys(model: type[Model], alias: str, values: Iterable[Any]) -> dict[A
 
     One query per :data:`LOOK_UPS` distinct primary keys.
 
-    :param values: primary keys, as a generic relation stores them. Those of no row are ignored.
+    :param values: primary keys, as a generic relation stores them. Values that no row has are
+        ignored.
     :return: None in place of the shard key if the model has none.
     """
     options = shard_options(model)
@@ -282,7 +289,7 @@ def stored_pk(model: type[Model], value: Any) -> Any:
     try:
         pk = target_field(pk)
         value = pk.to_python(value)
-        # A query for a number that no column can hold fails on SQLite.
+        # Check the range of numbers: on SQLite, a query for a number that no column can hold fails.
         pk.run_validators(value)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None
@@ -301,11 +308,10 @@ def checked_relations(model: type[Model]) -> list[RelationInside | GenericRefere
 
 
 def refuse_other_keys(model: type[Model], alias: str, pks: Iterable[Any]) -> None:
-    """Raise :exc:`CrossKeyRelation` if one of some rows on a shard is related to a row of another
-    shard key, by any relation in the table of ``model``.
+    """Raise :exc:`CrossKeyRelation` if a relation of ``model`` joins rows of two shard keys.
 
-    :param alias: the alias of the shard.
-    :param pks: primary keys of rows of ``model``.
+    :param alias: the alias of the shard on which the relations are checked.
+    :param pks: primary keys of the rows of ``model`` to check.
     """
     relations = checked_relations(model)
     for batch in batched(pks, LOOK_UPS) if relations else ():

@@ -1,7 +1,8 @@
-"""Splits of a server in two: some of its shards go to a server that replicates from it (Pinterest, P10).
+"""Splitting a server: some of its shards go to a server that replicates from it (Pinterest, P10).
 
-Nothing is copied. Each shard goes by itself (:mod:`sharded_orm.operations.shard_moves`), so one that
-fails stays where it is, and the command can be run again.
+No rows are copied, because replication has copied them. Each shard goes by itself
+(:mod:`sharded_orm.operations.shard_moves`). So a shard that fails stays where it is, and the
+command can be run again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sharded_orm.operations.shard_moves.request import Tell
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.topology.model import Shard, server_of
 
-#: Seconds to wait for transactions on tables that are dropped.
+#: Seconds to wait for open transactions before tables are dropped.
 _PATIENCE = 30.0
 
 
@@ -40,7 +41,7 @@ def check(
     replica: str | None = None,
     options: shard_moves.ShardMoveOptions | None = None,
 ) -> list[ShardMovePlan]:
-    """Return what :func:`split` would do, a plan for each group. Changes nothing.
+    """Return what :func:`split` would do, as one plan for each group. Changes nothing.
 
     :raises MoveRefused: the server cannot be split so. Every reason is listed.
     """
@@ -72,11 +73,13 @@ def split(
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
 ) -> list[shard_moves.ShardMoveReport]:
-    """Give shards of the server ``source`` to ``target``, which replicates from it, while the site runs.
+    """Move shards from the server ``source`` to ``target``, which replicates from it.
 
-    Stops at the first group of which a shard was not moved. Can be repeated.
+    The site may run.
 
-    :param shards: the numbers of the shards that go, by group.
+    Stops at the first group that has a shard that was not moved. Can be repeated.
+
+    :param shards: the numbers of the shards to move, by group.
     :param replica: the node with the replica of ``target``; None if it has none.
     :return: a report for each group that was begun.
     :raises: the errors of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
@@ -125,9 +128,9 @@ def _is_on(shard: Shard, *nodes: str) -> bool:
 
 
 def clean_up(source: str, target: str, *, tell: Tell = lambda line: None) -> list[str]:
-    """End the replication after a split, and drop on both servers what they no longer serve.
+    """End the replication after a split, and drop the tables that a server no longer serves.
 
-    Every shard must have its tables where the topology has it. Can be repeated.
+    Every shard must have its tables on the node that the topology names. Can be repeated.
 
     :return: sentences about what was dropped, and what was not.
     :raises MoveRefused: the replication is still needed, or a shard lacks tables. Nothing was changed.
@@ -222,7 +225,7 @@ def _without_tables(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def _copies_on(source: str, target: str) -> list[Shard]:
-    """Return the shards of ``source`` whose tables the former replica ``target`` still has."""
+    """Return the shards on ``source`` whose tables ``target``, its former replica, still has."""
     with node_connection(target) as wrapper:
         present = wrapper.schemas_present()
     return [

@@ -83,6 +83,40 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
     )
 
 
+@dataclass(frozen=True)
+class PreparedChange:
+    """A checked change, which only has to be sent; see :func:`prepare`.
+
+    :param before: the document that the source held.
+    :param after: the document to publish.
+    """
+
+    before: Document
+    after: Document
+
+
+def prepare(edit: Callable[[Document], Document]) -> PreparedChange:
+    """Make and check a change as :func:`change` does, for :func:`publish_prepared`. Publishes nothing.
+
+    :raises: the errors of :func:`change`.
+    """
+    before = current()
+    runtime.refresh()
+    after = edit(before).at_version(_next(before))
+    _check(before, after)
+    return PreparedChange(before, after)
+
+
+def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
+    """Publish a change in as few steps as possible. This process does not use it yet on return.
+
+    :raises TopologyConflict: another process has published since the change was prepared.
+    :raises TopologyUnavailable: the source does not answer.
+    """
+    source, version = runtime.source(), prepared.before.version
+    source.publish(prepared.after, expected=version, comment=comment)
+
+
 def rule_out(is_published: Callable[[Document], bool], comment: str = "") -> bool:
     """Make sure that a change which a process may have sent just now will never be published.
 
@@ -210,6 +244,14 @@ def _next(before: Document | None) -> int:
 
 
 def _publish(before: Document | None, after: Document, comment: str) -> Document:
+    _check(before, after)
+    expected = 0 if before is None else before.version
+    runtime.source().publish(after, expected=expected, comment=comment)
+    runtime.refresh(at_least=after.version)
+    return after
+
+
+def _check(before: Document | None, after: Document) -> None:
     source = runtime.source()
     # Check only the new document. The source may hold a document that this process refuses, and a
     # new document must be able to replace it.
@@ -218,10 +260,6 @@ def _publish(before: Document | None, after: Document, comment: str) -> Document
         raise TopologyReadOnly(
             _manual_change(source.describe(), before or Document(0, {}, {}), after)
         )
-    expected = 0 if before is None else before.version
-    source.publish(after, expected=expected, comment=comment)
-    runtime.refresh(at_least=after.version)
-    return after
 
 
 def _manual_change(source_name: str, before: Document, after: Document) -> str:

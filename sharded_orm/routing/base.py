@@ -67,8 +67,8 @@ class Strategy(ABC):
     def __init__(self, group: ShardGroup, options: Mapping[str, Any]) -> None:
         self.group = group
         self.options = options
-        #: Returns the error because of which the node of a shard is known to be down, or None.
-        #: ``runtime`` sets it.
+        #: A function that returns the error if the node of a shard is known to be down, otherwise
+        #: None. Set by ``runtime``.
         self.node_failure: Callable[[Shard], Exception | None] = lambda shard: None
         problems = [
             f"group {group.name!r}: unknown strategy option {name!r}; {group.strategy!r} takes"
@@ -81,8 +81,10 @@ class Strategy(ABC):
 
     @property
     def moves_keys(self) -> bool:
-        """Whether a key with rows may move to another shard. If so, the strategy records the keys that
-        it looks up, see :mod:`sharded_orm.routing.placement_uses`.
+        """Whether a key with rows may move to another shard.
+
+        If so, the strategy records each key that it looks up, see
+        :mod:`sharded_orm.routing.placement_uses`.
         """
         return False
 
@@ -132,14 +134,14 @@ class Strategy(ABC):
     def place_new(self, keys: Iterable[Any]) -> dict[Any, int]:
         """Return the results of :meth:`place_many` for keys of which :meth:`locate` has returned None.
 
-        A strategy that uses a database need not look them up once more.
+        A strategy that uses a database then need not look the keys up once more.
         """
         return self.place_many(keys)
 
     def moved_to(self, key: Any) -> int | None:
         """Return the number of the shard of ``key`` if the key has ever moved; else None.
 
-        None also inside Django's ``TestCase``, where no key moves.
+        Return None inside Django's ``TestCase``, too, because no key moves there.
         """
         return None
 

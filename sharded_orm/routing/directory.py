@@ -26,12 +26,12 @@ _PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
 
 
 class StoredPlacement(NamedTuple):
-    """A row of the directory: the shard of a key."""
+    """A row of the directory: the shard of a key, and how often the key has moved."""
 
     shard: int
     #: Whether the row is committed. Inside Django's ``TestCase`` it may be rolled back.
     committed: bool
-    #: Counts the moves of the key: the number of its last move, 0 if it has never moved.
+    #: The number of the last move of the key; 0 if the key has never moved.
     version: int = 0
 
 
@@ -65,12 +65,13 @@ class DirectoryStrategy(Strategy):
       transaction. So a rollback of the caller never moves a key that has rows. If two processes
       place the same key at once, the first insert wins, and both processes get its shard.
     - Each process remembers committed placements, at most ``CACHE_SIZE`` of them (an option;
-      100,000 by default). It does so under a lease, see :mod:`sharded_orm.routing.placement_lease`.
-      A key that is moving to another shard is looked up each time.
+      100,000 by default). It may do so only under a lease, see
+      :mod:`sharded_orm.routing.placement_lease`. A key that is moving to another shard is looked up
+      each time.
 
     Cost: remembered keys cost no query. Up to 500 other keys cost one query. If some of these keys
-    are new, placing them costs two more round trips. The lease costs one query per process and half
-    of ``PLACEMENT_LEASE``.
+    are new, placing them costs two more round trips. To renew the lease costs one query per
+    process, twice in ``PLACEMENT_LEASE`` seconds.
     """
 
     option_names = frozenset({"CACHE_SIZE"})
@@ -88,8 +89,8 @@ class DirectoryStrategy(Strategy):
                 [f"group {group.name!r}: CACHE_SIZE must be 0 or more, not {size!r}"]
             )
         self._cache_size = size
-        # Used without a lock: single operations of the dict are atomic. A fork may copy a lock in
-        # locked state.
+        # Used without a lock, because single operations of a dict are atomic, and because a fork
+        # could copy a lock while it is held.
         self._placements: OrderedDict[str, KnownPlacement] = OrderedDict()
 
     @property
@@ -153,8 +154,8 @@ class DirectoryStrategy(Strategy):
     def _moved(self, key: Any) -> KnownPlacement | None:
         text = self.entry(key)
         if _in_event_loop():
-            # A queryset is being built, which must send nothing. The queryset finds the shard again
-            # when it is evaluated, in another thread.
+            # A queryset is being built in an event loop, where no query may be sent. The queryset
+            # looks up the shard again when another thread evaluates it.
             known = self._remembered(text, self.lease.valid())
             return known if known is not None and known.version else None
         poll = self.lease.current()
@@ -173,8 +174,8 @@ class DirectoryStrategy(Strategy):
     def forget(self, key: Any | None = None) -> None:
         """Make this process forget the shard of ``key``.
 
-        Not needed after a move by ``manage.py keys move``, but after a change of the directory's
-        table by hand.
+        Call this after the directory's table was changed by hand. After a move by ``manage.py keys
+        move``, no call is needed.
 
         :param key: a shard key. With None, the default, the process forgets the shards of all keys.
         """
@@ -201,10 +202,11 @@ class DirectoryStrategy(Strategy):
         return f"the directory places {key!r} on shard {number}"
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
-        """Whether all keys have been on the same shards since ``placements`` were looked up.
+        """Whether all keys have been on the same shards since their ``placements`` were looked up.
 
-        Sends nothing if the lease covers all keys. Other keys, such as those in flight, are looked up
-        again. The version shows whether a key has moved away and come back meanwhile.
+        Sends nothing for keys that cannot have moved under the lease. Other keys, such as keys that
+        are moving, are looked up again. The version shows whether a key has moved away and come
+        back meanwhile.
         """
         poll, name = self.lease.valid(), self.group.name
         uncovered = [
@@ -229,8 +231,9 @@ class DirectoryStrategy(Strategy):
     def _look_up(self, texts: list[str], poll: Poll | None) -> dict[str, KnownPlacement]:
         """Ask the directory for the placements of ``texts``.
 
-        :param poll: the poll of the lease, which the caller has read before. So if the answer
-            arrives late, after a newer poll, the placement counts as one of the earlier poll.
+        :param poll: the last poll (answer about moving keys), as it was before this look-up. The
+            placements are recorded with this poll even if a newer one arrives meanwhile, because
+            they may be older than the newer one.
         """
         return self._remember(self.store.find(self.group.name, texts), poll)
 
@@ -249,12 +252,15 @@ class DirectoryStrategy(Strategy):
             if poll is not None and self._cache_size:
                 self._placements[text] = known
         while len(self._placements) > self._cache_size:
-            with suppress(KeyError):  # Another thread may have removed the last one.
+            with suppress(KeyError):  # Another thread may have emptied the dict.
                 self._placements.popitem(last=False)
         return placements
 
     def _use(self, text: str, known: KnownPlacement) -> None:
-        """Note that the running operation, and an open transaction, rely on a placement."""
+        """Record that the current operation relies on a placement.
+
+        An open transaction records it, too.
+        """
         if (uses := current_uses()) is not None:
             uses.record(self, text, known)
         if self.moves_keys:

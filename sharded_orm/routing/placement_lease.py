@@ -1,10 +1,11 @@
 """The lease under which a process remembers the shards of keys (docs/decisions/0028-key-moves.md).
 
-A key may move to another shard. Before that, every process must stop remembering where the key is,
-also a process that nobody can reach. So a process remembers placements (the shards of keys) under a
-lease, which it renews with one small query: which keys are in flight? A key is in flight from the
-announcement of its move to the end of the move. A move waits for longer than a lease after its
-announcement is committed. By then each process knows of the move, or has no lease.
+A placement says on which shard a key is. Before a key moves to another shard, every process must
+stop remembering its placement, even a process that nobody can reach. So a process may remember
+placements only under a lease. It renews the lease with one small query: which keys are *in flight*?
+A key is in flight from the announcement of its move to the end of the move. After the announcement
+is committed, a move waits for longer than a lease lasts. By then each process knows of the move, or
+has no lease.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-# The most keys of which a series of polls remembers that they were in flight. Above this number, the
+# A series of polls remembers which keys were in flight, but at most this many. With more keys, the
 # process forgets all placements once.
 _MOST_SEEN = 10_000
-#: A clock that also counts the time for which the machine is suspended, where there is one.
+#: The id of a clock that also counts the time for which the machine is suspended; None if there is
+#: none.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -41,7 +43,7 @@ class KeyInFlight(NamedTuple):
     key: str
     #: The key itself, as text. The directory stores a digest of some keys.
     value: str
-    #: The number of the move, and those of the shards from which and to which it leads.
+    #: The number of the move, and the numbers of the shards from which and to which the key moves.
     number: int
     source: int
     target: int
@@ -49,12 +51,12 @@ class KeyInFlight(NamedTuple):
 
 
 class MoveList(NamedTuple):
-    """What the directory says of moves."""
+    """What the directory has recorded about moves of keys."""
 
     in_flight: tuple[KeyInFlight, ...]
     #: The number of the move that was announced last; 0 if there was none.
     last: int
-    #: Moves that have ended, among those that the question was about.
+    #: Some of the moves that have ended. :meth:`MoveStore.moves` says which.
     ended: tuple[KeyInFlight, ...] = ()
 
 
@@ -62,12 +64,12 @@ class MoveStore(Protocol):
     """A store that knows which keys are in flight."""
 
     def moves(self, since: int | None = None) -> MoveList | None:
-        """Return which keys are in flight; one query, which is not logged.
-
-        :param since: the number of a move; None for the last one. The list of ended moves has those
-            with higher numbers that are not in flight any more.
+        """Return which keys are in flight. One query, which is not logged.
 
         Return None inside Django's ``TestCase``, whose transaction hides what other processes do.
+
+        :param since: the number of a move. The result then also has the later moves that have
+            ended. With None, it has only the move that was announced last, if that move has ended.
         """
 
 
@@ -75,18 +77,19 @@ class MoveStore(Protocol):
 class Poll:
     """An answer of the directory to the question which keys are in flight. Immutable.
 
-    ``since`` is the number of the first poll of an unbroken series: each later poll arrived before
-    the lease of the poll before it was over. A move cannot begin and end between two polls of such
-    a series, so the series has seen each move.
+    ``since`` is the number of the first poll in an unbroken series. In such a series, each poll
+    arrived before the lease from the poll before it was over. A move cannot begin and end between
+    two polls of such a series, so the series has seen each move.
     """
 
     number: int
     since: int
-    #: The time from which the process asks again, and the time at which the lease is over.
+    #: The time from which the process renews the lease, and the time at which the lease is over.
     renew_at: float
     valid_until: float
     moves: MoveList
-    #: The number of the last poll of the series that has seen a key in flight, by group and key.
+    #: For each group and key: the number of the last poll in the series that has seen the key in
+    #: flight.
     seen: Mapping[tuple[str, str], int] = field(repr=False)
 
     @cached_property
@@ -99,14 +102,14 @@ class Poll:
     def is_quiet(self, group: str, number: int) -> bool:
         """Whether no key of ``group`` has been in flight from poll ``number`` to this one.
 
-        The caller has to know that the lease of this poll is not over.
+        Correct only if the lease of this poll is not over.
         """
         return number >= self.since and self._seen_in_groups.get(group, 0) < number
 
     def covers(self, group: str, key: str, number: int) -> bool:
         """Whether a placement of ``key`` that was looked up during poll ``number`` still holds.
 
-        False for a key in flight. The caller has to know that the lease of this poll is not over.
+        False for a key in flight. Correct only if the lease of this poll is not over.
         """
         return number >= self.since and self.seen.get((group, key), 0) < number
 
@@ -114,11 +117,12 @@ class Poll:
 class PlacementLease:
     """The right of this process to remember placements for some seconds. Thread-safe.
 
-    No thread works for the lease: an operation that finds half of the time gone renews it. That
-    is one query per process and half lease. If the directory does not answer, the process goes on
-    until the lease is over. After that, each look-up raises the error of the directory.
+    No background thread renews the lease. Instead, the first operation after half of the time does
+    so. This costs one query per process in each half of a lease. If the directory does not answer,
+    the process goes on until the lease is over. After that, each look-up raises the error of the
+    directory.
 
-    :param store: says which keys are in flight.
+    :param store: the object that knows which keys are in flight.
     :param seconds: how long a lease is valid, counted from the sending of the query.
     """
 
@@ -158,7 +162,8 @@ class PlacementLease:
 
     def _renew(self) -> Poll | None:
         poll = self.valid()
-        # While one thread asks, the others go on if the lease is valid, and else wait.
+        # While one thread asks, the other threads go on if the lease is still valid. Otherwise they
+        # wait.
         if not self._lock.acquire(blocking=poll is None):
             return poll
         try:
@@ -167,7 +172,7 @@ class PlacementLease:
                 return known  # Another thread has asked meanwhile.
             try:
                 return self._ask()
-            except Exception:  # Of any driver; the caller gets it when the lease is over.
+            except Exception:  # Of any driver. Raised only if the lease is over.
                 if (known := self.valid()) is None:
                     raise
                 # Ask again a little later, so that not every operation waits for the directory.
@@ -187,8 +192,8 @@ class PlacementLease:
         since = None
         if before is not None:
             number = before.number + 1
-            # Compare with the time of arrival: the directory may have answered at any time until
-            # now, and a whole move may have passed since the former lease was over.
+            # Compare with the time at which the answer arrived. If the former lease was over by
+            # then, a whole move may have happened unseen, so a new series begins.
             if now() < before.valid_until and len(before.seen) < _MOST_SEEN:
                 since, seen = before.since, dict(before.seen)
         for key in moves.in_flight:
@@ -215,7 +220,7 @@ os.register_at_fork(after_in_child=PlacementLease._after_fork)
 
 
 class PermanentLease:
-    """The lease of a process whose keys never move: it is valid for good, and asks nothing."""
+    """The lease of a process whose keys never move: it is always valid, and sends no query."""
 
     seconds = None
     is_suspended = False

@@ -1,8 +1,8 @@
-"""The placements (shards of keys) on which an operation relies, and whether they still hold.
+"""The placements (shards of keys) on which an operation relies, and whether they are still true.
 
-An operation looks keys up, sends its statements, and then asks whether the keys are still where they
-were. The routing strategy records each key that it looks up in the context of the operation, so the
-code in between need not pass the keys on.
+An operation looks keys up, sends its statements, and then checks whether the keys are still on the
+same shards. The routing strategy records each key that it looks up in the context of the operation.
+So the code in between need not pass the keys on.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sharded_orm.topology.model import ShardGroup
 
 
 class KnownPlacement(NamedTuple):
-    """The shard of a key, as the directory has said."""
+    """The shard of a key, as the directory has answered."""
 
     shard: int
-    #: Counts the moves of the key: the number of its last move, 0 if it has never moved.
+    #: The number of the last move of the key; 0 if the key has never moved.
     version: int
-    #: The number of the poll of the lease during which the directory was asked; 0 without a lease.
+    #: The number of the poll under whose lease the directory was asked; 0 without a lease.
     poll: int
 
 
@@ -30,7 +30,10 @@ class PlacementSource(Protocol):
 
     @property
     def group(self) -> ShardGroup:
-        """The group whose keys it places. Two groups may store the same text for different keys."""
+        """The group whose keys the strategy places.
+
+        Two groups may store the same text for different keys.
+        """
 
     def holds(self, placements: Mapping[str, KnownPlacement]) -> bool:
         """Whether all keys have been on the same shards since the placements were looked up.
@@ -40,17 +43,17 @@ class PlacementSource(Protocol):
 
 
 class WatchedMoves(Protocol):
-    """The moves on which a statement for several shards relies."""
+    """What a statement for several shards knew of moves, to be checked at its end."""
 
     def holds(self) -> bool:
-        """Whether none of them has disturbed the statement."""
+        """Whether no move has disturbed the statement."""
 
 
 class PlacementUses:
     """The placements on which one operation relies. Used by one thread at a time.
 
-    :param writes: whether the operation writes. If so, no statement of it is sent that relies on a
-        former placement.
+    :param writes: whether the operation writes. If so, it sends no statement that relies on an
+        outdated placement.
     """
 
     def __init__(self, *, writes: bool = False) -> None:
@@ -63,12 +66,13 @@ class PlacementUses:
         placements = self.placements.setdefault(source, {})
         known = placements.setdefault(key, placement)
         # If the key has moved since the operation began, a part of the operation relies on the old
-        # shard. If only the poll is a later one, keep the earlier poll, which is the stricter one.
+        # shard. If only the poll differs, keep the earlier poll, because to hold since then is the
+        # stricter condition.
         if known[:2] != placement[:2]:
             self._changed = True
 
     def watch(self, moves: WatchedMoves) -> None:
-        """Rely on ``moves`` of a statement for several shards, too."""
+        """Also rely on ``moves``, what a statement for several shards knew of moves."""
         self._watched.append(moves)
 
     def placement(self, source: PlacementSource, key: str) -> KnownPlacement | None:
@@ -76,8 +80,10 @@ class PlacementUses:
         return self.placements.get(source, {}).get(key)
 
     def hold(self) -> bool:
-        """Whether all keys are still where they were. No query, unless a key is in flight or the
-        lease is over; then one query per group and 500 keys.
+        """Whether all keys are still on the same shards.
+
+        Sends no query, unless a key is in flight or the lease is over. Then it sends one query per
+        group and 500 keys.
         """
         return (
             not self._changed
@@ -90,7 +96,7 @@ _uses: ContextVar[PlacementUses | None] = ContextVar("sharded_orm_placement_uses
 
 
 def current_uses() -> PlacementUses | None:
-    """Return the placements of the running operation; None outside of operations."""
+    """Return the record of placements of the current operation; None outside of operations."""
     return _uses.get()
 
 

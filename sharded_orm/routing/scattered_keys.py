@@ -1,9 +1,10 @@
-"""Keys in flight, as far as statements for several shards are concerned.
+"""Let statements for several shards see each row once, even while keys move.
 
-Two servers do not switch at once: from the publication of the copy to the removal of the old rows, the
-tables of both shards have the rows of a key. So a scattered statement takes the rows of such a key
-from the shard of its placement only, and asks at its end whether the placement was the same all the
-time. See docs/decisions/0028-key-moves.md.
+Two servers cannot switch at the same moment. From the publication of the copy to the removal of the
+old rows, the tables of both shards have the rows of a key. So a statement for several shards takes
+the rows of such a key only from the shard that the directory names for the key, its placement. At
+its end, the statement checks that the placement was the same all the time. See
+docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from typing import NamedTuple, Protocol
 
 from sharded_orm.routing.placement_lease import KeyInFlight, MoveList, MoveStore, Poll
 
-#: The rows of the copy may be in the tables of the target, and the placement is the source. An aborted
-#: move is in flight until its copy is removed.
+#: Phases of a move in which the placement is still the source, but the target may have a copy of
+#: the rows. An aborted move is in flight until its copy is removed.
 _AT_SOURCE = frozenset({"switching", "aborted"})
-#: The old rows may be in the tables of the source, and the placement is the target.
+#: Phases of a move in which the placement is the target, but the source may still have the old
+#: rows.
 _AT_TARGET = frozenset({"switched", "settled"})
 
 
 def has_switched(move: KeyInFlight) -> bool:
-    """Whether the placement of the key is the target of its move."""
+    """Whether the move has come so far that the placement of the key is its target."""
     return move.phase in _AT_TARGET
 
 
@@ -30,10 +32,11 @@ def keys_to_leave_out(
 ) -> dict[int, tuple[KeyInFlight, ...]]:
     """Return the keys whose rows a statement must not see on a shard, by the number of the shard.
 
-    :param used: the moves, as asked before the statement was sent.
-    :param starts: the moves when the snapshots of open transactions were taken. A snapshot may still
-        have rows of a move that has ended.
-    :param announced: whether to leave out the keys of other moves in flight, too, on their targets.
+    :param used: the moves that the directory reported before the statement was sent.
+    :param starts: the moves that were known when the snapshots of open transactions were taken. A
+        snapshot may still have rows of a move that has ended.
+    :param announced: whether to leave out, on the targets, also the keys of moves that have not
+        begun to switch.
     """
     moves = {move.number: move for start in starts for move in start.in_flight}
     moves = {number: move for number, move in moves.items() if move.phase in _KEPT_IN_SNAPSHOTS}
@@ -57,18 +60,19 @@ def is_exact(
 ) -> bool:
     """Whether a statement has seen each row of ``group`` exactly once.
 
-    It has if each key was at the same place from ``start`` to ``end``, and no rows of a key have come
-    to a second shard on which they were not left out.
+    That is true if each key was on the same shard from ``start`` to ``end``, and if no shard got a
+    second copy of a key's rows without the statement leaving them out.
 
-    :param start: the moves before the oldest snapshot of the statement was taken.
-    :param used: the moves by which :func:`keys_to_leave_out` was called.
-    :param end: the moves after the last answer, with those that have ended since ``start``.
-    :param shard: the number of the shard with that snapshot; None if it may be any.
+    :param start: the moves that were known before the oldest snapshot of the statement was taken.
+    :param used: the moves with which :func:`keys_to_leave_out` was called.
+    :param end: the moves after the last answer, with the moves that have ended since ``start``.
+    :param shard: the number of the shard that took the oldest snapshot; None if it may be any
+        shard.
     """
     before, known, after = (_moves(group, moves.in_flight) for moves in (start, used, end))
     ended = _moves(group, end.ended).keys()
     if ended - known.keys() - before.keys():
-        return False  # A whole move has passed.
+        return False  # A whole move began and ended meanwhile.
     return all(
         _stays(before.get(number), known.get(number), after.get(number), shard)
         for number in before.keys() | known.keys() | after.keys()
@@ -81,7 +85,11 @@ def _stays(
     after: KeyInFlight | None,
     shard: int | None,
 ) -> bool:
-    """Whether a move has disturbed nothing. Each argument is None if it was not in flight then."""
+    """Whether one move has not disturbed the statement.
+
+    The arguments are the move as it was in ``start``, ``used`` and ``end`` of :func:`is_exact`.
+    Each is None if the move was not in flight then.
+    """
     phase = None if after is None else after.phase
     if known is None:
         if before is not None:
@@ -90,11 +98,12 @@ def _stays(
     if known.phase in _AT_SOURCE:
         return phase in _AT_SOURCE or (known.phase == "aborted" and after is None)
     if known.phase in _AT_TARGET:
-        # The snapshot of the target must have the rows that were published. On the source, the rows
-        # are left out.
+        # The snapshot of the target must contain the published rows. The old rows on the source are
+        # left out.
         is_old = before is None or before.phase not in _AT_TARGET
         return not (is_old and shard != known.source) and (after is None or phase in _AT_TARGET)
-    # No rows have come to the target by now: a move that goes on has not begun to switch before.
+    # The move had not begun to switch before the statement. If it has not begun now either, no rows
+    # have come to the target.
     return after is not None and phase not in _AT_SOURCE | _AT_TARGET
 
 
@@ -107,21 +116,21 @@ class _Lease(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """What was known of moves before a snapshot was taken."""
+    """The moves that were known before a shard took the snapshot of a transaction."""
 
     poll: Poll
-    #: The number of the shard; None if it may be any.
+    #: The number of the shard that took the snapshot; None if it may be any.
     shard: int | None = None
 
 
 class ScatterMoves:
-    """The moves on which the exactness of a statement for several shards relies.
+    """What a statement for several shards knew of moves, to be checked at its end.
 
     Used by one thread at a time.
 
-    :param used: the moves, as asked before the first statement.
-    :param snapshots: of the open transactions in which the statement takes part. If ``used`` is of a
-        poll, that poll as well.
+    :param used: the moves that the directory reported before the first statement.
+    :param snapshots: the snapshots of the open transactions in which the statement takes part. If
+        ``used`` comes from a poll, that poll is one of them.
     :param is_quiet: whether no key of the group is in flight in ``used``.
     """
 
@@ -140,9 +149,10 @@ class ScatterMoves:
         self._snapshots, self._is_quiet = list(snapshots), is_quiet
 
     def holds(self) -> bool:
-        """Whether what the statement has read until now is exact.
+        """Whether everything that the statement has read until now is exact.
 
-        No query while the lease shows that no key of the group was in flight; else one.
+        Sends no query while the lease shows that no key of the group was in flight. Otherwise sends
+        one.
         """
         poll = self._lease.valid()
         if (

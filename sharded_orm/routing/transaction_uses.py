@@ -1,7 +1,7 @@
-"""The check that a transaction does not use a key at two places.
+"""The check that a transaction does not use the same key on two shards.
 
-The routing strategy calls it for each key that it looks up. Transactions belong to another layer, so
-the app provides the check.
+The routing strategy makes the check for each key that it looks up. The code that knows transactions
+is in a higher layer, so the app provides the check as a function.
 """
 
 from __future__ import annotations

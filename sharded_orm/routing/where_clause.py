@@ -108,9 +108,8 @@ class OnShard(Expression):
 
         here = getattr(connection, "shard", None)
         if getattr(connection, "stands_for_many", False):
-            # The SQL is for several shards. This condition is true on all of them, because for a
-            # shard on which it is false, it was replaced earlier by a condition that matches no
-            # row.
+            # The SQL is for several shards, and this condition is true on each of them. For all
+            # other shards, it was replaced earlier by a condition that matches no row.
             here = None
         group, _, _ = self.alias.rpartition("_")
         if here is not None and here.group == group and here.alias != self.alias:

@@ -365,8 +365,14 @@ class _Root(SQLCompiler):
         The database keeps the first row of each set of rows that are equal in these columns. By its
         rules, the query's order begins with them. So the merge keeps the first row, too.
         """
-        # Django compiles the fields to SQL. Their number tells how many columns of the order they are.
-        fields = len(self.get_distinct()[0])
+        # Django compiles the fields to SQL, and returns the parameters of those that have any. The number
+        # of different fields tells how many columns of the order they are.
+        texts, params_of_fields = self.get_distinct()
+        params = iter([param for params in params_of_fields for param in params])
+        fields = len({
+            (text, *(repr(next(params)) for _ in range(text.replace("%%", "").count("%s"))))
+            for text in texts
+        })  # fmt: skip
         if len(self.order_keys) < fields:
             raise refuse(
                 "distinct() on fields by which it is not ordered",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from sharded_orm.scatter.partial_aggregates import Merger
 from sharded_orm.scatter.value_ranks import Ranking
 
 if TYPE_CHECKING:
-    from sharded_orm.scatter.comparison import Comparison, Row
+    from sharded_orm.scatter.comparison import Row
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
 
@@ -44,10 +44,7 @@ def merged(plan: ScatterPlan, executor: Executor) -> Iterator[Row]:
     else:
         rows = executor.chained()
     if template.distinct:
-        if ranking.is_needed_for_equality(template.distinct):
-            rows = iter(all_rows := list(rows))
-            ranking.rank(all_rows, equality=template.distinct)
-        rows = _distinct(rows, comparison, template.distinct)
+        rows = _distinct(plan, ranking, rows)
     return rows
 
 
@@ -101,8 +98,21 @@ def cut(rows: Iterable[Row], low: int, high: int | None) -> Iterator[Row]:
     return islice(rows, low, high)
 
 
-def _distinct(rows: Iterable[Row], comparison: Comparison, columns: Sequence[int]) -> Iterator[Row]:
-    identity = comparison.identity(columns)
+def _begun(rows: Iterable[Row]) -> Iterator[Row]:
+    """Return ``rows`` after the first row was read: each node has answered a statement, or has failed."""
+    iterator = iter(rows)
+    first = list(islice(iterator, 1))
+    return chain(first, iterator)
+
+
+def _distinct(plan: ScatterPlan, ranking: Ranking, rows: Iterator[Row]) -> Iterator[Row]:
+    assert plan.template is not None
+    columns = plan.template.distinct
+    rows = _begun(rows)
+    if ranking.is_needed_for_equality(columns):
+        rows = iter(all_rows := list(rows))
+        ranking.rank(all_rows, equality=columns)
+    identity = plan.comparison.identity(columns)
     seen: set[tuple[Any, ...]] = set()
     for row in rows:
         key = identity(row)
@@ -119,6 +129,7 @@ def _groups(plan: ScatterPlan, ranking: Ranking, rows: Iterable[Row]) -> list[Ro
     template, comparison = plan.template, plan.comparison
     assert template is not None
     extremes = [column for partial in template.partials for column in partial.compared]
+    rows = _begun(rows)
     if ranking.is_needed_for_equality(template.groups) or ranking.is_needed(extremes):
         rows = list(rows)
         ranking.rank(rows, order=extremes, equality=template.groups)

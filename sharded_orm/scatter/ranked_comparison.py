@@ -92,14 +92,15 @@ class RankedComparison(Comparison):
             column = columns[index]
             if isinstance(column.field, models.DurationField):
                 self._durations[index] = first + len(weights)
-                weights.append(_duration_parts(f"c{index}"))
+                weights.append(f"{_duration_parts(f'c{index}')} AS w{index}")
             elif index not in self.compared or _is_plain(column, reads_utc):
                 continue
             else:
                 ranked.append(index)
                 if not isinstance(column.field, _WRITTEN_AS_TEXT):
                     self._texts[index] = first + len(weights)
-                    weights.append(f"CAST(c{index} AS text)")
+                    # Without a name of its own, the column would get the name of the one that it is made of.
+                    weights.append(f"CAST(c{index} AS text) AS w{index}")
         self.weights = tuple(weights)
         self.ranked = frozenset(ranked)
         #: Whether values are compared whose texts depend on settings of the server's session.

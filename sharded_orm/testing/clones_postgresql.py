@@ -28,10 +28,10 @@ from sharded_orm.topology.model import Shard
 _LOCK_TIMEOUT = 50
 _MAX_IDENTIFIER = 63  # PostgreSQL's limit for names, in bytes
 
-# One row for each table: its name, whether it is partitioned, whether it has triggers that somebody has
-# created, its columns, and the expressions that read them. Generated columns are left out. A type that
-# is in the schema is another type in each schema, so a value of it is copied as text. Partitions are
-# left out: their rows are those of the partitioned table.
+# One row for each table: its name, whether it is partitioned, whether it has triggers that somebody
+# has created, its columns, and the expressions that read them. Generated columns are left out. A
+# type that is defined in the schema is a different type in each schema, so its values are copied as
+# text. Partitions are left out, because their rows are copied with the partitioned table.
 _TABLES = """
 SELECT c.relname, c.relkind = 'p',
   EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal),
@@ -49,14 +49,14 @@ LEFT JOIN pg_type e ON e.oid = t.typelem
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
   AND NOT c.relispartition
 GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname"""
-# The tables that refer to another table, and that table.
+# Pairs of tables: a table with a foreign key, and the table whose row must be there first.
 _REFERENCES = """
 SELECT c.relname, r.relname FROM pg_constraint k
 JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class r ON r.oid = k.confrelid
-WHERE k.contype = 'f' AND k.conparentid = 0 AND k.conrelid <> k.confrelid
+WHERE k.contype = 'f' AND NOT k.condeferrable AND k.conparentid = 0 AND k.conrelid <> k.confrelid
   AND k.connamespace = current_schema()::regnamespace
   AND r.relnamespace = k.connamespace"""
-# The sequences (S), populated materialized views (m) and functions (f).
+# Other objects of the schema: sequences (S), populated materialized views (m) and functions (f).
 _OTHERS = """
 SELECT relkind, relname FROM pg_class
 WHERE relnamespace = current_schema()::regnamespace
@@ -87,7 +87,7 @@ class _ClonedTable:
 
     @property
     def own_rows(self) -> str:
-        """The name that stands for the rows of the table without those of tables that inherit from it."""
+        """SQL that names the table without the rows of tables that inherit from it."""
         return self.target if self.is_partitioned else f"ONLY {self.target}"
 
 
@@ -108,7 +108,7 @@ class _ClonedSchema:
     sequences: dict[str, tuple[int, bool]] = field(default_factory=dict)
     views: Sequence[str] = ()
     functions: Sequence[str] = ()
-    #: The rows of each of the filled tables in COPY's text format, if they were needed.
+    #: For each filled table: its rows in COPY's text format. Empty until they are needed.
     rows: dict[str, list[bytes]] = field(default_factory=dict)
 
     @property
@@ -117,8 +117,10 @@ class _ClonedSchema:
 
 
 class PostgreSQLCloner(ServerCloner):
-    """Creates each test shard as a schema in the database of the shard's node, from a template schema
-    on any node."""
+    """Creates each test shard as a schema in the database of the shard's node.
+
+    The template schema may be on any node.
+    """
 
     _template: _ClonedSchema
 
@@ -156,14 +158,15 @@ class PostgreSQLCloner(ServerCloner):
             self._begin_counters(cursor, shard, self._template.names)
 
     def _fill(self, cursor: Any, shard: Shard) -> None:
-        """Create all that the template has, in the empty schema of ``shard``."""
+        """Create everything that the template has in the empty schema of ``shard``."""
         template = self._template
         _enter(cursor, shard.schema)
         snapshot.build(cursor, template.definitions)
         self._replace_rows(cursor, shard, filled=())
         statements = [
             *self._sequence_values(),
-            # The functions that make ids have the number of their shard in them.
+            # Create the functions that generate ids anew, because each contains the number of its
+            # shard.
             *functions_of(shard, template.functions),
             *(f"REFRESH MATERIALIZED VIEW {_quoted(view)}" for view in template.views),
         ]
@@ -195,13 +198,14 @@ class PostgreSQLCloner(ServerCloner):
             return
         triggered = sorted({t.target for t in (*filled, *template.filled) if t.has_triggers})
         before = [
-            # No trigger of the site may refuse, change or record what is copied.
+            # Switch off the project's triggers, so that none refuses, changes or records a copied
+            # row.
             *(f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in triggered),
             "SET CONSTRAINTS ALL DEFERRED",
             *(f"DELETE FROM {table.own_rows}" for table in reversed(filled)),
         ]
         after = [
-            # A table with deferred checks cannot be altered.
+            # Make the deferred checks now, because a table with pending checks cannot be altered.
             "SET CONSTRAINTS ALL IMMEDIATE",
             *(f"ALTER TABLE {table} ENABLE TRIGGER USER" for table in triggered),
         ]
@@ -213,7 +217,7 @@ class PostgreSQLCloner(ServerCloner):
                 f" {'' if table.is_partitioned else 'ONLY '}{schema}.{table.target}"
                 for table in template.filled
             ]
-            # The server runs several statements of one packet in one transaction.
+            # Send all statements in one packet: the server then runs them in one transaction.
             cursor.execute("; ".join([*before, *copied, *after]))
             return
         self._load_rows()
@@ -255,7 +259,8 @@ class PostgreSQLCloner(ServerCloner):
 
     def _drop(self, cursor: Any, schemas: Collection[str]) -> None:
         for schema in snapshot.names(cursor).intersection(schemas):
-            # One statement for each: all the tables of a transaction stay locked to its end.
+            # Drop each schema in a transaction of its own, because dropped tables stay locked until
+            # the end of the transaction.
             cursor.execute(f"DROP SCHEMA {_quoted(schema)} CASCADE")
 
     def _open(self, shard: Shard) -> Any:
@@ -270,9 +275,9 @@ class PostgreSQLCloner(ServerCloner):
 def _checked(shard: Shard) -> str:
     """Return the name of the shard's schema.
 
-    :raises InvalidConfiguration: it is too long.
+    :raises InvalidConfiguration: the name is too long.
     """
-    # The server would cut it off, so that several schemas would be one.
+    # The server would cut off a longer name, so several shards could get the same name.
     if len(shard.schema.encode()) > _MAX_IDENTIFIER:
         raise InvalidConfiguration(
             [
@@ -290,7 +295,10 @@ def _enter(cursor: Any, schema: str) -> None:
 
 
 def _tables(cursor: Any) -> list[_ClonedTable]:
-    """Return the tables of the current schema, each after the tables that it refers to."""
+    """Return the tables of the current schema, each after the tables that it refers to.
+
+    The order does not matter for deferrable references, as those of Django are.
+    """
     cursor.execute(_TABLES)
     tables = {row[0]: _ClonedTable(*row) for row in cursor.fetchall()}
     before: dict[str, list[str]] = {name: [] for name in tables}
@@ -302,7 +310,7 @@ def _tables(cursor: Any) -> list[_ClonedTable]:
         order = TopologicalSorter(before).static_order()
         return [tables[name] for name in order if name in tables]
     except CycleError:
-        # Django defers the checks of its foreign keys, so any order will do.
+        # No order allows rows in all of these tables, so hardly any have rows.
         return list(tables.values())
 
 

@@ -89,7 +89,7 @@ class GroupTestDatabases:
         self.keep = keep
         cache_isolation.isolate(self.configured.name)
         # Close sessions with the real ticket servers. Django's test cases forbid new connections to
-        # servers that they do not name, but they do not know of open sessions.
+        # servers that they do not name, but they cannot forbid the use of open sessions.
         runtime.tickets().close()
         are_files = isinstance(self._cloner, SQLiteCloner)
         self.names = TestNames(
@@ -237,7 +237,8 @@ class GroupTestDatabases:
         """
         forget = getattr(runtime.strategy(self.configured.name), "forget", None)
         if forget is not None:
-            forget()  # The directory's table was flushed as well, so forget the rows it has cached.
+            # The directory's table was flushed, too, so forget what the strategy remembers of it.
+            forget()
         cache_isolation.renew()
         AutonomousConnections.close_all()
         with self._lock, self._cloner.batch():

@@ -39,7 +39,7 @@ class TestSessionPool(TicketSessionPool):
     def give_back(self, session: TicketSession) -> None:
         """Keep the session for the next test, or close it.
 
-        It is closed if an open session would prevent the test database from being dropped.
+        Close it if an open session prevents its database from being dropped.
         """
         if session.prevents_drop:
             session.close()

@@ -67,7 +67,7 @@ def provide_resolver(resolver: Resolver) -> None:
     _resolver = resolver
 
 
-# Lock that is held while the aliases of groups are added, because two threads may need them first.
+# Lock that is held while the aliases of groups are added, because two threads may do so at once.
 _adding = threading.RLock()
 
 
@@ -111,7 +111,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
 
     def _add_groups(self) -> None:
         if _resolver is None:
-            return  # Django has not loaded the applications yet.
+            return  # No resolver is set, because Django has not loaded the applications yet.
         groups = _resolver.group_aliases()
         taken = [name for name in groups if super(ShardedDatabases, self).__contains__(name)]
         if taken:
@@ -140,7 +140,7 @@ class ShardedDatabases(dict[str, dict[str, Any]]):
     def _groups_changed(self, names: set[str]) -> None:
         """Remove the aliases of groups, because the ``SHARDED_ORM`` setting has changed.
 
-        The aliases of the groups in the new setting are added when the mapping is used next.
+        The next use of the mapping adds the aliases of the groups in the new setting.
 
         :param names: the names of the groups to remove.
         """

@@ -1,9 +1,9 @@
 """The topology document: the part of the topology that may change while processes run.
 
 This module uses neither Django nor a database driver. A document has the same structure as
-``NODES`` and ``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there.
-A topology source (Pinterest, P2) publishes the document to all processes. What belongs to a deploy,
-above all credentials, stays in the settings.
+``NODES`` and ``GROUPS`` in the setting ``SHARDED_ORM``, and its values override the values there. A
+topology source (Pinterest, P2) publishes the document to all processes. Values that change only
+with a deploy, above all credentials, stay in the settings.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Document:
 
     @classmethod
     def from_content(cls, content: Any) -> Document:
-        """Return a document with a copy of ``content``, a mapping with the keys of the JSON form.
+        """Return a document with a copy of ``content``, a mapping in the form of JSON.
 
         Only the outer structure is checked, not the settings of nodes and groups.
 
@@ -305,8 +305,8 @@ _UNWRITABLE: Any = object()
 def _effective(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return ``groups`` in a normal form, in which groups that mean the same are equal.
 
-    In the normal form, RANGES is a dict, keyed by the shards of each range. Keys of a range that
-    have their default value are left out.
+    In the normal form, RANGES is a dict, keyed by the shards of each range. A key of a range is
+    left out if it has its default value.
     """
     effective = {}
     for name, group in groups.items():

@@ -25,6 +25,8 @@ MAX_SHARDS = 1 << 16
 #: The largest weight of a range (a shard's share of new keys). Even if every shard of the largest
 #: group has this weight, a float represents the sum of the weights exactly.
 MAX_WEIGHT = 1_000_000
+# The most bytes in a name on PostgreSQL.
+_POSTGRESQL_NAME = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,7 @@ def problems(topology: Topology) -> list[str]:
     for group in topology.groups.values():
         problems += _range_problems(topology, group)
         problems += _name_problems(group)
+        problems += _long_names(topology, group)
         if group.ranges and not group.open_ranges and group.strategy in ("directory", "embedded"):
             problems.append(f"group {group.name!r}: no range is open for new keys")
     if not problems:
@@ -243,6 +246,31 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
         yield f"{where}: DATABASE_NAME is {group.database_name!r}; {exc}"
 
 
+def _long_names(topology: Topology, group: ShardGroup) -> Iterator[str]:
+    """Yield a problem if PostgreSQL would cut names of schemas off.
+
+    It does so without an error, so that two shards could get one schema.
+    """
+    engines = [
+        str(topology.nodes[r.primary].get("ENGINE"))
+        for r in group.ranges
+        if r.primary in topology.nodes
+    ]
+    if not any(engine.endswith("postgresql") for engine in engines):
+        return
+    try:
+        SchemaNames.of(group.database_name, group.name)
+    except ValueError:
+        return  # _name_problems() tells what is wrong.
+    longest = group.schema_name(max(r.last for r in group.ranges))
+    size = len(longest.encode())
+    if size > _POSTGRESQL_NAME:
+        yield (
+            f"group {group.name!r}: the schema {longest!r} has {size} bytes, and PostgreSQL cuts names"
+            f" off after {_POSTGRESQL_NAME}; give the group a shorter DATABASE_NAME"
+        )
+
+
 def _collisions(topology: Topology) -> Iterator[str]:
     """Yield a problem for each pair of groups that would share a schema on one server."""
     spans = {name: _spans(topology, group) for name, group in topology.groups.items()}
@@ -287,10 +315,12 @@ def server_of(node: Mapping[str, Any], name: str) -> object:
     engine = str(node.get("ENGINE", ""))
     if engine.endswith("sqlite3"):
         return (engine, os.path.abspath(str(node.get("NAME", ""))))
-    host, port = str(node.get("HOST", "") or "localhost"), str(node.get("PORT", "") or 3306)
-    socket = str(node.get("OPTIONS", {}).get("unix_socket", ""))
-    if engine.endswith("postgresql"):
+    is_postgresql = engine.endswith("postgresql")
+    host = str(node.get("HOST", "") or "localhost")
+    port = str(node.get("PORT", "") or (5432 if is_postgresql else 3306))
+    options = node.get("OPTIONS", {})
+    if is_postgresql:
         # The schemas of two databases have nothing to do with each other.
-        service = str(node.get("OPTIONS", {}).get("service", ""))
-        return (engine, host, port, str(node.get("NAME", "")), service)
+        return (engine, host, port, str(node.get("NAME", "")), str(options.get("service", "")))
+    socket = str(options.get("unix_socket", ""))
     return (engine, host, port, socket) if (host or socket) else name

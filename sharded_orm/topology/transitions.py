@@ -30,9 +30,9 @@ _EMBEDDED_OPTIONS = {"SHIFT": 46, "BITS": 16}
 def problems(old: Topology, new: Topology, keys: Callable[[ShardGroup], KeyRouting]) -> list[str]:
     """Return the reasons, as sentences, why ``new`` must not replace ``old``; empty if it may.
 
-    Both topologies must be valid. ``new`` must have every group and every shard of ``old``, and must map
-    every key to the same shard. A shard may be on another node (database server): the operator who
-    changes a shard's node is responsible for moving its rows.
+    Both topologies must be valid. ``new`` must have every group and every shard of ``old``, and
+    must map every key to the same shard. A shard may be on another node (database server). The
+    operator who changes a shard's node is responsible for moving the rows of that shard.
 
     :param keys: a function that is called with a group. It returns what determines the shards of
         the group's keys.

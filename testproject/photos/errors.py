@@ -66,12 +66,12 @@ class ErrorPages:
 class CredentialsHidden(SafeExceptionReporterFilter):
     """Django's error page for developers, without passwords.
 
-    Django hides only those in its settings. But ``SHARDED_ORM_DEMO_MYSQL`` is in the environment,
-    which Django's server puts into each request, and drivers have passwords in variables.
+    Django hides only those in its settings. But ``SHARDED_ORM_DEMO_MYSQL`` and the like are in the
+    environment, which Django's server puts into each request, and drivers have passwords in variables.
     """
 
     hidden_settings = re.compile(
-        f"{SafeExceptionReporterFilter.hidden_settings.pattern}|SHARDED_ORM_DEMO_MYSQL",
+        f"{SafeExceptionReporterFilter.hidden_settings.pattern}|SHARDED_ORM_DEMO_(?:MYSQL|POSTGRESQL)",
         re.IGNORECASE,
     )
 

@@ -11,16 +11,25 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from subprocess import STDOUT
+from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE
 from tests.python_process import run_python
-from tests.services.mariadb import Address
+from tests.services import mariadb, postgresql
 
 ROOT = Path(__file__).parents[2]
 SITE_SETTINGS = "testproject.settings"
-BACKENDS = ["sqlite", "mariadb"]
+ALL_BACKENDS = ["sqlite", "mariadb", "postgresql"]
+#: PostgreSQL takes part in the long runs, and in the routine tests of the demo.
+BACKENDS = ["sqlite", "mariadb", pytest.param("postgresql", marks=pytest.mark.long)]
+
+#: The variable of the environment that names the servers of the demo.
+VARIABLES = {
+    "mariadb": "SHARDED_ORM_DEMO_MYSQL",
+    "postgresql": "SHARDED_ORM_DEMO_POSTGRESQL",
+}
 
 
 @dataclass
@@ -77,25 +86,37 @@ def project_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
     if backend == "sqlite":
         yield Project(backend, folder)
         return
-    nodes: list[Address] = request.getfixturevalue("mariadb_nodes")
+    nodes: list[Any] = request.getfixturevalue(f"{backend}_nodes")
     prefix = f"site_{secrets.token_hex(4)}_"
-    variables = on_servers(nodes, prefix)
+    variables = on_servers(nodes, prefix, backend)
+    drop = _drop_on_mariadb if backend == "mariadb" else _drop_on_postgresql
     try:
         yield Project(backend, folder, variables)
     finally:
         for node in nodes:
-            _drop(node, prefix)
+            drop(node, prefix)
 
 
-def on_servers(nodes: list[Address], prefix: str) -> dict[str, str]:
-    """Environment variables of an installation on MariaDB with this prefix of database names."""
+def on_servers(nodes: list[Any], prefix: str, backend: str = "mariadb") -> dict[str, str]:
+    """Environment variables of an installation on servers with this prefix of database names."""
     return {
-        "SHARDED_ORM_DEMO_MYSQL": json.dumps([asdict(node) for node in nodes]),
+        VARIABLES[backend]: json.dumps([asdict(node) for node in nodes]),
         "SHARDED_ORM_DEMO_PREFIX": prefix,
     }
 
 
-def _drop(node: Address, prefix: str) -> None:
+def _drop_on_postgresql(node: postgresql.Address, prefix: str) -> None:
+    import psycopg
+
+    with psycopg.connect(**node.psycopg(), autocommit=True) as connection:
+        names = connection.execute("SELECT datname FROM pg_database").fetchall()
+        for (name,) in names:
+            # The test databases of the same installation are named test_<prefix>….
+            if prefix in name:
+                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _drop_on_mariadb(node: mariadb.Address, prefix: str) -> None:
     import MySQLdb
 
     connection = MySQLdb.connect(**node.mysqldb())

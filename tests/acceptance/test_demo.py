@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.project import BACKENDS, Project, project_on
+from tests.acceptance.project import ALL_BACKENDS, VARIABLES, Project, project_on
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=ALL_BACKENDS)
 def shown(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tuple[Project, str]]:
     """A site on which the demo has run once, and its output."""
     folder = tmp_path_factory.mktemp("demo") / "site"
@@ -113,13 +113,14 @@ def test_pages_while_a_node_is_down(shown: tuple[Project, str]) -> None:
     project, _ = shown
     if project.backend == "sqlite":
         pytest.skip("files are not down")
-    first, second = json.loads(project.variables["SHARDED_ORM_DEMO_MYSQL"])
+    variable = VARIABLES[project.backend]
+    first, second = json.loads(project.variables[variable])
     servers = json.dumps([first, {**second, "port": 1}])  # nobody listens there
     # With DEBUG, too: connection objects have passwords in their variables, and a traceback shows
     # variables.
     variables = {
         **project.variables,
-        "SHARDED_ORM_DEMO_MYSQL": servers,
+        variable: servers,
         "SHARDED_ORM_DEMO_DEBUG": "1",
     }
     half = Project(project.backend, project.folder, variables)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
@@ -31,6 +34,8 @@ LEASE, THINK = 1.0, 0.005
 #: The longest stall of a writer, at the 99th percentile of the moves; and how much slower a write and a
 #: read of another key may be.
 STALL, SLOWER, SLOWER_READ = 0.05, 1.3, 1.05
+#: The variable with the folder of an older checkout; and how much slower a write may be than with that.
+BEFORE, SLOWER_WRITE = "SHARDED_ORM_BENCHMARK_BEFORE", 1.02
 KEY, OTHER = 7, 8
 # Reads and writes of the comparison with a site that moves no keys.
 CALLS = 200
@@ -43,9 +48,9 @@ def key_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
         (server,) = stack.enter_context(mariadb.servers(1, **durable))
         prefix = new_prefix()
 
-        def process(role: str) -> OrderedProcess:
+        def process(role: str, path: str | None = None) -> OrderedProcess:
             address = json.dumps(vars(server.address))
-            return stack.enter_context(OrderedProcess(__name__, address, prefix, role))
+            return stack.enter_context(OrderedProcess(__name__, address, prefix, role, path=path))
 
         mover = process("mover")
         mover.ask("create")
@@ -67,6 +72,19 @@ def key_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
                 _ordinary(writers[0], without_lease, what, rounds),
                 goal=False,
             )
+        if BEFORE in os.environ:
+            folder = stack.enter_context(TemporaryDirectory())
+            Path(folder, "sharded_orm").symlink_to(Path(os.environ[BEFORE], "sharded_orm"))
+            before = process("no lease", folder)
+            for ours, setting in ((without_lease, "without"), (writers[0], "with")):
+                for what in ("write", "read"):
+                    yield at_most(
+                        SLOWER_WRITE,
+                        f"a {what} by key {setting} PLACEMENT_LEASE, while no key moves",
+                        f"the same with the package in {os.environ[BEFORE]}",
+                        _ordinary(ours, before, what, rounds),
+                        goal=what == "write",
+                    )
 
 
 def _stalls(mover: OrderedProcess, writers: Sequence[OrderedProcess], rounds: Rounds) -> Line:

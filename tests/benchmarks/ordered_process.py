@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
 
 
 class OrderedProcess:
-    """The child ``python -m MODULE ARGUMENT…``, which calls :func:`obey`; a context manager."""
+    """The child ``python -m MODULE ARGUMENT…``, which calls :func:`obey`; a context manager.
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    :param path: a folder in which the child looks for modules first.
+    """
+
+    def __init__(self, module: str, *arguments: str, path: str | None = None) -> None:
+        # The folder of the tests comes first with -m, unless -P says otherwise.
+        first = [] if path is None else ["-P"]
+        paths = os.pathsep.join([path or "", os.getcwd()])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, *first, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ if path is None else {**os.environ, "PYTHONPATH": paths},
         )
 
     def ask(self, order: str, *arguments: Any) -> Any:

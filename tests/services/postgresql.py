@@ -43,6 +43,7 @@ _OPTIONS = {
     "max_connections": "200",
     # A statement over many shards locks their tables and indexes.
     "max_locks_per_transaction": "256",
+    "max_prepared_transactions": "20",
     "shared_buffers": "64MB",
     # In the data folder, which goes; the shared memory of a killed server stays.
     "dynamic_shared_memory_type": "mmap",

@@ -7,7 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 from sharded_orm.topology.aliases import sharded_databases
 from tests.services.postgresql import ENVIRONMENT, addresses_from_environment
 from tests.settings.base import *  # noqa: F403
-from tests.settings.base import GLOBAL_ALIASES, sharded_orm
+from tests.settings.base import GLOBAL_ALIASES, INSTALLED_APPS, sharded_orm
 
 _servers = addresses_from_environment()
 if len(_servers) < 2:
@@ -16,6 +16,8 @@ if len(_servers) < 2:
         " 'python -m tests.services.postgresql -- COMMAND'."
     )
 _one, _two = _servers[:2]
+
+INSTALLED_APPS = [*INSTALLED_APPS, "django.contrib.postgres", "tests.specimens"]
 
 # Cached models are in the first global alias; the other aliases use Django's stock backend. The
 # second ticket server is not on the node of the first. Shards are schemas of the servers' database;

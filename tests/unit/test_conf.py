@@ -68,6 +68,10 @@ def test_the_options_of_the_cache() -> None:
         (broken(NODES__a__HOSTS="x"), "unknown key 'HOSTS'"),
         (broken(NODES__a__ENGINE="django.db.backends.mysql"), "ENGINE must be one of"),
         (broken(NODES__a__NAME="x"), "NAME is not allowed"),
+        (
+            broken(NODES__a__ENGINE="sharded_orm.backends.postgresql"),
+            "NAME must be the database that holds the shards' schemas",
+        ),
         (broken(NODES__a={"ENGINE": "sharded_orm.backends.sqlite3"}), "NAME must be the folder"),
         (broken(NODES__b=3), "must be a dict like an entry of DATABASES"),
         (broken(GROUPS__photos__STRATEGY=None), "STRATEGY must be"),

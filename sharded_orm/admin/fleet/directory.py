@@ -80,9 +80,9 @@ class DirectoryPages(FleetAdmin):
         """Find the shard of the key that the URL parameters ``model``, ``field`` and ``value``
         give.
 
-        The default of ``field`` is the shard key. The parameter ``by`` may replace ``model`` and
-        ``field``; it has the form ``model:field``. Costs at most two queries of the directory (the
-        table of each key's shard); no shard is queried.
+        The default of ``field`` is the shard key. Instead of ``model`` and ``field``, the URL may
+        have the parameter ``by`` in the form ``model:field``. Costs at most two queries of the
+        directory (the table of each key's shard); no shard is queried.
         """
         model, field = _model_and_field(request)
         value = request.GET.get("value", "")
@@ -225,8 +225,7 @@ def _is_key(options: ShardOptions, location: KeyLocation) -> bool:
 
 
 def _move_command(location: KeyLocation, value: str) -> str:
-    """Return the command that moves the key; "" if keys of its group cannot be moved, or if it has no
-    shard yet.
+    """Return the command that moves the key; "" if it cannot be moved, or has no shard yet.
 
     :param value: the key as typed.
     """

@@ -17,8 +17,8 @@ from sharded_orm.topology.transitions import KeyRouting
 
 #: A page describes at most this many ranges.
 _MAX_RANGES = 20
-#: The kinds of key routing that may put a new key on any open shard. With any other kind, the value
-#: of the key determines the shard.
+#: The kinds of key routing with which a new key may be put on any open shard. With any other kind,
+#: the value of the key determines the shard.
 _CHOOSING = (KeyRouting.PLACED, KeyRouting.EMBEDDED)
 
 

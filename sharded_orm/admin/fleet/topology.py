@@ -167,8 +167,8 @@ class TopologyAdmin(FleetAdmin):
         first, back = self.url("changelist"), self.url("change", version)
         step = Step(f"Version {version}", back)
         began = time.monotonic()
-        # Going back replaces the topology that the source has now, so compare the earlier version
-        # with that topology. This process may still use another topology.
+        # The earlier version will replace the topology that the source has now, so compare it with
+        # that one. This process may still use another topology.
         documents = _read_versions(lambda: (topology.held(), _revision(version)), DEADLINE)
         if isinstance(documents, str):
             return self.refuse(request, documents, first)

@@ -18,6 +18,7 @@ from django.db.backends.utils import CursorDebugWrapper, CursorWrapper
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.schema_move import NAMES
+from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
 from sharded_orm.exceptions import ShardMoved, TopologyError
 
 # ER_BAD_DB_ERROR and ER_NO_SUCH_TABLE
@@ -82,6 +83,8 @@ def rows_move(group: str) -> bool:
 
 def is_missing_table(error: BaseException) -> bool:
     """Whether ``error``, of a driver or of Django, says that a table or schema does not exist."""
+    if state := sqlstate_of(error):
+        return state in (UNDEFINED_TABLE, UNDEFINED_SCHEMA)
     first = error.args[0] if error.args else None
     if isinstance(first, str):
         return first.startswith(_SQLITE_MISSING)

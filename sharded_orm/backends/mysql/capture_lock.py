@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from hashlib import md5
-from typing import Any
+from typing import Any, Final
 
-from django.db import OperationalError
+from django.db import DatabaseError, OperationalError
+
+#: The purpose of the lock of sessions that change tables and triggers.
+TABLES: Final = "tables"
+# SQL for the name of the lock for a purpose on this schema. The server's locks have short names.
+_NAME: Final = "MD5(CONCAT('sharded_orm_capture:', DATABASE(), ':', %s))"
+_NO_SUCH_SESSION: Final = 1094  # ER_NO_SUCH_THREAD
+# Seconds in which the transaction of a session that was ended is rolled back.
+_ROLLED_BACK_WITHIN: Final = 60
+
+
+def of_fence(number: int) -> str:
+    """Return the purpose of the lock of a session that changes the rows of a move."""
+    return f"fence {number}"
+
+
+def of_copier(number: int) -> str:
+    """Return the purpose of the lock of a session that writes the copy of a shard."""
+    return f"copy {number}"
 
 
 @contextmanager
@@ -23,20 +40,45 @@ def capture_lock(
     :param busy: what another session does.
     :raises django.db.OperationalError: it took longer.
     """
-    ((schema,),) = run("SELECT DATABASE()")
-    purpose = f"sharded_orm_capture:{schema}:{purpose}"
-    name = md5(purpose.encode(), usedforsecurity=False).hexdigest()
-    ((is_taken,),) = run("SELECT GET_LOCK(%s, %s)", name, patience)
+    ((is_taken,),) = run(f"SELECT GET_LOCK({_NAME}, %s)", purpose, patience)
     if not is_taken:
-        ((holder,),) = run("SELECT IS_USED_LOCK(%s)", name)
+        ((holder, schema),) = run(f"SELECT IS_USED_LOCK({_NAME}), DATABASE()", purpose)
         raise OperationalError(
             f"Another session ({holder}) has {busy} on the database {schema!r} for {patience:.0f} s: it hangs, or"
-            f" was paused. End it (KILL {holder}), and try again."
+            " was paused. End it by --kill of 'manage.py keys repair' or 'shards move --repair', or by"
+            f" KILL {holder}, and try again."
         )
     try:
         yield
     finally:
-        run("DO RELEASE_LOCK(%s)", name)
+        run(f"DO RELEASE_LOCK({_NAME})", purpose)
+
+
+def take_for_good(run: Callable[..., Any], purpose: str) -> None:
+    """Take the lock for ``purpose`` until the session ends, so that :func:`end_holder` finds it."""
+    run(f"DO GET_LOCK({_NAME}, 0)", purpose)
+
+
+def end_holder(run: Callable[..., Any], purpose: str) -> bool:
+    """End the other session that holds the lock for ``purpose`` on this schema, and wait for its end.
+
+    Its transaction is rolled back. Only sessions of this library ever hold such a lock.
+
+    :return: False if there is no such session.
+    :raises django.db.DatabaseError: the account may not end it.
+    """
+    ((holder, own),) = run(f"SELECT IS_USED_LOCK({_NAME}), CONNECTION_ID()", purpose)
+    if holder is None or holder == own:
+        return False
+    try:
+        run("KILL %s", int(holder))
+    except DatabaseError as exc:
+        if exc.args[0] != _NO_SUCH_SESSION:
+            raise
+    ((is_taken,),) = run(f"SELECT GET_LOCK({_NAME}, %s)", purpose, _ROLLED_BACK_WITHIN)
+    if is_taken:
+        run(f"DO RELEASE_LOCK({_NAME})", purpose)
+    return True
 
 
 def tables_lock(run: Callable[..., Any], patience: float) -> AbstractContextManager[None]:
@@ -44,4 +86,4 @@ def tables_lock(run: Callable[..., Any], patience: float) -> AbstractContextMana
 
     The parameters and errors are those of :func:`capture_lock`.
     """
-    return capture_lock(run, "tables", patience, "changed tables or triggers")
+    return capture_lock(run, TABLES, patience, "changed tables or triggers")

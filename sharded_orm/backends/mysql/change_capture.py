@@ -21,7 +21,13 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import SQLSTATE
-from sharded_orm.backends.mysql.capture_lock import tables_lock
+from sharded_orm.backends.mysql.capture_lock import (
+    TABLES,
+    end_holder,
+    of_copier,
+    of_fence,
+    tables_lock,
+)
 from sharded_orm.backends.mysql.lock_waits import LockWaits
 from sharded_orm.backends.mysql.row_copy import PASSES
 from sharded_orm.backends.snapshot import OWN_PREFIX
@@ -58,6 +64,10 @@ class MySQLChangeCapture(ChangeCapture):
 
     def exclusively(self, patience: float) -> AbstractContextManager[None]:
         return tables_lock(self._rows, patience)
+
+    def end_sessions(self, number: int | None = None) -> int:
+        purposes = [TABLES] if number is None else [TABLES, of_fence(number), of_copier(number)]
+        return sum(end_holder(self._rows, purpose) for purpose in purposes)
 
     def check_privileges(self, *, sessions: bool = True) -> None:
         ((user,),) = self._rows("SELECT CURRENT_USER()")

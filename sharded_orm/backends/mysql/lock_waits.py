@@ -12,8 +12,9 @@ from django.db import OperationalError
 from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# Seconds that one attempt waits for locks. Statements of others queue behind it for as long.
-_ATTEMPT = 0.05
+# Seconds that the first attempt and the longest one wait for locks. Statements of others queue behind
+# an attempt for as long.
+_FIRST, _LONGEST = 0.01, 0.05
 # Seconds between two attempts, in which the statements that have queued behind the first are served.
 _BETWEEN = 0.05
 #: ER_LOCK_WAIT_TIMEOUT
@@ -36,9 +37,10 @@ class LockWaits:
         :param deadline: a moment of ``time.monotonic()``.
         :raises django.db.OperationalError: a lock was held for longer.
         """
+        seconds = _FIRST
         while True:
             try:
-                with self.limit(_ATTEMPT):
+                with self.limit(seconds):
                     action()
                 return
             except OperationalError as exc:
@@ -49,15 +51,15 @@ class LockWaits:
                     raise
                 if time.monotonic() > deadline:
                     raise
+            seconds = min(1.5 * seconds, _LONGEST)
             time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
         """Limit the time that statements of the block wait for locks."""
-        for name, value in self._flavor.lock_timeouts(seconds).items():
-            self._run(f"SET SESSION {name} = %s", value)
+        values = self._flavor.lock_timeouts(seconds)
+        self._run(f"SET SESSION {', '.join(f'{name} = %s' for name in values)}", *values.values())
         try:
             yield
         finally:
-            for name in self._flavor.lock_timeouts(seconds):
-                self._run(f"SET SESSION {name} = DEFAULT")
+            self._run(f"SET SESSION {', '.join(f'{name} = DEFAULT' for name in values)}")

@@ -9,7 +9,12 @@ from operator import itemgetter
 from typing import Any, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
-from sharded_orm.backends.mysql.capture_lock import capture_lock
+from sharded_orm.backends.mysql.capture_lock import (
+    capture_lock,
+    of_copier,
+    of_fence,
+    take_for_good,
+)
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
 from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 from sharded_orm.backends.snapshot import OWN_PREFIX
@@ -23,6 +28,11 @@ _BYTES: Final = frozenset(
     {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "binary",
      "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "geometry", "point", "linestring",
      "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection"}
+)  # fmt: skip
+# Types whose values are short texts without a comma. Those of other types are digested one by one.
+_SHORT: Final = frozenset(
+    {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "date", "time",
+     "datetime", "timestamp", "year"}
 )  # fmt: skip
 _SESSION: Final = (
     "SET NAMES utf8mb4",
@@ -41,6 +51,9 @@ class MySQLRowCopy(RowCopy):
         for statement in _SESSION:
             self._run(statement)
 
+    def claim(self, number: int) -> None:
+        take_for_good(self._run, of_copier(number))
+
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
         # A writer of the key may hold locks on rows when it comes to the fence. An exclusive lock on
@@ -50,7 +63,7 @@ class MySQLRowCopy(RowCopy):
             " LOCK IN SHARE MODE"
         )
         alone = capture_lock(
-            self._run, f"fence {number}", _PATIENCE, "changed the rows of the same move"
+            self._run, of_fence(number), _PATIENCE, "changed the rows of the same move"
         )
         with alone, self._transaction():
             if not self._run(fence, number):
@@ -136,24 +149,23 @@ class MySQLRowCopy(RowCopy):
         return [key, str(key).encode()]
 
     def _row_digest(self, table: CapturedTable) -> str:
-        parts = (
-            f"COALESCE(SHA2(CAST({name}{' * 1e0' if column.kind == 'float' else ''} AS BINARY), 256),"
-            " 'NULL')"
-            for column in self._kept_columns(table)
-            for name in [self._quote(column.name)]
-        )
+        # Two rows have the same list only if all their values are the same: no value has a comma in it.
+        parts = []
+        for column in self._kept_columns(table):
+            name = self._quote(column.name)
+            value = f"CAST({name}{' * 1e0' if column.kind == 'float' else ''} AS BINARY)"
+            digest = value if column.kind in _SHORT else f"SHA2({value}, 256)"
+            parts.append(f"COALESCE({digest}, 'NULL')")
         return f"SHA2(CONCAT_WS(',', {', '.join(parts)}), 256)"
 
     def _digests(
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
     ) -> RowDigests:
-        halves = ", ".join(
-            f"COALESCE(SUM(CAST(CONV(SUBSTRING(d, {start}, 16), 16, 10) AS UNSIGNED)), 0)"
-            for start in (1, 17)
-        )
-        ((count, one, two),) = self._run(
-            f"SELECT COUNT(*), {halves} FROM (SELECT {self._row_digest(table)} d FROM {source}"
-            f" WHERE {condition}) digests",
+        # The server computes the digest of a row once for each mention of it.
+        number = "CAST(CONV(LEFT(digest, 16), 16, 10) AS UNSIGNED)"
+        ((count, total),) = self._run(
+            f"SELECT COUNT(*), COALESCE(SUM({number}), 0) FROM (SELECT {self._row_digest(table)} digest"
+            f" FROM {source} WHERE {condition}) digests",
             *params,
         )
-        return RowDigests(int(count), f"{int(one):x} {int(two):x}")
+        return RowDigests(int(count), f"{int(total):x}")

@@ -4,7 +4,7 @@ schemas of the node's database share them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -23,19 +23,23 @@ from psycopg.pq import Format
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
+from sharded_orm.backends.postgresql.client import DatabaseClient
 from sharded_orm.backends.postgresql.connection import (
     BEGIN,
     PostgreSQLConnection,
     quoted,
-    search_path_of,
+    search_path_option,
 )
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor
 from sharded_orm.backends.postgresql.features import DatabaseFeatures
-from sharded_orm.backends.postgresql.node import PostgreSQLPool, node_pool
+from sharded_orm.backends.postgresql.node import PostgreSQLPool, close_sessions, node_pool
 from sharded_orm.backends.postgresql.node_cursor import PostgreSQLNodeCursor, PostgreSQLNodeStream
 from sharded_orm.backends.postgresql.operations import DatabaseOperations
+from sharded_orm.backends.postgresql.row_copy import PostgreSQLRowCopy
 from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
+from sharded_orm.backends.postgresql.schema_move import PostgreSQLSchemaMove
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.backends.session_mode import SessionMode
@@ -76,6 +80,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     work. All aliases of the process with equal connection parameters lease from the same pool.
     """
 
+    client_class = DatabaseClient
     creation_class = DatabaseCreation
     features_class = DatabaseFeatures
     ops_class = DatabaseOperations
@@ -191,6 +196,14 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         # looks for its own pool first.
         super()._close()
 
+    def close_pool(self) -> None:
+        """Close the idle sessions with this alias's database, and the others when they are released.
+
+        Django's class that creates test databases calls it, because the server neither drops nor
+        copies a database with sessions.
+        """
+        close_sessions(self.get_connection_params())
+
     @contextmanager
     def node_cursor(
         self, *, stream: bool = False
@@ -261,8 +274,15 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     # ##### Schemas #####
 
     def create_shard_database(self) -> None:
-        """Create this alias's schema. Does nothing if the schema exists."""
-        self._run_on_node(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._required_schema)}")
+        """Create this alias's schema or, if it has none, its database. Does nothing if that exists."""
+        if self.schema is not None:
+            self._run_on_node(f"CREATE SCHEMA IF NOT EXISTS {quoted(self.schema)}")
+            return
+        name = self.settings_dict["NAME"]
+        with self._nodb_cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_catalog.pg_database WHERE datname = %s", [name])
+            if cursor.fetchone() is None:
+                cursor.execute(f"CREATE DATABASE {quoted(name)}")
 
     def drop_shard_database(self) -> None:
         """Drop this alias's schema with all its rows. Does nothing if the schema does not exist."""
@@ -388,6 +408,17 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         is_rows = bool(words) and words[0].upper() in _ROW_WORDS
         return Effect.ROWS if is_rows else Effect.SCHEMA
 
+    def change_capture(self, account: Mapping[str, Any] | None = None) -> PostgreSQLChangeCapture:
+        return PostgreSQLChangeCapture(self._stock_wrapper(account or {}))
+
+    def row_copy(self, account: Mapping[str, Any] | None = None) -> PostgreSQLRowCopy:
+        return PostgreSQLRowCopy(self._stock_wrapper(account or {}))
+
+    def schema_move(
+        self, confirm: Callable[[], None], account: Mapping[str, Any] | None = None
+    ) -> PostgreSQLSchemaMove:
+        return PostgreSQLSchemaMove(self._stock_wrapper(account or {}), confirm)
+
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
         """Return a connection object of Django's own backend, for statements that leave session state.
 
@@ -397,10 +428,12 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         settings = {k: v for k, v in self.settings_dict.items() if k not in ours}
         settings = {**deepcopy(settings), **changes}
         if self.schema is not None:
-            path = search_path_of(self.schema).replace("\\", "\\\\").replace(" ", "\\ ")
             options = settings["OPTIONS"]
             given = options.get("options", "")
-            settings["OPTIONS"] = {**options, "options": f"{given} -c search_path={path}".strip()}
+            settings["OPTIONS"] = {
+                **options,
+                "options": f"{given} {search_path_option(self.schema)}".strip(),
+            }
         return stock.DatabaseWrapper(settings, self.alias)
 
     # ##### Sessions #####

@@ -25,7 +25,7 @@ class CatalogCursor(Protocol):
 class CatalogRow(NamedTuple):
     """One piece of a definition.
 
-    :param section: what the row describes; the name of a section in :data:`_SECTIONS`.
+    :param section: what the row describes; ``table``, ``column``, ``index``, …
     :param name: name of the object, or of the table to which the piece belongs.
     :param text: the piece, mostly SQL. No name in it is qualified by the schema, except where the server
         cannot leave the schema out: in the heads of functions and statistics, and in their bodies.
@@ -40,18 +40,34 @@ class CatalogRow(NamedTuple):
 
 # The objects that depend on the schema. Left out are the objects of extensions (dependencies of type
 # "e"), and parts of other objects (type "i"), such as the sequences of identity columns and the
-# constructors of range types. The cast to regnamespace raises error 3F000 if the schema does not exist.
+# constructors of range types. For a table, view or sequence, the third column has letters: its kind in
+# pg_class, and the properties that need a query. The cast to regnamespace raises error 3F000 if the schema
+# does not exist.
 _LIST = """\
-SELECT d.classid::regclass::text, d.objid::int8
+SELECT d.classid::regclass::text, d.objid::int8, concat(
+  c.relkind,
+  CASE WHEN c.relpersistence = 'u' OR c.relrowsecurity OR c.relforcerowsecurity OR c.relreplident <> 'd'
+    THEN 'A' END,
+  CASE WHEN EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = c.oid) THEN 'H' END,
+  CASE WHEN EXISTS (
+    SELECT FROM pg_description x WHERE x.objoid = c.oid AND x.classoid = 'pg_class'::regclass
+  ) THEN 'C' END,
+  CASE WHEN c.relhastriggers THEN 'T' END,
+  CASE WHEN c.relhasrules AND EXISTS (
+    SELECT FROM pg_rewrite x WHERE x.ev_class = c.oid AND x.rulename <> '_RETURN'
+  ) THEN 'R' END,
+  CASE WHEN EXISTS (SELECT FROM pg_policy x WHERE x.polrelid = c.oid) THEN 'P' END
+)
 FROM pg_depend d
+LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
 WHERE d.refclassid = 'pg_namespace'::regclass AND d.deptype = 'n'
   AND d.refobjid = quote_ident(%(schema)s)::regnamespace
   AND NOT EXISTS (
     SELECT FROM pg_depend o
-    WHERE o.classid = d.classid AND o.objid = d.objid AND o.deptype IN ('e', 'i')
+    WHERE o.classid = d.classid AND o.objid = d.objid AND o.objsubid = 0 AND o.deptype IN ('e', 'i')
   )
 UNION ALL
-SELECT current_schema(), NULL"""
+SELECT current_schema(), NULL, NULL"""
 
 _RELATION = """\
 WITH relation AS MATERIALIZED (
@@ -95,34 +111,37 @@ SELECT 'table', name, concat(
   CASE WHEN method <> 'heap' THEN ' USING ' || quote_ident(method) END,
   {_OPTIONS}
 ), NULL
-FROM relation WHERE kind IN ('r', 'p')
-UNION ALL
-SELECT 'other', 'foreign table', name, NULL FROM relation WHERE kind = 'f'"""
+FROM relation WHERE kind IN ('r', 'p')"""
+
+_FOREIGN_TABLES = "SELECT 'other', 'foreign table', name, NULL FROM relation WHERE kind = 'f'"
 
 _COLUMNS = f"""\
 SELECT 'column', relation.name, concat(
   {_quoted("a.attname")}, ' ', format_type(a.atttypid, a.atttypmod),
-  CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation END,
-  CASE
-    WHEN a.attgenerated = 's' THEN ' GENERATED ALWAYS AS (' || pg_get_expr(d.adbin, d.adrelid) || ') STORED'
-    WHEN a.attgenerated <> '' THEN ' GENERATED ALWAYS AS (' || pg_get_expr(d.adbin, d.adrelid) || ')'
-    WHEN a.attidentity <> '' THEN concat(
+  CASE WHEN a.attcollation <> 0 AND a.attcollation <> (
+    SELECT t.typcollation FROM pg_type t WHERE t.oid = a.atttypid
+  ) THEN ' COLLATE ' || a.attcollation::regcollation END,
+  CASE WHEN a.attidentity <> '' THEN (
+    SELECT concat(
       ' GENERATED ', CASE a.attidentity WHEN 'a' THEN 'ALWAYS' ELSE 'BY DEFAULT' END,
       ' AS IDENTITY (SEQUENCE NAME ', {_quoted("s.relname")}, {_SEQUENCE}, ')'
     )
-    ELSE ' DEFAULT ' || pg_get_expr(d.adbin, d.adrelid)
-  END,
+    FROM pg_depend i JOIN pg_class s ON s.oid = i.objid JOIN pg_sequence q ON q.seqrelid = i.objid
+    WHERE i.refclassid = 'pg_class'::regclass AND i.refobjid = a.attrelid AND i.refobjsubid = a.attnum
+      AND i.classid = 'pg_class'::regclass AND i.deptype = 'i'
+  ) END,
+  CASE WHEN a.atthasdef THEN (
+    SELECT CASE a.attgenerated
+      WHEN '' THEN ' DEFAULT ' || x.value
+      WHEN 's' THEN ' GENERATED ALWAYS AS (' || x.value || ') STORED'
+      ELSE ' GENERATED ALWAYS AS (' || x.value || ')'
+    END
+    FROM pg_attrdef d CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS x (value)
+    WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum
+  ) END,
   CASE WHEN a.attnotnull THEN ' NOT NULL' END
 ), lpad(a.attnum::text, 5, '0')
-FROM relation
-JOIN pg_attribute a ON a.attrelid = relation.oid AND a.attnum > 0 AND NOT a.attisdropped
-JOIN pg_type t ON t.oid = a.atttypid
-LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-LEFT JOIN pg_depend i ON a.attidentity <> '' AND i.refclassid = 'pg_class'::regclass
-  AND i.refobjid = a.attrelid AND i.refobjsubid = a.attnum
-  AND i.classid = 'pg_class'::regclass AND i.deptype = 'i'
-LEFT JOIN pg_class s ON s.oid = i.objid
-LEFT JOIN pg_sequence q ON q.seqrelid = i.objid
+FROM relation JOIN pg_attribute a ON a.attrelid = relation.oid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE relation.kind IN ('r', 'p')"""
 
 _CONSTRAINTS = f"""\
@@ -143,16 +162,18 @@ FROM relation CROSS JOIN LATERAL (VALUES
       WHERE i.indrelid = relation.oid AND i.indisreplident
     ) END)
 ) AS x (position, change)
-WHERE relation.kind IN ('r', 'p') AND x.change IS NOT NULL
-UNION ALL
+WHERE relation.kind IN ('r', 'p') AND x.change IS NOT NULL"""
+
+_PARENTS = f"""\
 SELECT 'addition', relation.name, CASE WHEN relation.is_partition
   THEN 'ALTER TABLE ONLY ' || p.oid::regclass || ' ATTACH PARTITION ' || {_quoted("relation.name")}
     || ' ' || pg_get_expr(relation.bound, relation.oid)
   ELSE 'ALTER TABLE ' || {_quoted("relation.name")} || ' INHERIT ' || p.oid::regclass END,
   '5' || lpad(h.inhseqno::text, 5, '0')
 FROM relation JOIN pg_inherits h ON h.inhrelid = relation.oid JOIN pg_class p ON p.oid = h.inhparent
-WHERE relation.kind IN ('r', 'p')
-UNION ALL
+WHERE relation.kind IN ('r', 'p')"""
+
+_COMMENTS = f"""\
 SELECT 'addition', relation.name, concat(
   'COMMENT ON ', CASE WHEN c.objsubid = 0 THEN 'TABLE ' ELSE 'COLUMN ' END,
   {_quoted("relation.name")}, '.' || {_quoted("a.attname")}, ' IS ', quote_literal(c.description)
@@ -210,11 +231,13 @@ FROM relation WHERE kind IN ('v', 'm')"""
 _TRIGGERS = """\
 SELECT 'trigger', t.tgname, pg_get_triggerdef(t.oid, true), relation.name || t.tgenabled::text
 FROM relation JOIN pg_trigger t ON t.tgrelid = relation.oid
-WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND NOT starts_with(t.tgname, %(own)s)
-UNION ALL
+WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND NOT starts_with(t.tgname, %(own)s)"""
+
+_RULES = """\
 SELECT 'rule', r.rulename, pg_get_ruledef(r.oid, true), relation.name
-FROM relation JOIN pg_rewrite r ON r.ev_class = relation.oid WHERE r.rulename <> '_RETURN'
-UNION ALL
+FROM relation JOIN pg_rewrite r ON r.ev_class = relation.oid WHERE r.rulename <> '_RETURN'"""
+
+_POLICIES = """\
 SELECT 'policy', p.polname, concat(
   'CREATE POLICY ', quote_ident(p.polname), ' ON ', quote_ident(relation.name),
   CASE WHEN NOT p.polpermissive THEN ' AS RESTRICTIVE' END,
@@ -227,16 +250,22 @@ SELECT 'policy', p.polname, concat(
 ), relation.name
 FROM relation JOIN pg_policy p ON p.polrelid = relation.oid"""
 
+# Queries for tables, views and sequences, after the letters of those that need the query.
 _RELATIONS = (
-    _TABLES,
-    _COLUMNS,
-    _CONSTRAINTS,
-    _ADDITIONS,
-    _INDEXES,
-    _SEQUENCES,
-    _COUNTERS,
-    _VIEWS,
-    _TRIGGERS,
+    ("rp", _TABLES),
+    ("f", _FOREIGN_TABLES),
+    ("rp", _COLUMNS),
+    ("rp", _CONSTRAINTS),
+    ("A", _ADDITIONS),
+    ("H", _PARENTS),
+    ("C", _COMMENTS),
+    ("rpm", _INDEXES),
+    ("S", _SEQUENCES),
+    ("rp", _COUNTERS),
+    ("vm", _VIEWS),
+    ("T", _TRIGGERS),
+    ("R", _RULES),
+    ("P", _POLICIES),
 )
 
 # A function whose arguments or SQL body name a table has a mark at its end.
@@ -319,14 +348,14 @@ _STATISTICS = """\
 SELECT 'statistics', s.stxname, pg_get_statisticsobjdef(s.oid), quote_ident(%(schema)s)
 FROM pg_statistic_ext s WHERE s.oid = ANY (%(pg_statistic_ext)s::oid[])"""
 
-# Sections by the catalog whose objects they describe.
-_SECTIONS: dict[str, tuple[str, ...]] = {
-    "pg_class": _RELATIONS,
-    "pg_proc": (_FUNCTIONS,),
-    "pg_type": (_TYPES,),
-    "pg_collation": (_COLLATIONS,),
-    "pg_statistic_ext": (_STATISTICS,),
+# Queries for other objects, by the catalog.
+_QUERIES = {
+    "pg_proc": _FUNCTIONS,
+    "pg_type": _TYPES,
+    "pg_collation": _COLLATIONS,
+    "pg_statistic_ext": _STATISTICS,
 }
+_KNOWN = ("pg_class", *_QUERIES)
 # Objects of other catalogs, such as operators. Their definitions are not read.
 _OTHERS = """\
 SELECT 'other', i.type, i.identity, quote_ident(%(schema)s)
@@ -346,19 +375,20 @@ def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
     """
     cursor.execute(_LIST, {"schema": schema})
     oids: dict[str, list[int]] = {}
-    for catalog, oid in cursor.fetchall():
+    letters: set[str] = set()
+    for catalog, oid, properties in cursor.fetchall():
         if oid is None:
             assert catalog == schema, f"the cursor reads {catalog!r} instead of {schema!r}"
         elif catalog not in _IGNORED:
             oids.setdefault(catalog, []).append(oid)
-    if not oids:
-        return []
-    others = [
-        (catalog, oid) for catalog in oids if catalog not in _SECTIONS for oid in oids[catalog]
-    ]
-    queries = [query for catalog in _SECTIONS if catalog in oids for query in _SECTIONS[catalog]]
+            letters.update(properties)
+    others = [(catalog, oid) for catalog in oids if catalog not in _KNOWN for oid in oids[catalog]]
+    queries = [query for needs, query in _RELATIONS if not letters.isdisjoint(needs)]
+    queries += [query for catalog, query in _QUERIES.items() if catalog in oids]
     if others:
         queries.append(_OTHERS)
+    if not queries:
+        return []
     cursor.execute(
         _RELATION + "\nUNION ALL\n".join(queries),
         {
@@ -366,7 +396,7 @@ def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
             "own": OWN_PREFIX,
             "catalogs": _array(f"pg_catalog.{catalog}" for catalog, _ in others),
             "others": _array(oid for _, oid in others),
-            **{catalog: _array(oids.get(catalog, ())) for catalog in _SECTIONS},
+            **{catalog: _array(oids.get(catalog, ())) for catalog in _KNOWN},
         },
     )
     return [CatalogRow(*row) for row in cursor.fetchall()]

@@ -87,6 +87,12 @@ def search_path_of(schema: str) -> str:
     return f"{quoted(schema)}, {quoted(EXTENSIONS)}"
 
 
+def search_path_option(schema: str) -> str:
+    """Return the text, for the option ``options`` of libpq, that sets the search path of a session."""
+    path = search_path_of(schema).replace("\\", "\\\\").replace(" ", "\\ ")
+    return f"-c search_path={path}"
+
+
 class PostgreSQLConnection:
     """The connection object that Django gets in place of the driver's: one alias's connection to one
     schema.

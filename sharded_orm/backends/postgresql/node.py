@@ -9,7 +9,14 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import sql
 from psycopg.adapt import AdaptersMap
 
-from sharded_orm.backends.pool import DEFAULT_TIMEOUT, BoundedPool, SessionPool, frozen, get_pool
+from sharded_orm.backends.pool import (
+    DEFAULT_TIMEOUT,
+    BoundedPool,
+    SessionPool,
+    frozen,
+    get_pool,
+    pools,
+)
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
@@ -168,3 +175,18 @@ def node_pool(
     pool = get_pool(key, make)
     assert isinstance(pool, PostgreSQLPool)
     return pool
+
+
+def close_sessions(params: Mapping[str, Any]) -> None:
+    """Close the sessions of this process with the database of ``params``, of any account and time zone.
+
+    Leased sessions are closed when they are released.
+
+    :param params: arguments of ``psycopg.connect``.
+    """
+    where = ("host", "port", "dbname", "service")
+    for pool in pools():
+        if isinstance(pool, PostgreSQLPool) and all(
+            pool.params.get(key) == params.get(key) for key in where
+        ):
+            pool.dispose()

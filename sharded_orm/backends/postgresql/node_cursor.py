@@ -7,18 +7,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection, packet_of
+from sharded_orm.backends.postgresql.connection import (
+    BEGIN,
+    EXTENSIONS,
+    PostgreSQLConnection,
+    literal,
+    packet_of,
+    quoted,
+)
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, SessionLeaseMixin
 from sharded_orm.backends.postgresql.node import PostgreSQLPool
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.exceptions import SessionStateRefused
 
-_NO_PATH = b"SELECT pg_catalog.set_config('search_path', '', true)"
+# The search path of a shard without the shard's schema. Operators and functions of extensions are
+# found: without those of citext, for one, its texts would be compared as other texts.
+_PATH = f"SELECT pg_catalog.set_config('search_path', {literal(quoted(EXTENSIONS))}, true)".encode()
 
 
 class _QualifiedNamesMixin(SessionLeaseMixin):
-    """Base class of a node's cursors. The search path is empty, so a name without a schema is an error.
+    """Base class of a node's cursors. The search path has extensions only, so the name of a table
+    without a schema is an error.
 
     :param node: name of the node in the topology; None if the settings name the server otherwise.
     """
@@ -29,8 +39,8 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
         connection = PostgreSQLConnection(
             pool, None, name, BEGIN, PostgreSQLCursor, PostgreSQLServerCursor
         )
-        connection.set_path, connection.autocommit_prefix = _NO_PATH, [_NO_PATH]
-        connection.autocommit_packet = packet_of([_NO_PATH])
+        connection.set_path, connection.autocommit_prefix = _PATH, [_PATH]
+        connection.autocommit_packet = packet_of([_PATH])
         super().__init__(connection, **options)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:

@@ -16,8 +16,9 @@ from sharded_orm.backends.snapshot import (
 )
 from sharded_orm.exceptions import RehearsalFailed
 
-#: The largest number of schemas in one query.
-BATCH = 500
+#: The largest number of schemas in one query. With more, the server takes longer for each, and its process
+#: keeps the memory that it needed to plan the query.
+BATCH = 100
 _RECORDS = "django_migrations"
 # SQLSTATEs for a schema or a table that does not exist.
 _NOT_THERE = frozenset(("3F000", "42P01"))
@@ -103,7 +104,7 @@ def digests(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, str | No
     """Return a digest of each schema's applied migrations, keyed by schema name.
 
     The digest is "" if the schema has no table ``django_migrations``, and None if the schema does
-    not exist. One query reads 500 schemas. If one of them lacks the table or does not exist, the
+    not exist. One query reads 100 schemas. If one of them lacks the table or does not exist, the
     query fails. Then one query finds the schemas that have the table, and they are read again.
 
     :param cursor: a cursor in autocommit.

@@ -62,13 +62,16 @@ class ShardSQLPanel(SQLPanel):
         )
 
     def record(self, **statement: Any) -> None:
-        """Record a statement. Thread-safe."""
+        """Record an executed statement. Thread-safe."""
         with self._recording:
             super().record(**statement)
 
     @cached_property
     def content(self) -> str:
-        """The HTML of the panel. The toolbar's template prints an alias; here its node follows."""
+        """The HTML of the panel.
+
+        The toolbar's template prints the alias of a statement; this method adds the node.
+        """
         stats = self.get_stats()
         labels: dict[str, str] = {}
         for statement in stats["queries"]:
@@ -82,7 +85,7 @@ class ShardSQLPanel(SQLPanel):
 
 
 class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the two bases declare callproc() with different types; neither is called
-    """The toolbar's cursor, of which only the method that measures and describes a statement is used.
+    """The toolbar's cursor. Only its method that measures and describes a statement is used.
 
     :param context: what Django passes to an ``execute_wrapper``.
     """
@@ -93,7 +96,7 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
         self._panel = panel
 
     def send(self, execute: Callable[[Any, Any], Any], sql: Any, params: Any) -> Any:
-        # A private method of the toolbar.
+        # _record() is a private method of the toolbar's cursor.
         return self._record(execute, sql, params)
 
     def record(self, **statement: Any) -> None:
@@ -104,10 +107,11 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
         else:
             node = self.cursor.node
             statement["alias"] = statement["label"] = f"{self.db.alias} on {node}"
-            # The toolbar repeats a statement on its alias if it knows the parameters.
+            # The toolbar offers to run a statement again on its alias if it has the parameters. So
+            # leave them out.
             statement["params"] = None
         self._panel.record(node=node, **statement)
 
     def _last_executed_query(self, sql: Any, params: Any) -> str:
-        # The toolbar's method would leave this object on the connection object.
+        # Overrides the toolbar's method, which would store this cursor on the connection object.
         return cast("str", self.db.ops.last_executed_query(self.cursor, sql, params))

@@ -110,7 +110,7 @@ class TicketServer:
         self.patience = patience
         self._backoff = backoff
         self._needs_partner = needs_partner
-        # Guards the replacement of _state.
+        # Lock to be held while _state is replaced.
         self._lock = threading.Lock()
         self._state = self._new_state(None)
 

@@ -203,7 +203,7 @@ class TicketSession(ABC):
             rows = self.execute(f"SELECT {columns} FROM {self.table}{clause}", params, deadline)
         except (
             Exception
-        ) as exc:  # The drivers have no common class of errors; others are raised again.
+        ) as exc:  # The drivers have no common class of errors. Other errors are raised again.
             if self.is_missing_table(exc):
                 return []
             raise

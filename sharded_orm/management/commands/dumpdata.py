@@ -33,8 +33,9 @@ _CHUNK_SIZE = 2000
 class Command(dumpdata.Command):
     """Dumps the rows of models: from all shards if a model is sharded, else from one database.
 
-    Without ``--database``: sharded models, and those of the default database. The alias of a group
-    selects the models of that group, and any other alias the rows of that database, as with Django.
+    Without ``--database``, it dumps sharded models and the models of the default database. With the
+    alias of a group, it dumps the models of that group. With any other alias, it dumps the rows of
+    that database, as Django does.
     """
 
     help = (
@@ -75,7 +76,8 @@ class Command(dumpdata.Command):
         self._dump(selected, **options)
 
     def _dump(self, selected: Sequence[Model], **options: Any) -> None:
-        # The part of Django's handle() that writes, for querysets that Django's does not make.
+        # This is the part of Django's handle() that writes rows. It is repeated here, because
+        # Django's code makes querysets that find no shards.
         if options["format"] not in serializers.get_public_serializer_formats():
             raise CommandError(f"Unknown serialization format: {options['format']}")
         if options["use_natural_foreign_keys"]:
@@ -160,7 +162,8 @@ def _rows_of(model: Model, options: dict[str, Any]) -> Iterator[models.QuerySet[
     manager: Any = model._base_manager if options["use_base_manager"] else model._default_manager
     rows: Any
     if shards is not None:
-        # A base manager of Django finds no shards, but hides no rows either.
+        # Do not use Django's base manager, because it finds no shards. Like that manager, this
+        # queryset hides no rows.
         rows = ShardedQuerySet(model) if options["use_base_manager"] else manager.all()
         rows = rows.scatter()
         if options["key"] is not None:
@@ -187,7 +190,10 @@ def _condition_on_key(options: ShardOptions, text: str) -> dict[str, Any]:
 
 
 def _open_output(path: str | None, stack: ExitStack) -> Any:
-    """Open the file ``path`` until ``stack`` ends, compressed if its name says so; None without a path."""
+    """Open the file ``path`` until ``stack`` ends; None without a path.
+
+    Compress it if its name says so.
+    """
     if not path:
         return None
     suffix = Path(path).suffix

@@ -12,5 +12,6 @@ class Command(OneDatabaseCommand, flush.Command):
     remedy = "'manage.py shards run \"flush --no-input\" --group {group}' flushes each shard"
 
     def takes_group(self, alias: str) -> bool:
-        # Django's test cases flush each alias; in tests, that of a group restores its shards.
+        # Django's test cases flush each alias. In tests, to flush a group's alias restores its
+        # shards.
         return alias in test_databases

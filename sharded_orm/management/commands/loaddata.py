@@ -26,9 +26,9 @@ from sharded_orm.operations.fixtures import FixtureTransaction
 class Command(loaddata.Command):
     """Loads each row of a fixture where the row belongs.
 
-    Without ``--database``: rows of sharded models go to the shards of their keys, all others to the
-    default database. The alias of a group selects the rows of that group, and any other alias the
-    rows of that database, as with Django.
+    Without ``--database``, rows of sharded models go to the shards of their keys, and all other
+    rows to the default database. With the alias of a group, only the rows of that group are loaded.
+    With any other alias, only the rows of that database are loaded, as by Django.
     """
 
     help = (
@@ -52,7 +52,7 @@ class Command(loaddata.Command):
         self._transaction = FixtureTransaction(self._alias)
         #: The number of rows that were not loaded because they belong elsewhere, by model.
         self._left_out: Counter[str] = Counter()
-        #: The sequences of ticket servers of which the fixture brings ids.
+        #: The names of the sequences of ticket servers from which ids in the fixture come.
         self._sequences: set[str] = set()
         try:
             super().handle(*fixture_labels, **{**options, "database": self._alias})
@@ -71,9 +71,9 @@ class Command(loaddata.Command):
     # -- Loading ---------------------------------------------------------------
 
     def load_label(self, fixture_label: str) -> None:
-        # Django reads the file with self.using as the database of natural keys. With None, each
-        # look-up goes where the rows of its model are. But the names of files may contain the
-        # alias, so look for the files first; Django keeps the result.
+        # Django looks up natural keys in the database self.using. With None, each look-up goes to
+        # the database that has the rows of the model. But the names of fixture files may contain
+        # the alias, so find the files first. Django remembers the result.
         self.find_fixtures(fixture_label)
         shard = self._shard
         own = (DEFAULT_DB_ALIAS, *runtime.config().tickets, runtime.config().directory)
@@ -88,7 +88,8 @@ class Command(loaddata.Command):
     def save_obj(self, obj: DeserializedObject) -> bool:
         model = type(obj.object)
         if model in self.excluded_models or model._meta.app_config in self.excluded_apps:
-            return False  # Do not choose a shard for the key of a row that is left out.
+            # Return early, so that no shard is chosen for the key of a row that is left out.
+            return False
         options = shard_options(model)
         if not self._selects(options):
             self._left_out[model._meta.label] += 1
@@ -106,13 +107,13 @@ class Command(loaddata.Command):
             alias = self._transaction.place(options, obj.object)
             return self._save_sharded(obj, alias, self._transaction.models_by_alias[alias])
         except RoutingError as exc:
-            # Name the row, as Django's command does for the errors that it knows.
+            # Add the row to the message, as Django's command does for the errors that it handles.
             if not str(exc).startswith("Could not load"):
                 exc.args = (f"Could not load {model._meta.label}(pk={obj.object.pk}): {exc}",)
             raise
 
     def _selects(self, options: ShardOptions | None) -> bool:
-        """Whether rows of a model are to be loaded, by the alias that the caller has named."""
+        """Whether rows of a model are to be loaded, given the alias in ``--database``."""
         group = self._shard.group if self._shard is not None else self._group
         if options is None:
             return group is None
@@ -121,7 +122,7 @@ class Command(loaddata.Command):
     def _save_sharded(
         self, obj: DeserializedObject, alias: str, stored: set[type[models.Model]]
     ) -> bool:
-        # Relate the row when all rows are stored: related rows of the shard may come later.
+        # Store the relations of the row only after all rows, because related rows may come later.
         relations, obj.m2m_data = obj.m2m_data, None
         deferred, obj.deferred_fields = obj.deferred_fields, {}
         with self._on(alias, stored):
@@ -147,8 +148,8 @@ class Command(loaddata.Command):
             self.using, self.models = outer
 
     def reset_sequences(self, connection: Any, models: Any) -> None:
-        # Django calls this method if rows were loaded, after it has checked the constraints of its
-        # own database and before it reports success. So check those of the shards here.
+        # If rows were loaded, Django calls this method after it has checked the constraints of its
+        # own database, and before it reports success. So check the constraints of the shards here.
         try:
             self._transaction.check_constraints()
             self._transaction.check_keys()
@@ -172,7 +173,8 @@ class Command(loaddata.Command):
             f"{self._left_out.total()} object(s) of {labels!r} were not loaded, because they do not"
             f" belong on {self._alias!r}. {remedy}"
         )
-        # Django's test cases load each fixture once per alias, so an alias may have none of its rows.
+        # In tests, do not complain: Django's test cases load each fixture once for each alias, and
+        # no row of the fixture may belong to the alias.
         if not self.loaded_object_count and not test_databases:
             raise CommandError(message)
         if self.verbosity >= 1:
@@ -189,9 +191,9 @@ class Command(loaddata.Command):
 
 
 class _LaterRelations:
-    """The relations of a row that are stored when all rows of the fixtures are.
+    """The relations of a row, which are stored after all rows of the fixtures.
 
-    It takes the place of a row in Django's list of rows with deferred fields.
+    An instance is an item of Django's list of rows with deferred fields, in place of a row.
     """
 
     def __init__(

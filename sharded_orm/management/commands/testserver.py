@@ -11,8 +11,10 @@ from sharded_orm import runtime
 
 
 class Command(testserver.Command):
-    """Makes test databases for all aliases: with Django's own for ``default`` only, the server would
-    read and write the real rows of shards.
+    """Creates test databases for all aliases.
+
+    Django's command creates one for ``default`` only, and the server would then read and write the
+    real rows of shards.
     """
 
     def handle(self, *fixture_labels: str, **options: Any) -> None:

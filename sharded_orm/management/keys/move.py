@@ -13,7 +13,7 @@ from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
 
 from sharded_orm.management.actions import Action, problems_error
-from sharded_orm.management.arguments import days, positive
+from sharded_orm.management.arguments import add_kill, days, positive
 from sharded_orm.management.progress import ShardProgress
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations import moves
@@ -139,10 +139,11 @@ class Repair(Action):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("group", metavar="GROUP", help="A group with a directory.")
+        add_kill(parser)
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
-        report = moves.repair(options["group"])
+        report = moves.repair(options["group"], options=moves.MoveOptions(kill=options["kill"]))
         show_report(command, report, as_json=options["json"])
         if not report.ok:
             raise problems_error(report.problems())

@@ -87,7 +87,7 @@ class Balance(Action):
 
 
 def step_command(balance: ShardBalance) -> Callable[[BalanceStep], str]:
-    """Return a function that writes the command for a step, without ``manage.py``."""
+    """Return a function that returns the command for a step, without ``manage.py``."""
 
     def text(step: BalanceStep) -> str:
         shards = sorted(
@@ -119,7 +119,7 @@ def _apply(command: BaseCommand, balance: ShardBalance, options: dict[str, Any])
                     stopping=stopping,
                     tell=tell,
                 )
-            except MoveRefused as exc:  # The steps before it were made.
+            except MoveRefused as exc:  # The steps before this one were made.
                 failures = dict.fromkeys(numbers, "; ".join(exc.problems))
                 report = shard_moves.ShardMoveReport(step.group, failures=failures)
             reports.append(report)

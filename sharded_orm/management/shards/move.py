@@ -13,7 +13,7 @@ from django.core.management.base import CommandParser
 from sharded_orm import runtime
 from sharded_orm.exceptions import MoveRefused, TopologyError
 from sharded_orm.management.actions import Action, line_writer, problems_error
-from sharded_orm.management.arguments import days, positive
+from sharded_orm.management.arguments import add_kill, days, positive
 from sharded_orm.management.selection import shard_numbers
 from sharded_orm.management.stop_signals import stop_signals
 from sharded_orm.operations import shard_moves
@@ -54,6 +54,7 @@ class MoveShards(Action):
             action="store_true",
             help="Like --repair, but delete all old tables at once.",
         )
+        add_kill(parser)
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
@@ -61,7 +62,11 @@ class MoveShards(Action):
         group, status = options["group"], 1
         try:
             if options["repair"] or options["cleanup"]:
-                report = shard_moves.repair(group, discard=options["cleanup"], tell=tell)
+                report = shard_moves.repair(
+                    group, discard=options["cleanup"], kill=options["kill"], tell=tell
+                )
+            elif options["kill"]:
+                raise CommandError("--kill goes with --repair or --cleanup.")
             else:
                 numbers = _required(options)
                 if options["check"]:
@@ -143,7 +148,7 @@ def add_rate(parser: CommandParser) -> None:
 
 
 def add_switch_options(parser: CommandParser) -> None:
-    """Add the options of all commands after which shards are on another node."""
+    """Add the options that are common to all commands which bring shards to another node."""
     parser.add_argument(
         "--patience",
         type=positive,

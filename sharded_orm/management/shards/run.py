@@ -31,7 +31,7 @@ class Create(Action):
         shards = [shard for part in selection_of(options) for shard in part.shards]
 
         progress = ShardProgress(command, options["verbosity"])
-        lock = threading.Lock()  # create() calls report() in several threads.
+        lock = threading.Lock()  # Needed, because create() calls report() in several threads.
 
         def report(shard: Shard, is_new: bool) -> None:
             with lock:

@@ -151,8 +151,8 @@ class CachedModel:
         model, which has no shard key.
 
         The token of a key that has moved to another shard contains the version of its placement. So
-        what the cache has of the key's former places is never used again, not even after the key
-        has come back.
+        cache entries from the time before the move are never used again, not even if the key moves
+        back.
         """
         if self.key_field is None or self.options is None:
             return None
@@ -204,7 +204,7 @@ class CachedModel:
 
         A scope is a set of rows whose cache entries become void together. The arguments are the
         result of :meth:`place`, and the tokens of a shard key and an isolate key. The function
-        remembers its latest results, because computing names of cache entries takes time.
+        remembers its latest results, because it takes time to compute the names of cache entries.
         """
 
         @lru_cache(maxsize=_SCOPES)

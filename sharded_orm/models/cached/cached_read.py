@@ -127,7 +127,8 @@ def _set_known(model: Any, known: dict[Any, Any], instances: list[Any]) -> None:
             try:
                 related = objects[identity(instance)]
             except KeyError:
-                continue  # The instance may come from the other queryset in qs1 | qs2.
+                # The instance may lack the field: it may come from the other queryset in qs1 | qs2.
+                continue
             setattr(instance, field.name, related)
 
 

@@ -138,7 +138,8 @@ class InstanceFactory:
         """Return model instances, equal to those that ``Model.from_db`` makes.
 
         :param values: rows that have passed Django's converters.
-        :param queryset: what reads the instances. They get its fetch mode.
+        :param queryset: the queryset that reads the instances. They get the fetch mode of this
+            queryset.
         """
         instances = self._instances(values, queryset)
         compat.set_fetch_mode(instances, queryset)
@@ -179,8 +180,8 @@ def _is_plain(model: Any) -> bool:
     return (
         model.from_db.__func__ is Model.from_db.__func__  # type: ignore[attr-defined]  # a classmethod
         and model.__init__ is Model.__init__
-        # Model.__init__ calls super().__init__(), which a mixin after Model among the bases may
-        # define.
+        # Model.__init__ calls super().__init__(). A mixin that is listed after Model in the bases
+        # may define that method.
         and super(Model, model).__init__ is object.__init__
         and model.__new__ is object.__new__
         and model.__setattr__ is object.__setattr__

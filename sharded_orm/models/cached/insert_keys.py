@@ -1,4 +1,7 @@
-"""Finds the shard keys of the rows that an INSERT adds, or updates if it is an upsert."""
+"""Finds the shard keys of the rows that an INSERT stores.
+
+An upsert (INSERT … ON CONFLICT) may also update stored rows; their keys are found, too.
+"""
 
 from __future__ import annotations
 

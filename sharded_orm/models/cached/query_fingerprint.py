@@ -51,7 +51,7 @@ _READ_HERE = frozenset(
         "used_aliases", "where", "annotations", "extra", "_filtered_relations", "base_table",
         "_annotation_select_cache", "_extra_select_cache", "_lookup_joins", "filter_is_sticky",
         "order_by", "default_ordering", "standard_ordering", "low_mark", "high_mark",
-        "bound_key",  # By now, the condition on the key is in "where".
+        "bound_key",  # The condition on the bound key is in "where" by now.
     }
 )  # fmt: skip
 
@@ -173,7 +173,8 @@ class _Conditions:
         column, value = lookup.lhs, lookup.rhs
         if type(column) is not Col:
             if isinstance(column, OnShard) and value is True:
-                return ("shard", column.alias)  # Says on which shard to run; not a part of the SQL.
+                # The condition says on which shard to run. It is no part of the SQL.
+                return ("shard", column.alias)
             return None
         if column.alias != self._base or lookup.bilateral_transforms:
             return None
@@ -186,7 +187,8 @@ class _Conditions:
         elif required and value is not None and issubclass(kind, Exact):
             name: Any = column.target.column
             values = self._equal.setdefault(name, [])
-            # A related manager adds the shard key, and the caller may name the same key once more.
+            # List a value once, although a related manager and the caller may both give the same
+            # shard key.
             if value not in values:
                 values.append(value)
         return (kind.__name__, column.target.column, value)

@@ -71,7 +71,7 @@ class CachedQuerySet(QuerySet[M]):
 
     _uncached = False
 
-    if TYPE_CHECKING:  # Members of Django's QuerySet that its type stubs leave out.
+    if TYPE_CHECKING:  # Members of Django's QuerySet that are missing in its type stubs.
         _db: str | None
         _fields: Any
         _hints: dict[str, Any]
@@ -295,12 +295,12 @@ def fetch_together(*querysets: Any) -> None:
     with recorded_uses(PlacementUses()) as uses:
         looked_up = _look_up_together(querysets)
     if not uses.hold():
-        # A key has moved meanwhile. What follows reads its rows once more, and confirms them.
+        # A key has moved meanwhile, so the rows may be wrong. Let the loop below read them again.
         for queryset in looked_up:
             queryset._result_cache = None
     for queryset in querysets:
-        # If the queryset has no rows yet, this call queries the database. It also prefetches
-        # related rows.
+        # If a queryset has no rows yet, this call queries the database. It also prefetches related
+        # rows.
         queryset._fetch_all()
 
 

@@ -1,7 +1,7 @@
-"""Tells the cache of writes. The database backends call this module for each write of the ORM.
+"""Reports writes to the cache. The database backends call this module for each write of the ORM.
 
-The rows of each write are noted. Before COMMIT, *markers* are put into the cache, which say that
-these rows are being written (see :mod:`sharded_orm.cache.markers`).
+The rows of each write are remembered until COMMIT. Before COMMIT, *markers* are put into the cache,
+which say that these rows are being written (see :mod:`sharded_orm.cache.markers`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def transaction_markers(connection: Any) -> TransactionMarkers:
 
 
 class CacheObserver:
-    """Notes the rows that writes affect, so that the cache is told of them before COMMIT.
+    """Remembers the rows that writes affect, so that the cache learns of them before COMMIT.
 
     Implements :class:`~sharded_orm.backends.write_hooks.observer.WriteObserver`. The app installs
     one instance when it starts.

@@ -24,9 +24,9 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     The group's strategy must be ``"embedded"`` with the same widths. The auto-increment counter of
     the table on each shard generates the ids, beginning with local id 1; ``migrate`` sets the
     counter to that first id (see ``models/after_migrate/auto_increment.py``). The insert checks the
-    new ids inside its transaction: if an id is of another shard or type, the insert raises
-    :exc:`PackedIDMismatch`, and no row is stored. An explicit id must be of the row's shard and of
-    this type.
+    new ids inside its transaction: if an id has another shard or type than expected, the insert
+    raises :exc:`PackedIDMismatch`, and no row is stored. An explicit id must have the row's shard
+    and this type.
 
     Cost of new rows: one INSERT, with BEGIN and COMMIT around it if no transaction is open. If the
     INSERT returns no ids (INSERT IGNORE, or many rows on MySQL), one more query checks the ids. If

@@ -9,7 +9,7 @@ class ReadOnlyIDMixin:
     """A mixin for fields that are ``editable=False`` unless the model says ``editable=True``.
 
     So neither model forms nor serializers of Django REST framework ask for the id. Django's
-    AutoField needs no such mixin, because both know its class.
+    AutoField needs no such mixin, because forms and serializers know this class.
     """
 
     editable: bool

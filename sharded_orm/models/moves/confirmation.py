@@ -1,8 +1,8 @@
-"""Reads by shard key are confirmed: the key was on the shard while its rows were read.
+"""Confirm reads by shard key: make sure that the key was on the shard while its rows were read.
 
-A key may move to another shard between the look-up of the shard and the answer of the database. So a
-read asks afterwards whether its keys are still where they were. If not, the result is thrown away,
-and the read is repeated. See docs/decisions/0028-key-moves.md.
+A key may move to another shard between the look-up of the shard and the answer of the database. So
+a read checks afterwards whether its keys are still where they were. If not, its result is thrown
+away, and the read is repeated. See docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
 
 R = TypeVar("R")
 
-# Two moves of one key are many seconds apart, so a second repetition is rare.
+# Number of times that a read is tried. Two moves of one key are many seconds apart, so already a
+# second repetition is rare.
 _ATTEMPTS = 5
 
 
 def confirmed(group: str, read: Callable[[], R]) -> R:
-    """Return the result of ``read``, of which the keys were on the shards that were asked.
+    """Return the result of ``read``, and make sure that it comes from the shards that had the keys.
 
-    If a key has moved meanwhile, ``read`` is called again. Costs one look at the clock, and a query
-    to the directory only for keys in flight.
+    If one of the keys has moved meanwhile, call ``read`` again. Costs one look at the clock, and a
+    query to the directory only while keys are moving.
 
     :param group: the shard group of the rows.
-    :param read: finds the shards of its keys each time it is called, and changes nothing.
-    :raises KeyMoved: a key has moved, and a transaction is open.
+    :param read: a function that finds the shards of its keys each time it is called, and changes
+        nothing.
+    :raises KeyMoved: a key has moved while a transaction was open, or it moved in each of 5
+        attempts.
     """
     if not runtime.strategy(group).moves_keys:
         return read()
@@ -53,14 +56,16 @@ def confirmed(group: str, read: Callable[[], R]) -> R:
 def confirmed_stream(
     group: str, open_rows: Callable[[], Iterator[R]], *, several: Callable[[], bool]
 ) -> Iterator[R]:
-    """Return the rows of ``open_rows``, confirmed when the first of them has arrived.
+    """Return the rows of ``open_rows``; confirm their shard keys when the first row has arrived.
 
-    The database has taken its snapshot by then. A stream of several shards is confirmed at its end,
-    too, because their snapshots are of different moments.
+    By then, the database has taken the snapshot from which it reads all rows. If the rows come from
+    several shards, the keys are confirmed at the end, too, because the shards take their snapshots
+    at different moments.
 
-    :param open_rows: finds the shards, and returns an iterator that sends the query when it is used.
-    :param several: whether the rows come from several shards; asked after the first row.
-    :raises KeyMoved: as :func:`confirmed`, or rows were yielded already.
+    :param open_rows: finds the shards, and returns an iterator that sends the query when it is
+        used.
+    :param several: whether the rows come from several shards. Called after all rows were yielded.
+    :raises KeyMoved: as for :func:`confirmed`. Or a key moved after rows were yielded.
     """
     if not runtime.strategy(group).moves_keys:
         return open_rows()
@@ -99,7 +104,8 @@ def _stream(
 def refuse_repetition(group: str) -> None:
     """Raise :exc:`KeyMoved` if a transaction is open on a shard of ``group`` or on the group."""
     if in_transaction(group):
-        # The transaction that is run again must not begin with what was known before the move.
+        # The caller will run the transaction again. It must then not rely on what was known before
+        # the move.
         runtime.placement_lease().renew()
         raise key_moved(group, "moved to another shard while a transaction used it")
 

@@ -1,4 +1,4 @@
-"""Writes whose shard key or shard moves: they wait for the end of the switch, and run again.
+"""Repeat writes that fail because a shard key or a shard moves, until the move has ended.
 
 See docs/decisions/0028-key-moves.md and 0035-moves-of-shards.md.
 """
@@ -6,7 +6,7 @@ See docs/decisions/0028-key-moves.md and 0035-moves-of-shards.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -18,25 +18,41 @@ from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.backends.group.moved_shards import rows_move
 from sharded_orm.exceptions import KeyMoved, RoutingError, ShardMoved
 from sharded_orm.models.moves.confirmation import in_transaction, key_moved
+from sharded_orm.routing.placement_lease import KeyInFlight
 from sharded_orm.routing.placement_uses import PlacementUses, current_uses, recorded_uses
 
 R = TypeVar("R")
 
-# Seconds between two attempts.
+# The most seconds between two attempts.
 _PAUSE = 0.02
+# The least seconds between two looks at the moves. Later ones wait for this part of the time that has
+# passed, so few of them are sent if a switch takes long.
+_LOOK, _PART = 0.003, 0.125
 
 
 class WriteAttempt(PlacementUses):
-    """The placements on which one attempt of a write relies. Used by one thread at a time."""
+    """The placements of keys on which one attempt to write relies. Used by one thread at a time.
+
+    A placement says on which shard a key is.
+    """
 
     def __init__(self) -> None:
         super().__init__(writes=True)
-        #: Whether a part was written that a repetition would write a second time.
+        #: Whether a part of the write was stored, so that a repetition would store that part twice.
         self.is_in_part = False
 
     @property
     def has_several_keys(self) -> bool:
         return sum(map(len, self.placements.values())) > 1
+
+    def is_stopped_by(self, moves: Iterable[KeyInFlight]) -> bool:
+        """Whether a key of this attempt is being switched, so another attempt would be refused."""
+        switching = {(m.group, m.key) for m in moves if m.phase == "switching"}
+        return bool(switching) and any(
+            (source.group.name, key) in switching
+            for source, placements in self.placements.items()
+            for key in placements
+        )
 
 
 def repeated(
@@ -46,25 +62,28 @@ def repeated(
     nothing_written: Callable[[R], bool] | None = None,
     joins: bool = False,
 ) -> R:
-    """Return the result of ``write``, which may be run several times if a shard key moves.
+    """Return the result of ``write``. Call it several times if a shard key moves meanwhile.
 
-    If a shard refuses the write, if its rows are gone, or if a deadlock with the mover ends it, nothing
-    was written. Outside of transactions, call ``write`` again after some milliseconds, until it
-    passes or ``MOVE_WAIT`` seconds are over. The same happens if the shard itself moves to another
-    node (:func:`follow_shard`).
+    Nothing was written if the shard refuses the write, if the rows are gone, or if the write fails
+    by a deadlock with the process that moves the key. Outside of transactions, ``write`` is then
+    called again every few milliseconds, until it succeeds or ``MOVE_WAIT`` seconds are over. The
+    same happens if the shard itself moves to another node (:func:`follow_shard`).
 
-    No fence stops a statement that finds no row, because triggers fire for rows. So a write that
-    arrives after the rows were taken away is known by its result, or by its error.
+    During a move, triggers refuse writes to the rows of the key. But triggers fire only for rows.
+    So no trigger stops a write that arrives after the rows were taken away and finds none. Such a
+    write is recognised by its result or its error.
 
     :param group: the shard group of the rows.
-    :param write: finds the shard each time it is called, and changes rows on one shard, all or none.
-    :param nothing_written: whether ``write`` may be run again after this result, because it has found
-        no row, or because a repetition changes nothing. None if ``write`` raises an error in that
-        case.
-    :param joins: whether the write is a part of the write that is running already, if there is one.
-        So it is if the alias of the shard was given, because only the outer write knows the key.
-    :raises KeyMoved: a transaction is open, the move took too long, or a part was written. A
-        transaction may be run again.
+    :param write: finds the shard each time it is called, and changes all its rows on one shard or
+        none.
+    :param nothing_written: a function that gets the result of ``write``. It returns whether
+        ``write`` may be called again, because no row was found or because a second call changes
+        nothing. None if ``write`` raises an error in such cases.
+    :param joins: whether this write is a part of the write that this thread is executing already,
+        if there is one. True if the caller was given the alias of the shard, because only the outer
+        write then knows the key.
+    :raises KeyMoved: a transaction is open, the move took too long, or a part was written. In a
+        transaction, nothing is repeated here; the caller may run the transaction again.
     """
     if not runtime.strategy(group).moves_keys or (
         joins and isinstance(current_uses(), WriteAttempt)
@@ -80,7 +99,7 @@ def repeated(
                 return result
             attempt.is_in_part = not nothing_written(result)
             if attempt.is_in_part and not attempt.has_several_keys:
-                return result  # The fence was open, so the row has moved after that.
+                return result  # No move refused this write, so the row moved after it was written.
             raise key_moved(group, "moved to another shard while it was written")
         except KeyMoved as moved:
             error = moved
@@ -88,8 +107,9 @@ def repeated(
             moved.is_in_part |= attempt.is_in_part
             raise
         except (DatabaseError, ObjectDoesNotExist, RoutingError) as cause:
-            # For example, an UPDATE of an instance has found no row. After another OperationalError,
-            # such as a lost connection, it is unknown whether the row was written.
+            # A key may have moved: for example, an UPDATE of an instance has found no row. After
+            # another OperationalError, such as a lost connection, it is unknown whether the row was
+            # written.
             if is_deadlock(cause):
                 if not _moves_now(group) and attempt.hold():
                     raise
@@ -104,22 +124,39 @@ def repeated(
             deadline = time.monotonic() + runtime.config().move_wait
         elif time.monotonic() > deadline:
             raise error
-        # The fence tells nobody when it is removed. Look the key up again next time.
-        time.sleep(_PAUSE)
-        runtime.placement_lease().renew()
+        _wait_for_switch(attempt, deadline - runtime.config().move_wait)
+
+
+def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
+    """Wait until another attempt may pass. Renews the lease, so the keys are looked up again.
+
+    :param began: when the writer began to wait, by ``time.monotonic()``.
+    """
+    until = time.monotonic() + _PAUSE
+    while True:
+        # The fence tells nobody when it is removed.
+        time.sleep(min(max((time.monotonic() - began) * _PART, _LOOK), _PAUSE))
+        poll = runtime.placement_lease().renew()
+        if (
+            poll is None
+            or time.monotonic() > until
+            or not attempt.is_stopped_by(poll.moves.in_flight)
+        ):
+            return
 
 
 def follow_shard(group: str, write: Callable[[], R]) -> R:
-    """Return the result of ``write``, which is run again if its shard moves to another node.
+    """Return the result of ``write``. Call it again if its shard moves to another node meanwhile.
 
-    Statements follow a shard by themselves, but transactions do not. So this is for writes that open
-    a transaction of their own. Nothing was written if it fails. The same happens if the server ends
-    it by a deadlock while shards or keys of the group move: a mover may have been the other one.
+    Single statements follow a shard by themselves, but transactions do not. So this function is for
+    writes that open a transaction of their own. If ``write`` fails because of the move, nothing was
+    written. ``write`` is also called again after a deadlock while shards or keys of the group move,
+    because the deadlock may have been with the process that moves them.
 
-    :param write: changes rows on one shard, all or none. It is called again within ``MOVE_WAIT``
-        seconds.
-    :raises ShardMoved: a transaction is open around the write, the move took too long, or a part was
-        written.
+    :param write: changes all its rows on one shard, or none. It is called again for at most
+        ``MOVE_WAIT`` seconds.
+    :raises ShardMoved: a transaction is open around the write, the move took too long, or a part
+        was written.
     """
     deadline = None
     while True:
@@ -138,13 +175,13 @@ def follow_shard(group: str, write: Callable[[], R]) -> R:
 
 
 def _moves_now(group: str) -> bool:
-    """Whether a key of ``group`` is in flight. One query."""
+    """Whether a key of ``group`` is moving at the moment. One query."""
     poll = runtime.placement_lease().renew()
     return poll is not None and any(key.group == group for key in poll.moves.in_flight)
 
 
 def write_in_part() -> None:
-    """Record that the running write must not be repeated: a part of it is written already."""
+    """Record that a part of this thread's current write is stored, so that it must not be repeated."""
     attempt = current_uses()
     if isinstance(attempt, WriteAttempt):
         attempt.is_in_part = True
@@ -154,10 +191,10 @@ def write_in_part() -> None:
 def part_of_write(number: int) -> Iterator[None]:
     """Within the ``with`` block, write to one of several shards.
 
-    If the key moves, the whole write must not be repeated after its first part: the first shards
-    would be written twice.
+    After the first shard was written, the write as a whole must not be repeated if a key moves. The
+    repetition would write the first shard twice.
 
-    :param number: how many shards were written before.
+    :param number: how many shards were written before this one.
     """
     if number:
         write_in_part()
@@ -171,10 +208,10 @@ def part_of_write(number: int) -> Iterator[None]:
 
 
 def refuse_former_route() -> None:
-    """Raise an error if the running operation relies on a placement that no longer holds.
+    """Raise an error if the current operation relies on the place of a key that has moved since.
 
-    The backends call this between taking a session and sending a write. It looks at the clock, and
-    sends a query only for keys in flight.
+    A database backend calls this after it has taken a session and before it sends a write. Looks at
+    the clock, and sends a query only while keys are moving.
 
     :raises KeyMoved: a key has moved. Nothing was sent.
     """

@@ -1,4 +1,4 @@
-"""Statements for several shards see each row once, although keys are moving between these shards.
+"""Let statements for several shards see each row once, even while keys move between these shards.
 
 See :mod:`sharded_orm.routing.scattered_keys`.
 """
@@ -20,20 +20,21 @@ from sharded_orm.routing.scattered_keys import (
     keys_to_leave_out,
 )
 
-# Answers to wait for while each takes longer than the lease.
+# Number of times to ask the directory, if each answer takes longer than the answer is valid.
 _ATTEMPTS = 5
 
 
 def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
-    """Return the keys whose rows a statement for several shards must not see, by number of the shard.
+    """Return the keys whose rows a statement for several shards must not see, by shard number.
 
-    Called before the first statement is sent. The running operation is confirmed at its end
-    (:func:`~sharded_orm.models.moves.confirmation.confirmed`).
+    Called before the first statement is sent. At the end of the operation,
+    :func:`~sharded_orm.models.moves.confirmation.confirmed` makes sure that no key has moved
+    meanwhile.
 
-    Costs a look at the clock; a query, while a key of the group is in flight.
+    Costs a look at the clock. While a key of the group is moving, costs a query, too.
 
-    :raises KeyMoved: a transaction is open, and a key may have moved since it began; or the directory is
-        too slow for the lease.
+    :raises KeyMoved: a transaction is open, and a key may have moved since it began. Or the
+        directory answers too slowly.
     """
     strategy = runtime.strategy(group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -45,7 +46,8 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
     taken = snapshots(strategy)
     is_quiet = poll is not None and poll.is_quiet(group, poll.number)
     if not is_quiet:
-        # None if the answer took longer than the lease. The next one may be faster.
+        # ``renew()`` returns None if the answer took so long that it is no longer valid. The next
+        # answer may be faster.
         answers = (lease.renew() for _ in range(_ATTEMPTS))
         poll = next((answer for answer in answers if answer is not None), None)
     if poll is None:
@@ -60,9 +62,10 @@ def keys_left_out(group: str) -> dict[int, tuple[KeyInFlight, ...]]:
 
 
 class MovingKeys:
-    """The keys of a group that have been moving since this object was made.
+    """The keys of a group that were moving when this object was made, or have moved since.
 
-    Their rows may be on two shards, or were read on the former one. Not thread-safe.
+    The rows of such a key may be on two shards, or may have been read on the shard that the key has
+    left. Not thread-safe.
     """
 
     def __init__(self, group: str) -> None:
@@ -72,9 +75,12 @@ class MovingKeys:
         self._before = None if poll is None else poll.moves
 
     def among(self, keys: Iterable[Any]) -> set[Any]:
-        """Return those of ``keys`` that are moving or have moved; one query.
+        """Return those of ``keys`` that are moving or have moved since this object was made.
 
-        :param keys: as the database stores them. Keys that no row can have are ignored.
+        One query.
+
+        :param keys: in the form in which the database stores keys. Values that cannot be keys are
+            ignored.
         """
         if self._strategy is None or self._before is None or not self._strategy.moves_keys:
             return set()

@@ -1,9 +1,9 @@
-"""A transaction uses each key at one place: it raises an error if a key switches while it is open.
+"""Refuse a transaction that would see a key both before and after a move.
 
-A transaction may have read rows of a key on its former shard. And its snapshot on the new shard may be
-older than the rows that the move has published there. So an open transaction remembers the placement
-of each key that it uses, and what was known of moves when it began on each shard. See
-docs/decisions/0028-key-moves.md.
+A transaction may have read rows of a key on the shard that the key then left. And on the new shard,
+the snapshot of the transaction may be older than the rows that the move has copied there. So an
+open transaction remembers for each key on which shard it used the key. For each shard it remembers
+which moves were known when the transaction began there. See docs/decisions/0028-key-moves.md.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from sharded_orm.routing.placement_uses import KnownPlacement, current_uses
 from sharded_orm.routing.scattered_keys import Snapshot, has_switched
 from sharded_orm.topology.model import Shard
 
-# What the memory of a transaction holds: the placements of its keys, and the snapshot of its first
-# statement for several shards.
+# The names under which a transaction remembers the placements of its keys, and the snapshot of its
+# first statement for several shards.
 _KEYS, _FIRST_SCATTER = "keys", "scatter"
 
 
 def poll_before_snapshot(shard: Shard) -> Poll | None:
     """Return what is known of moves before a transaction on ``shard`` takes its snapshot.
 
-    Costs a look at the clock, and the query of the lease if half of it is over, or if a key is moving
-    to this shard. Return None if keys of the group do not move, or nothing is known of them.
+    Returns None if keys of the group do not move, or if nothing is known of their moves.
+
+    Costs a look at the clock. Costs a query, too, if half of the time is over for which the last
+    answer is valid, or if a key is moving to this shard.
     """
     strategy = runtime.strategy(shard.group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
@@ -43,15 +45,18 @@ def poll_before_snapshot(shard: Shard) -> Poll | None:
             (move.group, move.target) == (shard.group, shard.number) and not has_switched(move)
             for move in poll.moves.in_flight
         ):
-            # The key may have switched meanwhile.
+            # The key may have switched to this shard meanwhile.
             poll = lease.renew()
-    except Exception:  # Of any driver. Raw SQL does not need the directory; a look-up raises it.
+    except Exception:  # Of any driver. Raw SQL needs no directory; a look-up fails later.
         return None
     return poll
 
 
 def moves_keys_now(group: str) -> bool:
-    """Whether keys of ``group`` can move at this moment: not inside Django's ``TestCase``. No query."""
+    """Whether keys of ``group`` can move at this moment. Inside Django's ``TestCase`` they cannot.
+
+    No query.
+    """
     strategy = runtime.strategy(group)
     if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
         return False
@@ -64,9 +69,10 @@ def check_use(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) 
     No query. Does nothing outside of transactions.
 
     :param key: the text under which the directory stores the key.
-    :raises KeyMoved: the key has switched to another shard since the transaction used it, or may have
-        switched since the transaction took its snapshot of the shard. The lease is renewed in this
-        case, so the transaction succeeds if it is run again.
+    :param placement: the shard on which the directory has the key now.
+    :raises KeyMoved: the key has moved to another shard since the transaction used it. Or it may
+        have moved since the transaction took its snapshot of the shard. The transaction succeeds if
+        it is run again.
     """
     group = strategy.group.name
     wrapper = thread_wrapper(group)
@@ -83,18 +89,21 @@ def check_use(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) 
 
 
 def refused_use(group: str, what: str) -> KeyMoved:
-    """Return the error for a transaction that must be run again, and renew the lease."""
+    """Return the error for a transaction that must be run again.
+
+    Also ask the directory for the latest moves, so that the next attempt succeeds.
+    """
     runtime.placement_lease().renew()
     return key_moved(group, what)
 
 
 def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlacement) -> bool:
-    """Whether the last move of ``key`` had switched before the transaction on its shard began."""
+    """Whether the last move of ``key`` was over before the transaction on its shard began."""
     group = strategy.group.name
     alias = runtime.shard(group, placement.shard).alias
     wrapper: Any = connections[group]
     if alias not in wrapper.open_transactions():
-        return True  # The shard takes its snapshot later.
+        return True  # The shard takes its snapshot later, so the snapshot will contain the move.
     shard: Any = connections[alias]
     if shard.awaits_snapshot:
         return True
@@ -104,18 +113,19 @@ def _is_in_snapshot(strategy: DirectoryStrategy, key: str, placement: KnownPlace
     now = strategy.lease.valid()
     if now is not None and now.covers(group, key, poll.number):
         return True
-    # The key is in flight, or the lease was over in between. Moves have ascending numbers.
+    # The key is moving, or there was a time in which nothing was known of moves. So compare the
+    # numbers of moves, which ascend.
     return placement.version <= poll.moves.last and not any(
         move.number == placement.version and not has_switched(move) for move in poll.moves.in_flight
     )
 
 
 def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
-    """Return the snapshots that the open transactions of this thread have of shards of the group.
+    """Return the snapshots that this thread's open transactions have of shards of the group.
 
-    Record the keys that the transaction has used as uses of the running operation, too.
+    Also make the current operation confirm the keys that the transaction has used.
 
-    :raises KeyMoved: it is unknown what a snapshot has.
+    :raises KeyMoved: it is not known which moves a snapshot contains.
     """
     group = strategy.group.name
     wrapper: Any = connections[group]
@@ -139,7 +149,7 @@ def snapshots(strategy: DirectoryStrategy) -> list[Snapshot]:
 
 
 def remember_scatter(group: str, poll: Poll) -> None:
-    """Remember in the open transaction, if there is one, what its first scatter knew of moves."""
+    """If a transaction is open, let it remember what its first statement for several shards knew."""
     wrapper: Any = connections[group]
     if wrapper.is_in_transaction():
         wrapper.transaction_memory.setdefault(_FIRST_SCATTER, Snapshot(poll))

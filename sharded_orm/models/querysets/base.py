@@ -248,7 +248,8 @@ class RoutedQuerySet(CachedQuerySet[M]):
         self._refuse_other_alias(*others)
         combined = super()._combinator_query(combinator, *others, **kwargs)  # type: ignore[misc]  # not in the stubs
         if any(getattr(other, "_hints", None) != self._hints for other in others):
-            combined._hints = {}  # The hints of the first part do not hold for the others.
+            # The routing hints of the first queryset may be wrong for the others.
+            combined._hints = {}
         return combined
 
     def _refuse_other_alias(self, *others: Any) -> None:

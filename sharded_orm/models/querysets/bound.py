@@ -38,7 +38,7 @@ from sharded_orm.models.sharding.type_variables import M
 
 
 def _with_key(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls ``method`` on the filtered copy of a queryset."""
+    """Return a method that calls ``method`` on a copy of the queryset, filtered by the bound key."""
 
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     ``scatter()``.
     """
 
-    #: Whether this queryset is such a copy.
+    #: Whether this queryset is a copy that has the condition on the key.
     _has_bound_key = False
 
     def __init__(
@@ -67,9 +67,10 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             self.query.take_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
 
     def _with_bound_key(self) -> Self:
-        """Return the queryset to be run: this queryset, or a copy that is filtered by its key.
+        """Return the queryset to be run: this one, or a copy that is filtered by the bound key.
 
-        :raises BoundKeyMismatch: the queryset is of another key than the one in force.
+        :raises BoundKeyMismatch: the queryset was built under another key than the one that is
+            bound now.
         """
         if self._has_bound_key:
             return self
@@ -87,7 +88,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return keyed
 
     def _check_against(self, key: BoundKey) -> None:
-        """Raise an error if this queryset has rows of another key than ``key``, or asks for them
+        """Raise an error if this queryset has rows of another key than ``key``, or reads such rows
         through a relation.
         """
         query: Any = self.query
@@ -96,7 +97,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         if self._result_cache is None:
             return
         if query.bound_key is None and query.lacks(key):
-            # The rows were read outside of the block.
+            # The rows were read before the key was bound, so they may be of other keys.
             if not issubclass(self._iterable_class, ModelIterable):
                 raise BoundKeyMismatch(
                     f"Values of {self.model.__name__} were read outside of the block, and may be of"
@@ -126,8 +127,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             return
         keyed = self._with_bound_key()
         if keyed is not self:
-            # Take the key in place, too: this queryset keeps the rows, which nobody may see under
-            # another key.
+            # Also give the key to this queryset. It keeps the rows that are read now, so it must
+            # not be usable under another key.
             self.query.take_bound_key()  # type: ignore[attr-defined]  # of ShardedQuery
             keyed._fetch_all()
             self._result_cache, self._prefetch_done = keyed._result_cache, keyed._prefetch_done
@@ -152,9 +153,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return iterate_inside_async(unbound(), rows) if self._prefetches_all_keys() else rows
 
     def _prefetches_all_keys(self) -> bool:
-        """Whether this queryset prefetches for rows of all keys although a key is bound.
+        """Whether this queryset is for rows of all keys and prefetches, although a key is bound.
 
-        :raises BoundKeyMismatch: a queryset of the prefetch is of one key.
+        :raises BoundKeyMismatch: a queryset in the prefetch was built under one key.
         """
         query: Any = self.query
         if query.bound_key != EXEMPT or not self._prefetch_related_lookups or not is_any_bound():
@@ -172,7 +173,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     def get(self, *args: Any, **kwargs: Any) -> M:
         keyed = self._with_bound_key()
         if keyed is not self and not args:
-            # The condition on the key would keep a simple get() from the shortcut of the cache.
+            # Read a simple get() from the cache here: with the condition on the key, the cache's
+            # shortcut for get() would not be taken.
             named = keyed._naming_bound_key(kwargs)
             if (instance := self._get_by_key(named)) is not None:
                 return instance
@@ -208,7 +210,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         for values in (lookup, *new_values):
             for name in names.intersection(values or ()):
                 value = (values or {})[name]
-                # Values that are computed later are checked when the row is saved.
+                # Do not check a callable: its value is computed later, and checked when the row is
+                # saved.
                 if not callable(value) and prepared_key(field, value) != bound_key.value:
                     raise BoundKeyMismatch(
                         f"{name}={value!r} of {self.model.__name__} is not {bound_key}, which is in"
@@ -231,9 +234,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
     ) -> Any:
         """Run raw SQL on one shard, see :meth:`ReadingQuerySet.raw`.
 
-        Raw SQL cannot be filtered. So the bound key names no shard for it.
+        A bound key cannot filter raw SQL. So it does not choose the shard, either.
         """
-        self._with_bound_key()  # Refuses conditions on another key.
+        self._with_bound_key()  # Raises an error if the conditions name another key.
         return super().raw(raw_query, params, translations, using)
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[M]:
@@ -260,7 +263,9 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             refuse_other_key(obj)
             refuse_rows_given_by_id(obj, fields)
         keyed = self._with_bound_key()
-        with related_rows_checked():  # Django calls update() with expressions.
+        # Django's bulk_update() calls update() with expressions, whose keys cannot be checked
+        # there.
+        with related_rows_checked():
             return super(BoundKeyQuerySet, keyed).bulk_update(objs, fields, batch_size)
 
     def update(self, **kwargs: Any) -> int:
@@ -316,7 +321,7 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
         return super().__xor__(other)
 
     def _refuse_part_of_other_key(self, other: Any) -> None:
-        # The combined queryset has one key. So both querysets must have been built under it.
+        # The combined queryset has one key, so both querysets must have been built under this key.
         if not isinstance(other, BoundKeyQuerySet) or other.model is not self.model:
             return
         if isinstance(self, EmptyQuerySet) or isinstance(other, EmptyQuerySet):
@@ -330,8 +335,8 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
             )
 
     def _combinator_query(self, combinator: str, *others: Any, **kwargs: Any) -> Any:
-        # Copies take the key in force. Django would use the queries of the querysets themselves,
-        # which may have been built outside of the block.
+        # Combine copies, which take the bound key. Django would combine the queries of the
+        # querysets themselves, which may have been built before the key was bound.
         if not is_any_bound():
             return super()._combinator_query(combinator, *others, **kwargs)
         copies = [
@@ -343,15 +348,16 @@ class BoundKeyQuerySet(ReadingQuerySet[M], WritingQuerySet[M]):
 
 
 def _key_of_copy(rows: BoundKeyQuerySet[Any]) -> BoundKey | None:
-    """Return the key that a copy of ``rows`` has: the key of ``rows``, else the key in force."""
+    """Return the key that a copy of ``rows`` has: the key of ``rows``, or else the key bound now."""
     query: Any = rows.query
     key: BoundKey | None = query.bound_key
     return key_in_force(rows.model) if key is None else key
 
 
 def _refuse_prefetches_of_one_key(rows: Any) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``rows``, which are of all keys, prefetch by a queryset of one
-    key. Rows of other keys would get none of its rows.
+    """Raise :exc:`BoundKeyMismatch` if ``rows`` prefetch by a queryset of one key.
+
+    The rows themselves are of all keys. Rows of other keys would get no related rows.
     """
     for lookup in rows._prefetch_related_lookups:
         querysets = getattr(lookup, "querysets", None) or [getattr(lookup, "queryset", None)]

@@ -31,7 +31,7 @@ from sharded_orm.models.sharding.type_variables import M
 class BulkWritingQuerySet(RoutedQuerySet[M]):
     """A mixin with ``bulk_create()`` and ``bulk_update()`` of a sharded queryset."""
 
-    if TYPE_CHECKING:  # The plugin of django-stubs gives each mixin another one.
+    if TYPE_CHECKING:  # Each mixin would get another type from the plugin of django-stubs.
 
         @classmethod
         def as_manager(cls) -> Any: ...
@@ -52,8 +52,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
         pending = objs
 
         def write() -> None:
-            # A repetition finds the shard of each row again, because only some of the keys may have
-            # moved. It leaves out the rows of the shards that are done.
+            # If a key moves, this function is called again. It then looks up the shard of each row
+            # again, because some keys may have moved, and leaves out rows that are stored already.
             nonlocal pending
             for alias, rows in self._new_rows_by_alias(pending):
                 self.using(alias)._store(rows, *args, **kwargs)
@@ -183,8 +183,8 @@ class BulkWritingQuerySet(RoutedQuerySet[M]):
                     number = super(BulkWritingQuerySet, self.using(alias)).bulk_update(
                         rows, fields, batch_size
                     )
-                    # An UPDATE may have found no row, because its key has moved. This is known before
-                    # the commit, so a repetition updates no row twice.
+                    # Raise an error before the commit if a key has moved, because the UPDATE may
+                    # have missed rows. Nothing is committed, so a repetition updates no row twice.
                     refuse_former_route()
                 updated += number
                 done = set(map(id, rows))

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class RawKeyQuerySet(RawQuerySet):  # type: ignore[type-arg]  # not generic at run time
-    """Raw SQL that runs where the key of another queryset is when the rows are read.
+    """Raw SQL that runs on the shard of a key. The shard is looked up when the rows are read.
 
-    The rows are confirmed, like those of other reads by key.
+    Afterwards, a check makes sure that the key was on this shard, as for other reads by key.
     """
 
-    #: The queryset whose conditions name the key.
+    #: The queryset whose conditions name the shard key.
     of_key: RoutedQuerySet[Any]
     _result_cache: list[Any] | None
 

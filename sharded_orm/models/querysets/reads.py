@@ -69,7 +69,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         confirmed(self._options.group, self._fetch_rows)
 
     def _fetch_rows(self) -> None:
-        # If this is a repetition, drop the rows of the former attempt.
+        # If a key has moved, this is called again. Then drop the rows of the earlier attempt.
         self._result_cache, self._prefetch_done = None, False
         destination = self._destination()
         if isinstance(destination, str):
@@ -93,7 +93,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         # instances' databases.
         rows: list[Any] = self._result_cache or []
         if rows and not isinstance(rows[0], Model):
-            # These are rows of values(), for which Django ignores the prefetch.
+            # Rows of values() are no instances. Django ignores the prefetch for them.
             super()._prefetch_related_objects()  # type: ignore[misc]  # not in the stubs
             return
         other_group, same_group = split_lookups(self.model, self._prefetch_related_lookups)

@@ -36,9 +36,9 @@ from sharded_orm.routing.where_clause import Bound, OnShard, WhereReader, compar
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
-# The alias of the shard to which queries that name no shard are sent; None to refuse such queries.
-# The alias is set while Django validates an instance: the check for unique values must query only
-# the instance's shard.
+# The alias of the shard to which queries that name no shard are sent; None means that such queries
+# are refused. The alias is set while Django validates an instance: the check for unique values must
+# query only the instance's shard.
 _scope: ContextVar[str | None] = ContextVar("sharded_orm_scope", default=None)
 
 
@@ -228,7 +228,8 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
                 continue
             return None
         if field is key or (field.column in columns and options.names_shard(field)):
-            # A related manager adds the shard key, and the caller may name the same key once more.
+            # A related manager and the caller may both give the same value, but two different
+            # values are not simple.
             if value is not None and (type(value) is not type(lookup.rhs) or value != lookup.rhs):
                 return None
             value = lookup.rhs
@@ -308,8 +309,9 @@ def _bound_of_hints(options: ShardOptions, hints: dict[str, Any]) -> Bound | Non
 def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route) -> list[Target]:
     """Return each shard of ``route``, paired with the query to send to it.
 
-    On a shard that may have a second copy of rows, because their key is moving, the copy is hidden.
-    If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's keys.
+    While a key moves, two shards may have its rows. The query for one of them then hides the second
+    copy. If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's
+    keys.
 
     :param group: the shard group that ``options`` names.
     """

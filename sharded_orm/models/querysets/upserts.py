@@ -1,8 +1,10 @@
-"""Refuses ``bulk_create(update_conflicts=True)`` under a bound key if it may change rows of other keys.
+"""Refuses an upsert under a bound key if it may change rows of other keys.
 
-The database finds the row that a new row is in conflict with by a unique constraint, whatever the
-row's shard key. A query before the insert could not tell, because another transaction may store such
-a row in between. So each constraint has to contain the key, or a new id or NULL, which no row has.
+An upsert is ``bulk_create(update_conflicts=True)``. The database looks for a stored row that is in
+conflict with a new row by a unique constraint. The stored row may have another shard key. A query
+before the insert cannot rule this out, because another transaction may store such a row in between.
+So each unique constraint must contain the shard key, or a field in which the new row has a new id
+or NULL, because no stored row has the same.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from sharded_orm.models.fields.tickets import TicketField
 from sharded_orm.models.sharding.bound_key import BoundKey
 from sharded_orm.models.sharding.options import ShardOptions, describe
 
-# Implementations of pre_save() that leave None as it is, or replace it by a new id.
+# Methods pre_save() of fields that leave None unchanged, or replace None by a new id.
 _OF_NO_ROW = frozenset({Field.pre_save, TicketField.pre_save})
 
 
@@ -30,8 +32,8 @@ def refuse_upserts_without_key(
 
     :param options: the options of the rows' model.
     :param key: the key of ``objs``.
-    :param unique_fields: the argument of ``bulk_create()``; None if the database cannot be told by
-        which constraint to look for conflicts, and uses all of them.
+    :param unique_fields: the argument of ``bulk_create()``; None on databases that always look for
+        conflicts by all unique constraints.
     """
     for names in _constraints(options.model, unique_fields):
         fields = _fields(options.model, names)
@@ -50,7 +52,7 @@ def refuse_upserts_without_key(
 
 
 def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[Any]]:
-    """Return the names of fields, or the expressions, of each constraint that may find a row."""
+    """Return each constraint by which a conflict may be found, as names of fields and expressions."""
     if unique_fields:
         return [list(unique_fields)]
     meta = model._meta
@@ -61,7 +63,7 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
         if field.unique and not field.primary_key
     ]
     constraints += map(list, meta.unique_together)
-    # Databases that cannot be told have no constraints with a condition.
+    # Ignore constraints with a condition: databases that use all constraints have none of these.
     constraints += [
         [*constraint.fields, *constraint.expressions]
         for constraint in meta.constraints
@@ -71,7 +73,10 @@ def _constraints(model: Any, unique_fields: Iterable[str] | None) -> list[list[A
 
 
 def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
-    """Return the fields among ``names``. An expression has none, unless it is a plain ``F()``."""
+    """Return the fields among ``names``.
+
+    An expression gives no field, unless it is a plain ``F()``.
+    """
     meta = model._meta
     fields: list[Any] = []
     for name in names:
@@ -83,16 +88,16 @@ def _fields(model: Any, names: Iterable[Any]) -> list[Any]:
 
 def _holds_key(options: ShardOptions, field: Any) -> bool:
     if options.key is None:
-        # A row of an automatic many-to-many table has the key of the rows that it relates, and
-        # these have been compared.
+        # A row of an automatic many-to-many table has the shard key of the two rows that it joins.
+        # Their keys have been checked.
         return bool(field.is_relation)
     return bool(field.attname == options.key.attname)
 
 
 def _is_of_no_row(field: Any, obj: Any) -> bool:
-    """Whether ``obj`` will have NULL or a new id in ``field``, which is in conflict with no row."""
+    """Whether ``obj`` will have NULL or a new id in ``field``, so that it has no conflict."""
     if getattr(field, "generated", False) or type(field).pre_save not in _OF_NO_ROW:
         return False
     if field.is_relation and field.get_cached_value(obj, default=None) is not None:
-        return False  # Django copies the id of the related row later.
+        return False  # Django will copy the id of the related row into this field.
     return getattr(obj, field.attname) is None and field.get_prep_value(None) is None

@@ -1,4 +1,4 @@
-"""Validates foreign keys to sharded models: looks up the rows that they refer to."""
+"""Validates foreign keys to sharded models, by looking up the rows to which they refer."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from sharded_orm.models.sharding.type_variables import M
 class WritingQuerySet(BulkWritingQuerySet[M]):
     """A mixin with the writing methods of a sharded queryset."""
 
-    if TYPE_CHECKING:  # The plugin of django-stubs gives each mixin another one.
+    if TYPE_CHECKING:  # Each mixin would get another type from the plugin of django-stubs.
 
         @classmethod
         def as_manager(cls) -> Any: ...
@@ -208,8 +208,8 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
                 refuse_values_of_other_key(options, options.key.get_prep_value(key), {name: other})
 
     def _refuse_ends_of_two_keys(self, values: dict[str, Any]) -> None:
-        # The same for an automatic many-to-many table, whose rows have the key of the two rows that
-        # they relate.
+        # The same check for an automatic many-to-many table. Its rows have the shard key of the two
+        # rows that they join.
         options = self._options
         instances = {name: value for name, value in values.items() if isinstance(value, Model)}
         if not instances or not relates_one_key(options):

@@ -24,7 +24,7 @@ class GlobalContentTypeManager(ContentTypeManager):
         return super().db_manager(None if _is_on_shards(using) else using, hints)
 
     def __eq__(self, other: object) -> bool:
-        # Django's migrations compare managers. This one is no change of Django's model, so it is
+        # Django's migrations compare managers. This manager changes nothing for them, so it is
         # equal to the manager that it replaces.
         return isinstance(other, ContentTypeManager)
 
@@ -34,7 +34,7 @@ class GlobalContentTypeManager(ContentTypeManager):
 def install_manager() -> None:
     """Replace the manager of content types by :class:`GlobalContentTypeManager`."""
     meta: Any = ContentType._meta
-    # Remove Django's manager from the model. Otherwise it would take precedence.
+    # Remove Django's manager from the model. Otherwise Django's manager would take precedence.
     meta.local_managers.clear()
     ContentType.add_to_class("objects", GlobalContentTypeManager())
 

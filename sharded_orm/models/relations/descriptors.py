@@ -183,12 +183,13 @@ class ShardedReverseOneToOneDescriptor(_ByConditions, ReverseOneToOneDescriptor)
         return self.related.model, self.related.related_model
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
-        # Overrides ReverseOneToOneDescriptor.__get__(). As for other related rows, a row of another
-        # shard key is not found, however it was read: here, with the instance, or by a prefetch.
+        # Overrides ReverseOneToOneDescriptor.__get__(). A row with another shard key than the
+        # instance counts as missing, however the row was read: here, together with the instance, or
+        # by a prefetch.
         row = super().__get__(instance, cls)
         if instance is not None and not self._has_key_of(instance, row):
             self.related.set_cached_value(instance, None)
-            return super().__get__(instance, cls)  # It raises that there is no row.
+            return super().__get__(instance, cls)  # Django's method now raises DoesNotExist.
         return row
 
     def _has_key_of(self, instance: Any, row: Any) -> bool:

@@ -2,7 +2,7 @@
 
 Fields of a model make their form fields (``formfield()``), and set the value of a form on the row
 (``save_form_data()``). :func:`install_relations_in_forms` overrides both for the relations of a
-model, on the fields themselves. Forms, formsets and the admin of Django then need nothing.
+model, on the fields themselves. So Django's forms, formsets and admin need no change.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sharded_orm.models.sharding.same_key import key_for_related, known_key, nam
 
 
 def install_relations_in_forms(model: type[Model]) -> None:
-    """Let forms of ``model`` offer rows of the row's shard key, and report other rows.
+    """Let forms of ``model`` offer only related rows of the row's shard key, and report other rows.
 
-    The assignment of a row of another key raises :exc:`CrossShardRelation`, which is for the
-    developer.
+    Without this, assigning a row of another key would raise :exc:`CrossShardRelation`, which a
+    visitor should not see.
     """
     field: Any
     for field in (*model._meta.local_fields, *model._meta.local_many_to_many):
         if not (field.many_to_one or field.one_to_one or field.many_to_many):
             continue
-        # Attributes of the field, which deconstruct() does not see. If a shard key has one already,
-        # that one remains.
+        # These are attributes of the field object, so deconstruct() does not see them. A shard key
+        # may have such an attribute already; it is kept.
         field.__dict__.setdefault("formfield", partial(_formfield, field))
         if not field.many_to_many:
             field.__dict__.setdefault("save_form_data", partial(_save_relation, field))
@@ -54,10 +54,10 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
         # Overrides Field.get_bound_field(), which a form calls before it shows or cleans the field.
         # ``self`` belongs to this form: each form copies its fields.
         rows: Any = self.queryset
-        # Rows of a slice cannot be filtered.
+        # Offer the rows of a slice as they are, because a slice cannot be filtered.
         if rows is not None and not rows.query.is_sliced and (key := self._key(form)):
             bound_key = key_in_force(rows.model)
-            # A query of another key than the bound one raises an error, which is for the developer.
+            # If another key is bound, offer nothing: a query for this key would raise an error.
             is_refused = bound_key is not None and bound_key.value not in key.values()
             self.queryset = rows.none() if is_refused else rows.filter(**key)
         elif rows is not None and self._is_key_wrong(form) and not _names_shards(rows):
@@ -67,7 +67,7 @@ class RelatedRowsField(ModelChoiceField):  # type: ignore[type-arg]  # generic i
     def _is_key_wrong(self, form: Any) -> bool:
         """Whether no rows can be offered because the visitor has sent no valid key for the new row.
 
-        The form reports the key.
+        The form itself reports that the key is wrong.
         """
         row: Any = getattr(form, "instance", None)
         options = None if row is None else options_of(row)
@@ -123,10 +123,10 @@ def _key_of_parent(form: Any, key: Any) -> Any:
 
 
 def _submitted_key(form: Any, key: Any) -> Any:
-    """Return the shard key that the form's field of the key gives; None if none is given, or if the
-    value is not valid.
+    """Return the shard key from the form's own field for the key.
 
-    The value may be looked up in the database, so the result is kept for the other relations.
+    None if the visitor has given no value, or no valid one. To check the value may cost a query, so
+    the result is kept for the other relations of the form.
     """
     if not hasattr(form, "_submitted_shard_key"):
         form._submitted_shard_key = _read_submitted_key(form, key)
@@ -139,7 +139,8 @@ def _read_submitted_key(form: Any, key: Any) -> Any:
         return None
     bound_field = form[key.name]
     try:
-        # As the form itself does: a visitor cannot change a field that is disabled.
+        # For a disabled field, take the initial value, as the form itself does: a visitor cannot
+        # change it.
         value = form_field.clean(bound_field.initial if form_field.disabled else bound_field.data)
         if isinstance(value, Model):
             value = getattr(value, key.target_field.attname)
@@ -156,9 +157,9 @@ def _with_rows_of_the_key(form_class: type[Any]) -> type[Any]:
 
 
 def _formfield(field: Any, **kwargs: Any) -> Any:
-    # Overrides ForeignKey.formfield() and ManyToManyField.formfield().
-    # The class of the form field is for the relation's own class and the project to choose. There is
-    # no form field for the link of a multi-table child to its parent.
+    # Overrides ForeignKey.formfield() and ManyToManyField.formfield(). The relation's class, or the
+    # project, chooses the class of the form field. The result is None for the link of a multi-table
+    # child to its parent.
     form_field: Any = type(field).formfield(field, **kwargs)
     form_class: Any = type(form_field)
     if isinstance(form_field, ModelChoiceField):
@@ -174,13 +175,13 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
     # Overrides Field.save_form_data(), by which a model form sets the value on the row.
     if isinstance(value, Model) and _is_parent_in_formset(field, row, value):
         for name, key in key_for_related(type(row), field, value, load=True).items():
-            # clean_key() compares it with a key that a visitor gives.
+            # clean_key() compares this key with the key that a visitor gives.
             row._state.key_of_parent = key
             if row.__dict__.get(name) is None:
                 setattr(row, name, key)
-    # Set a row of another shard key by its id: Model.clean_fields() does not find it, and reports
-    # that. If the visitor has changed the key of a stored row as well, the other row may have the new
-    # key, and be on another shard.
+    # A row of another shard key cannot be assigned, so set its id only. Model.clean_fields() then
+    # does not find the row and reports that. If the visitor has also changed the key of the form's
+    # row, the other row may have the new key, and be on another shard.
     try:
         type(field).save_form_data(field, row, value)
     except CrossShardRelation:
@@ -190,7 +191,8 @@ def _save_relation(field: Any, row: Any, value: Any) -> None:
 def _is_parent_in_formset(field: Any, row: Any, value: Any) -> bool:
     """Whether ``value`` is the parent of an inline formset, and not a choice of the visitor.
 
-    For a new row, ``BaseInlineFormSet._construct_form()`` has set the parent's id. It knows of no key.
+    For a new row, ``BaseInlineFormSet._construct_form()`` has set the parent's id. That method does
+    not set the shard key.
     """
     own, parents = row.__dict__.get(field.attname), getattr(value, field.target_field.attname)
     return bool(row._state.adding) and own == parents

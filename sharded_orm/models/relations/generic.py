@@ -1,7 +1,8 @@
 """Generic relations of sharded models: ``note.content_object`` and ``photo.notes``.
 
-Inside a group, a row and the row that it is about are on one shard, as with a foreign key. A
-relation that leaves the group is followed if the values determine the shard; else it is refused.
+A note is *about* the row to which its generic foreign key refers. Inside a group, both rows are on
+one shard, as with a foreign key. A relation that leaves the group is followed if the stored values
+determine the shard. Otherwise it is refused.
 
 The package's app imports this module only if ``django.contrib.contenttypes`` is installed.
 """
@@ -47,19 +48,23 @@ from sharded_orm.models.sharding.same_key import key_for_related, refuse_two_key
 
 
 class ShardedGenericForeignKey(GenericForeignKey):
-    """A generic foreign key that looks for the row where it is: on the shard of the instance if both
-    are of one group, else in the global database or on the shard that the row's id determines.
+    """A generic foreign key that looks for the other row on the right database.
+
+    If both rows are of one group, that is the shard of the instance. Otherwise it is the global
+    database, or the shard that the other row's id determines.
     """
 
-    #: Rows of one group are on one shard, also in a subquery along this field; see ``Colocation``.
+    #: Both rows of this relation are on one shard if they are of one group. ``Colocation`` reads
+    #: this attribute to allow subqueries along this field.
     stays_on_shard = True
 
     def check_references(self, alias: str, rows: Sequence[Any]) -> None:
-        """Raise :exc:`CrossShardRelation` if one of the new ``rows`` is about a row of the group that
-        is not on the shard ``alias``, or has another shard key.
+        """Raise :exc:`CrossShardRelation` if a new row refers to a wrong row of the group.
 
-        No constraint of the database checks this. Sends one query for each content type and shard
-        key among the rows that name what they are about by its id; an assigned instance has been checked.
+        The row referred to must be on the shard ``alias``, and have the same shard key. No
+        constraint of the database checks this. If a row refers by an id, one query is sent for each
+        content type and shard key. A row that refers to an assigned instance costs nothing: the
+        assignment was checked.
         """
         pks_by_model: dict[tuple[Any, tuple[Any, ...]], set[Any]] = defaultdict(set)
         for row in rows:
@@ -83,7 +88,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
                 )
 
     def values(self, instance: Any) -> tuple[Any, Any]:
-        """Return the ids of the content type and of the row that ``instance`` is about."""
+        """Return the id of the content type and the id of the row to which ``instance`` refers."""
         attname = self.model._meta.get_field(self.ct_field).attname
         return getattr(instance, attname, None), getattr(instance, self.fk_field)
 
@@ -97,9 +102,7 @@ class ShardedGenericForeignKey(GenericForeignKey):
         return any(group_of(model) is not None for model in (self.model, *content_models))
 
     def alias_beside(self, model: Any, instance: Any) -> str | None:
-        """Return the alias of the shard of ``instance`` if the rows of ``model`` that are related to
-        the instance are on this shard.
-        """
+        """Return the alias of the shard of ``instance`` if it refers to rows of ``model`` there."""
         group = group_of(self.model)
         return alias_of(instance) if group is not None and group_of(model) == group else None
 
@@ -110,18 +113,17 @@ class ShardedGenericForeignKey(GenericForeignKey):
         )
 
     def rows_of(self, model: Any, instance: Any) -> Any:
-        """Return a queryset of ``model`` that finds the row that ``instance`` is about, by its
-        primary key.
+        """Return a queryset of ``model`` that finds the row to which ``instance`` refers.
 
-        :raises BoundKeyMismatch: ``instance`` has another key than the bound key in force.
+        :raises BoundKeyMismatch: ``instance`` has another key than the bound key.
         """
         refuse_other_key(instance)
         rows = model._base_manager.db_manager(hints={"instance": instance}).all()
         if type(rows) is QuerySet and group_of(model) not in (None, group_of(self.model)):
             rows = ShardedQuerySet(model)
         if isinstance(rows.query, BoundKeyQuery):
-            # Like a plain base manager, find the row under any bound key. A filter would turn the
-            # reference into None.
+            # Find the row under any bound key, as Django's base manager does. If the query were
+            # filtered, the reference would seem to be None.
             rows.query.bound_key = EXEMPT
         return compat.copy_fetch_mode(rows, instance)
 
@@ -129,9 +131,10 @@ class ShardedGenericForeignKey(GenericForeignKey):
 class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type: ignore[misc]  # a class of Any
     """The descriptor of a generic foreign key, such as ``note.content_object``."""
 
-    #: A :class:`ShardedGenericForeignKey`. (The type checker would take it for its value.)
+    #: A :class:`ShardedGenericForeignKey`. It is typed as Any, because the type checker would take
+    #: the attribute for the value of the field.
     field: Any
-    #: A prefetch is for instances of all shards at once; see ``split_lookups()``.
+    #: Read by ``split_lookups()``: one prefetch handles the instances of all shards at once.
     leads_anywhere = True
 
     def __get__(self, instance: Any, cls: Any = None) -> Any:
@@ -157,13 +160,13 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
     def __set__(self, instance: Any, value: Any) -> None:
         if value is not None:
             refuse_two_keys(self.field, instance, value)
-            router.allow_relation(value, instance)  # It raises if the two are on two shards.
+            router.allow_relation(value, instance)  # Raises an error if the shards differ.
         super().__set__(instance, value)
 
     def get_prefetch_querysets(self, instances: Any, querysets: Any = None) -> Any:
-        # Overrides GenericForeignKeyDescriptor.get_prefetch_querysets(), which sends one query for each
-        # content type. Send one for each content type and shard if the rows are beside instances
-        # on several shards.
+        # Overrides GenericForeignKeyDescriptor.get_prefetch_querysets(), which sends one query for
+        # each content type. If the rows are on the shards of the instances, send one query for each
+        # content type and shard.
         model_by_type: dict[Any, Any] = {}
         instance_by_place: dict[tuple[Any, str | None], Any] = {}
         pks_by_place: dict[tuple[Any, str | None], set[Any]] = defaultdict(set)
@@ -200,7 +203,7 @@ class ShardedGenericDescriptor(compat.generic_foreign_key_descriptor()):  # type
                 return None
             model = model_by_type.get(type_id)
             if model is None:
-                return None  # No instance of this content type has an id.
+                return None  # No instance refers to a row of this content type.
             return (
                 model,
                 model._meta.pk.get_prep_value(pk),
@@ -239,11 +242,13 @@ def generic_foreign_key(model: Any, ct_field: str, fk_field: str) -> GenericFore
 
 
 class ShardedGenericRelation(GenericRelation):
-    """A generic relation whose joins stay on a shard, and whose rows are deleted with the row that
-    they are about, or keep it from being deleted.
+    """A generic relation whose joins stay on a shard.
+
+    If the other row is deleted, the related rows are deleted, too, or prevent that.
     """
 
-    #: A join along this field finds all rows on the shard of the statement; see ``Colocation``.
+    #: ``Colocation`` reads this attribute: a join along this field finds all rows on the same
+    #: shard.
     stays_on_shard = True
 
     def bulk_related_objects(self, objs: Any, using: str = DEFAULT_DB_ALIAS) -> Any:
@@ -283,7 +288,7 @@ class ShardedReverseGenericDescriptor(ReverseGenericManyToOneDescriptor):
         rel: Any = self.rel
         group = group_of(rel.model)
         if group is None:
-            return manager  # Django's manager, and the router, find the global rows.
+            return manager  # Global rows are found by Django's manager and the router.
         mixin = GenericBeside if group == group_of(rel.related_model) else GenericFromOutside
         return make_related_manager(manager, rel, (mixin,), reverse=False)
 
@@ -298,8 +303,8 @@ class GenericRows(RelatedRows):
     core_filters: dict[str, Any]
 
     def _apply_rel_filters(self, queryset: Any) -> Any:
-        # Overrides _apply_rel_filters() of Django's manager, which asks the router for an alias and
-        # names it with using(). Then the filters of the caller would not be checked.
+        # Overrides _apply_rel_filters() of Django's manager. Django asks the router for an alias
+        # and fixes it by using(), so the filters of the caller would not be checked.
         queryset._add_hints(instance=self.instance)
         if self._db:
             queryset = queryset.using(self._db)
@@ -313,8 +318,9 @@ class GenericRows(RelatedRows):
         return {**values, **relating}
 
     def _refuse_key_change(self, objs: Iterable[Any]) -> None:
-        """Raise :exc:`ShardKeyChanged` if relating ``objs`` would change their shard key: the id of
-        the row that they are about may be the key.
+        """Raise :exc:`ShardKeyChanged` if relating ``objs`` would change their shard key.
+
+        That can happen if the field with the id of the related row is the shard key.
         """
         key = self._options.key
         if key is None or key.name not in (relating := self._related({})):
@@ -336,13 +342,13 @@ class GenericBeside(GenericRows, NullableBeside):
         return super()._apply_rel_filters(self._on_shard(queryset, self.instance))
 
     def get_prefetch_querysets(self, instances: Sequence[Any], querysets: Any = None) -> Any:
-        # Called with the instances of one shard.
+        # All ``instances`` are on one shard, because the descriptor calls this once for each shard.
         rows = querysets or [super(self._django, self).get_queryset()]  # type: ignore[misc]  # of the model's own manager
         rows = [self._on_shard(queryset, instances[0]) for queryset in rows]
         return super().get_prefetch_querysets(instances, rows)  # type: ignore[misc]  # of Django's manager
 
     def _on_shard(self, queryset: Any, instance: Any) -> Any:
-        # Add a condition on the shard of ``instance``, so that other conditions cannot lead to
+        # Add a condition on the shard of ``instance``. Otherwise other conditions could lead to
         # another shard, where another row may have the same primary key.
         alias = colocated_alias(self._options, instance)
         if alias is None:
@@ -350,8 +356,8 @@ class GenericBeside(GenericRows, NullableBeside):
         return queryset.filter(on_shard_of(self._options, [instance]))
 
     def create(self, **kwargs: Any) -> Any:
-        # Overrides create() of Django's manager, which names the instance by its id only. With the
-        # instance itself, it is not looked up.
+        # Overrides create() of Django's manager, which passes the id of the instance only. Pass the
+        # instance itself, so that it need not be looked up.
         names = self.content_type_field_name, self.object_id_field_name
         if (field := generic_foreign_key(self.model, *names)) is not None:
             kwargs[field.name] = self.instance
@@ -360,7 +366,8 @@ class GenericBeside(GenericRows, NullableBeside):
     create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def add(self, *objs: Any, bulk: bool = True) -> None:
-        # Overrides add() of Django's manager, which updates the rows without regard to their key.
+        # Overrides add() of Django's manager, which does not check whether the update changes the
+        # rows' shard key.
         self._refuse_key_change(objs)
         super().add(*objs, bulk=bulk)
 
@@ -384,7 +391,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
     def add(self, *objs: Any, bulk: bool = True) -> None:
         self._refuse_key_change(objs)
         if bulk:
-            self._pks_by_alias(objs)  # Like Django, first raise for rows that are not stored.
+            self._pks_by_alias(objs)  # Like Django, first raise an error if a row is not stored.
         super().add(*objs, bulk=bulk)
 
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -413,7 +420,7 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
     remove.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _check_fk_val(self) -> None:
-        pass  # Django does not check it for generic relations.
+        pass  # Django makes no such check for generic relations.
 
     def _relation_and_change(self) -> tuple[str, str]:
         rel: Any = self._rel
@@ -421,10 +428,11 @@ class GenericFromOutside(GenericRows, NullableFromOutside):
 
 
 def install() -> None:
-    """Install this module's fields and descriptors, in place of Django's, on all models.
+    """Replace Django's fields and descriptors of generic relations on all models by those of this
+    module.
 
-    A generic relation does not tell which models it leads to, so plain models get them, too. If
-    neither side is on shards, these do what Django's do.
+    Plain models get them, too, because any model may be on the other side of a generic relation. If
+    neither side is on shards, they behave like Django's.
     """
     install_manager()
     for model in apps.get_models(include_auto_created=True):

@@ -53,15 +53,24 @@ class RelatedRows:
         return options
 
     def _repeated(self, change: Callable[[], Any]) -> Any:
-        """Run ``change``, which may be run again: again it finds or leaves the same rows related."""
+        """Run ``change``; run it again if a shard key moves meanwhile.
+
+        To repeat it does no harm: the same rows are related afterwards.
+        """
         return repeated(self._options.group, change, nothing_written=lambda _: True)
 
     def _created(self, create: Callable[[], Any]) -> Any:
-        """Run ``create``, which raises an error if its INSERT is refused."""
+        """Run ``create``; run it again if a shard key moves meanwhile.
+
+        ``create`` fails if nothing was stored.
+        """
         return repeated(self._options.group, create)
 
     def _found_or_created(self, run: Callable[[], tuple[Any, bool]]) -> tuple[Any, bool]:
-        """Run ``run``; a row that was found is looked for again if its key has moved meanwhile."""
+        """Run ``run``; run it again if a shard key moves meanwhile, unless a row was created.
+
+        :param run: returns a row, and whether the row was created.
+        """
         return repeated(self._options.group, run, nothing_written=lambda result: not result[1])
 
     def _values_with_key(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +111,8 @@ class Beside(RelatedRows):
 
         def change() -> None:
             for obj in objs:
-                # Django compares the aliases. That of an instance may be from before a move.
+                # Django compares the aliases of the rows. The alias of a row that was read before a
+                # move is outdated.
                 if isinstance(obj, self.model) and not obj._state.adding:
                     obj._state.db = current_alias(self._options, obj)
             add(*objs, bulk=bulk)
@@ -112,7 +122,8 @@ class Beside(RelatedRows):
     add.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def set(self, objs: Iterable[Any], *, bulk: bool = True, clear: bool = False) -> None:
-        # Overrides RelatedManager.set (create_reverse_many_to_one_manager), to refuse rows of other shards.
+        # Overrides RelatedManager.set (create_reverse_many_to_one_manager), to refuse rows of other
+        # shards early.
         objs = tuple(objs)
         _refuse_unrelatable(self._rel.field, self.instance, objs)
         set_rows = super().set  # type: ignore[misc]  # of Django's manager
@@ -180,8 +191,8 @@ class ManyBeside(RelatedRows):
         # key only. Add a condition on the instance's shard too, so that later filters cannot lead
         # to another shard, where another row may have this primary key. add_q() changes the
         # queryset in place, which is safe: _RelatedManager passes a copy of the caller's queryset.
-        # If the rows have the shard key of the instance, the condition on the key names the shard, also
-        # after the key has moved.
+        # If related rows have the shard key of the instance, no such condition is needed: the
+        # condition on the key names the shard.
         if key_for_related(self.model, self._rel.field, self.instance):
             return super()._apply_rel_filters(queryset)  # type: ignore[misc]  # of Django's manager
         alias = colocated_alias(self._options, self.instance)
@@ -194,8 +205,9 @@ class ManyBeside(RelatedRows):
         # IGNORE. If such a row referred to a row of another shard, MariaDB would leave it out
         # without an error. So first check the rows that are to be related.
         self._check_targets(objs)
-        # If create() or get_or_create() calls this, the related row is stored already. If set() does, a
-        # transaction is open, which is rolled back as a whole.
+        # Do not repeat the whole call if a key moves: create() or get_or_create() may have stored
+        # the related row already. Under set() a transaction is open, which is rolled back as a
+        # whole.
         if not in_transaction(self._options.group):
             write_in_part()
         add = super().add  # type: ignore[misc]  # of Django's manager
@@ -207,7 +219,7 @@ class ManyBeside(RelatedRows):
     def set(
         self, objs: Iterable[Any], *, clear: bool = False, through_defaults: Any = None
     ) -> None:
-        # Overrides ManyRelatedManager.set(), as set_base() does.
+        # Overrides ManyRelatedManager.set(), for the same reason as set_base() below.
         self.set_base(objs, clear=clear, through_defaults=through_defaults)
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
@@ -283,13 +295,15 @@ class ManyBeside(RelatedRows):
     update_or_create.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _add_items(self, *args: Any, **kwargs: Any) -> None:
-        # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many table
-        # by ids. _check_targets() has compared the keys of the rows that they relate.
+        # Overrides ManyRelatedManager._add_items(), which inserts the rows of the many-to-many
+        # table by ids. _check_targets() has compared the shard keys of the two rows that each of
+        # them joins.
         with related_rows_checked():
             super()._add_items(*args, **kwargs)  # type: ignore[misc]  # of Django's manager
 
     def _through_with_key(self, values: Any) -> Any:
-        # A value of through_defaults may be callable, which Django evaluates for each row.
+        # ``values`` is the argument through_defaults. Its values may be callables, which Django
+        # calls for each row.
         key = key_for_related(self.through, self._rel.field, self.instance)
         return with_key(self.through, key, values or {}) if key else values
 

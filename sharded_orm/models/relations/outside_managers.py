@@ -213,8 +213,8 @@ class NullableFromOutside(FromOutside):
     clear.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
     def _alias_of(self, row: Any) -> str:
-        # Accept a row that was not read from a database, if its values tell its shard: Django, too,
-        # accepts an instance that was not read, if it has a primary key.
+        # Accept a row that was not read from a database if its values tell its shard. Django
+        # accepts such an instance, too, if it has a primary key.
         alias = colocated_alias(self._options, row)
         if alias is None:
             raise ShardKeyRequired(

@@ -1,5 +1,5 @@
 """Puts automatic many-to-many tables on shards: each row is on the same shard as the two rows that
-it relates.
+it joins.
 
 Django derives the models of these tables from its own :class:`~django.db.models.Model`. So this
 module gives them the methods that they would inherit from
@@ -74,11 +74,10 @@ _delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
 
 def _refuse_stored_row_of_other_key(self: Any, alias: str) -> None:
-    """Raise :exc:`BoundKeyMismatch` if the row with the primary key of ``self`` is of another key than
-    the bound one.
+    """Raise :exc:`BoundKeyMismatch` if the stored row is of another key than the bound one.
 
-    The ids of the row do not tell the key, and the row may have been read outside of the block. So
-    this sends one query, if a key is bound.
+    The ids of the row do not tell its key, and the row may have been read before the key was bound.
+    So this sends one query if a key is bound.
     """
     key = key_in_force(type(self))
     if key is None or self.pk is None:

@@ -37,9 +37,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class BoundKey:
     """The value of one model's shard key that a binding prescribes.
 
-    :param name: the ``attname`` of the shard key's field, such as ``owner_id``. For an automatic
-        many-to-many table, which has no key of its own, the path to the key of a row that it
-        relates, such as ``photo__owner_id``.
+    :param name: the ``attname`` of the shard key's field, such as ``owner_id``. An automatic
+        many-to-many table has no key of its own. For such a table, ``name`` is the path to the key
+        of a row that it joins, such as ``photo__owner_id``.
     :param value: the value as the field's ``get_prep_value()`` returns it.
     """
 
@@ -74,9 +74,13 @@ class _Binding:
         self._imports = count_imports_under_way()
 
     def holds(self) -> bool:
-        """Whether the binding holds in the code that calls: it was not imported inside the block."""
+        """Whether the binding holds in the calling code.
+
+        It does not hold in a module that is being imported inside the block.
+        """
         imports = count_imports_under_way()
-        # An import under way since before the block says nothing: it may run the whole program.
+        # If an import was already under way before the block, it does not count: the program as a
+        # whole may run inside of an import.
         return not imports or (get_ident() == self._thread and imports <= self._imports)
 
     def key_of(self, model: type[Any]) -> BoundKey | None:
@@ -94,7 +98,7 @@ class _Binding:
         if options.key is not None:
             value = self.values.get(options.key)
             return None if value is None else BoundKey(options.key.attname, value)
-        # A row of an automatic many-to-many table has the key of both rows that it relates.
+        # A row of an automatic many-to-many table has the shard key of the two rows that it joins.
         if not relates_one_key(options):
             return None
         for relation in options.relations:
@@ -121,8 +125,8 @@ def is_any_bound() -> bool:
 def key_in_force(model: type[Any]) -> BoundKey | None:
     """Return the key that rows of ``model`` must have now; None if no binding prescribes one.
 
-    A query filters by the key under its ``name``. Rows of automatic many-to-many tables have no
-    attribute of that name.
+    The ``name`` of the key is for filters of queries. A row of an automatic many-to-many table has
+    no attribute of that name.
     """
     binding = _binding_in_force()
     return None if binding is None else binding.key_of(model)
@@ -140,7 +144,7 @@ class _Block:
         raise NotImplementedError
 
     def _of_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Block:
-        """Return the block in which a decorated function runs."""
+        """Return the block in which one call of a decorated function runs."""
         return self
 
     def __enter__(self) -> Self:
@@ -148,8 +152,9 @@ class _Block:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # A block may end in another context than it began in: the garbage collector closes an
-        # abandoned generator anywhere. Such a context keeps its binding.
+        # A block may end in another context than it began in, because the garbage collector may
+        # close an abandoned generator anywhere. In that case, leave the binding of that other
+        # context as it is.
         binding = _binding.get()
         while binding is not None and binding.owner is not self:
             binding = binding.outer
@@ -205,9 +210,9 @@ class bound(_Block):  # used like a function
             Case.objects.count()  # the cases of the tenant
             Case.objects.create(title="…")  # a case of the tenant
 
-    A query of a model with the shard key means ``filter(tenant=…)`` there, and a new row gets the
-    key. A query or row of another key is refused. :class:`unbound` undoes this for a block, and
-    ``scatter()`` for a query.
+    In the block, each query of a model with this shard key is filtered by it, as by
+    ``filter(tenant=…)``, and a new row gets the key. A query or row of another key is refused.
+    :class:`unbound` undoes this for a block, and ``scatter()`` for a query.
 
     As a decorator, ``@bound("tenant_id")`` takes the value from the function's argument of that
     name. Functions, coroutine functions and generator functions can be decorated. A decorated
@@ -281,7 +286,7 @@ class unbound(_Block):  # used like a function
 
 
 def _each_step(block: _Block, generator: Any) -> Iterator[Any]:
-    """Run each step of ``generator`` inside ``block``, and the code that it yields to outside."""
+    """Run each step of ``generator`` inside ``block``. The code that gets the items runs outside."""
     step, argument = generator.send, None
     while True:
         with block:
@@ -321,7 +326,7 @@ async def _each_step_async(block: _Block, generator: Any) -> AsyncIterator[Any]:
 
 
 def iterate_inside(block: _Block, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield ``items``. Each is made inside ``block``, and used outside of it."""
+    """Yield ``items``. Each item is made inside ``block``, and used outside of it."""
     return _each_step(block, (item for item in items))
 
 
@@ -331,12 +336,12 @@ def iterate_inside_async(block: _Block, items: AsyncIterator[Any]) -> AsyncItera
 
 
 def _keys_named(name: str, given: Any) -> set[Any]:
-    """Return the fields of the shard keys that are called ``name`` and can have the value ``given``.
+    """Return the fields that are shard keys, are called ``name``, and can have the value ``given``.
 
     An id that is generated for each new row cannot be bound: all rows would have the same id.
 
-    :param name: the name of the field or its ``attname``. If a foreign key is called so, plain
-        fields with the foreign key's ``attname`` are meant too.
+    :param name: the name of the field or its ``attname``. If a foreign key has this name, plain
+        fields with the name of its ``attname`` are included.
     :raises InvalidBoundKey: there is no such field.
     """
     all_options = filter(None, map(shard_options, apps.get_models()))
@@ -408,6 +413,7 @@ class _DefaultOfKey:
 
 
 def _install_default(key: Any) -> None:
-    # Only keys that have been bound get the method, so projects without bound keys run Django's.
+    # Only a key that was bound gets this method. So projects without bound keys run Django's own
+    # method.
     if "get_default" not in key.__dict__:
         key.get_default = _DefaultOfKey(key)

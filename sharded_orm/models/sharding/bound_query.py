@@ -1,4 +1,4 @@
-"""The part of a query that knows about bound keys: which key it was built under, and its filter."""
+"""The part of a query that handles bound keys: it keeps the key, and filters the query by it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BoundKeyQuery(Query):
     #: The key under which the query was built, or first evaluated. :data:`EXEMPT` if the query is
     #: for all keys on purpose. None if no binding was in force.
     bound_key: BoundKey | None = None
-    #: Whether the query's only limit is that of :meth:`exists`. It can still be filtered.
+    #: Whether the query's only limit is that of :meth:`exists`. Such a query can still be filtered.
     is_limited_by_exists = False
 
     def take_bound_key(self) -> None:
@@ -45,7 +45,7 @@ class BoundKeyQuery(Query):
             return
         if self.bound_key is None:
             self._take_late(key)
-        # setdefault() is atomic. Two threads may evaluate one queryset under two keys; one of them
+        # setdefault() is atomic. If two threads evaluate one queryset under two keys, one of them
         # gets the error below.
         held = self.__dict__.setdefault("bound_key", key)
         if held not in (key, EXEMPT):
@@ -57,7 +57,7 @@ class BoundKeyQuery(Query):
     def _take_late(self, key: BoundKey) -> None:
         """Prepare a query that was built outside of the block for :meth:`take_bound_key`.
 
-        A new query passes here as well, and has nothing to prepare.
+        Also called for a new query, which needs no preparation.
         """
         if self.combined_queries:
             self.combined_queries = tuple(map(_taken, self.combined_queries))
@@ -90,7 +90,7 @@ class BoundKeyQuery(Query):
             )
 
     def with_bound_key(self) -> Self:
-        """Return the query to be run: this query, or a copy that is also filtered by its key.
+        """Return the query to be run: this query, or a copy that is also filtered by the bound key.
 
         :raises BoundKeyMismatch: the query names another key.
         """
@@ -131,11 +131,11 @@ class BoundKeyQuery(Query):
     def _named_keys(
         self, node: WhereNode, *, required: bool = True, denied: bool = False
     ) -> Iterator[tuple[str, list[Any], bool]]:
-        """Yield the values with which conditions in ``node`` compare the shard key.
+        """Yield the conditions in ``node`` that compare the shard key with values.
 
-        Each list of values comes after the path to the key, as in :attr:`BoundKey.name`, and before
-        True if every row of the query must meet the condition.
-        Conditions under a NOT are left out, because they exclude keys instead of naming them.
+        Each is a tuple of three: the path to the key, as in :attr:`BoundKey.name`; the list of
+        values; and whether every row of the query must meet the condition. Conditions under a NOT
+        are left out, because they exclude keys instead of naming them.
         """
         denied = denied != node.negated
         required = (
@@ -153,21 +153,22 @@ class BoundKeyQuery(Query):
                             yield path, values, required
 
     def _path_to_key(self, column: Any) -> str | None:
-        """Return the path by which ``column`` is the shard key of the query's rows; None if it is not."""
+        """Return the path to ``column`` if it is the shard key of the query's rows; otherwise None."""
         options = shard_options(self.model) if self.model is not None else None
         if type(column) is not Col or options is None:
             return None
         if options.key is not None:
             is_key = _is_column(column, options.key) and column.alias in self._tables_of_row()
             return options.key.attname if is_key else None
-        # A row of an automatic many-to-many table has the key of both rows that it relates.
+        # A row of an automatic many-to-many table has the shard key of the two rows that it joins.
         for relation in options.relations:
             end = shard_options(relation.related_model)
             key: Any = None if end is None else end.key
             if key is None:
                 continue
             is_key = _is_column(column, key) and column.alias in self._tables_of_row(relation)
-            # Django compares the foreign key itself if it contains the key.
+            # If the foreign key stores the shard key itself, Django compares the column of the
+            # foreign key.
             holds_key = _is_column(column, relation) and relation.target_field == key
             if is_key or (holds_key and column.alias in self._tables_of_row()):
                 return f"{relation.name}__{key.attname}"
@@ -196,7 +197,7 @@ class BoundKeyQuery(Query):
         return tables
 
     def exists(self, limit: bool = True) -> Self:
-        # Django calls this method for Exists().
+        # Overrides exists() of Django's query. Django calls this method for Exists().
         copy: Self = super().exists(limit)
         copy.is_limited_by_exists = not self.is_sliced
         return copy
@@ -204,19 +205,19 @@ class BoundKeyQuery(Query):
     # -- Where Django turns a query into SQL or into a part of another query ---------------
 
     def get_compiler(self, *args: Any, **kwargs: Any) -> Any:
-        # A net below the methods of the queryset, which have added the condition already: no SQL is
-        # made without it.
+        # The methods of the queryset have added the condition on the key already. This is a second
+        # safeguard: no SQL is made without the condition.
         return super(BoundKeyQuery, self.with_bound_key()).get_compiler(*args, **kwargs)
 
     def resolve_expression(self, query: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Django calls this method for every subquery.
+        # Overrides Query.resolve_expression(), which Django calls for every subquery.
         return super(BoundKeyQuery, _filtered(_taken(self))).resolve_expression(
             query, *args, **kwargs
         )
 
 
 def _taken(query: Any) -> Any:
-    """Return ``query``, or a copy that has taken the key in force."""
+    """Return ``query``, or a copy that has taken the key that is bound now."""
     if (
         not isinstance(query, BoundKeyQuery)
         or query.model is None

@@ -24,8 +24,8 @@ def give_bound_key(instance: Any) -> None:
         return
     key: Any = required_options(instance.__class__).key
     if key is not None:
-        # An instance of the key may have been assigned before it was saved. Django copies its id
-        # later.
+        # The key may be a foreign key to an instance that is assigned but not saved yet. Django
+        # copies the id of that instance later.
         is_related = key.is_relation and key.get_cached_value(instance, default=None) is not None
         is_new = instance._state.adding
         if is_new and instance.__dict__.get(key.attname) is None and not is_related:
@@ -38,8 +38,8 @@ def refuse_other_key(instance: Any) -> None:
     ``instance``.
 
     Does nothing for instances of models without a bound key, and for a row without a key. If the
-    key was not loaded, one query loads it. A row of an automatic many-to-many table is refused if a
-    row that it relates, and that is in memory, has another key.
+    key was not loaded, one query loads it. A row of an automatic many-to-many table is refused if
+    one of the rows that it joins is in memory and has another key.
     """
     bound_key = key_in_force(instance.__class__)
     if bound_key is None:
@@ -57,10 +57,11 @@ def refuse_other_key(instance: Any) -> None:
 
 
 def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``instance`` is a row of an automatic many-to-many table, and
-    a row that it relates is given by its id only, which does not tell the key.
+    """Raise :exc:`BoundKeyMismatch` if a many-to-many row refers to a row by an id only.
 
-    Does nothing inside :func:`related_rows_checked`, or if no binding is in force for the rows.
+    The id alone does not tell the key of that row. Does nothing inside
+    :func:`related_rows_checked`, for other models than automatic many-to-many tables, or if no
+    binding is in force for the rows.
 
     :param written: names of the fields that are about to be written; None for all.
     """
@@ -78,10 +79,11 @@ def refuse_rows_given_by_id(instance: Any, written: Iterable[str] | None = None)
 def refuse_values_given_by_id(
     model: type[Model], values: Mapping[str, Any], row: str | None = None
 ) -> None:
-    """Raise :exc:`BoundKeyMismatch` if ``values`` are written to rows of an automatic many-to-many
-    table, and one of them is not an instance of the bound key.
+    """Raise :exc:`BoundKeyMismatch` if ``values`` for many-to-many rows are of another key.
 
-    Does nothing inside :func:`related_rows_checked`, or if no binding is in force for the rows.
+    Each value must be an instance of the bound key, because an id alone does not tell the key. Does
+    nothing inside :func:`related_rows_checked`, for other models than automatic many-to-many
+    tables, or if no binding is in force for the rows.
 
     :param values: keyed by field name, as for ``update()``.
     :param row: a description of the row; None for several rows.
@@ -100,7 +102,7 @@ def refuse_values_given_by_id(
 
 
 def _checked_relations(model: type[Model]) -> list[Any]:
-    """Return the relations of an automatic many-to-many table whose rows are under a bound key."""
+    """Return the relations of ``model`` if it is an automatic many-to-many table under a bound key."""
     if key_in_force(model) is None or _are_related_rows_checked.get():
         return []
     options = required_options(model)
@@ -114,8 +116,9 @@ _are_related_rows_checked: ContextVar[bool] = ContextVar(
 
 @contextmanager
 def related_rows_checked() -> Iterator[None]:
-    """Whoever writes rows of an automatic table in the block has compared the keys of the rows that
-    they relate.
+    """A context manager: in its block, new many-to-many rows are not checked for the bound key.
+
+    The caller has already checked the keys of the rows that are joined.
     """
     token = _are_related_rows_checked.set(True)
     try:

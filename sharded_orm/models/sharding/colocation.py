@@ -259,8 +259,9 @@ class Colocation:
         return False
 
     def _are_about(self, inner: Query, object_id: Col, pk: Col) -> bool:
-        """Whether the rows of ``inner`` are about the outer row by a generic foreign key, so that they
-        are on its shard.
+        """Whether the rows of ``inner`` refer to the outer row by a generic foreign key.
+
+        Then they are on its shard.
 
         :param object_id: a column of ``inner`` that is equal to ``pk``. The rows of ``inner`` must also
             have the content type of the outer row.
@@ -331,7 +332,7 @@ class Colocation:
 
 
 def _required_values(query: Query, alias: str | None, field: Any) -> Iterator[int]:
-    """Yield each number to which the column of ``field`` must be equal in every row of ``query``."""
+    """Yield each number that every row of ``query`` must have in the column of ``field``."""
     for lookup in required_conditions(query.where):
         if isinstance(lookup, Exact) and is_from_django(lookup) and isinstance(lookup.rhs, int):
             for column in columns(lookup.lhs):
@@ -342,7 +343,8 @@ def _required_values(query: Query, alias: str | None, field: Any) -> Iterator[in
 def _joined_model(join_field: Any) -> Any:
     """Return the model whose table a join along ``join_field`` adds to the query."""
     field = getattr(join_field, "field", join_field)
-    # A generic relation is declared on the other side than a foreign key.
+    # A generic relation is declared on the model that is referred to; a foreign key, on the other
+    # one.
     is_generic = field.one_to_many
     return join_field.model if is_generic else join_field.related_model
 

@@ -1,8 +1,8 @@
 """The shard on which a stored row is now, although its key may have moved since the row was read.
 
-``_state.db`` of an instance names the shard from which the row was read. That may be long ago: the
-instance may have been pickled or cached. Only for keys that have moved is anything else to be found,
-so an instance of any other key costs no query that it did not cost before.
+``_state.db`` of an instance names the shard from which the row was read. That may be long ago,
+because the instance may have been pickled or cached. The shard can differ only if the key has
+moved, so an instance of any other key costs no additional query.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from sharded_orm.exceptions import KeyMoved
 
 
 def current_alias(options: Any, instance: Any) -> str | None:
-    """Return the alias of the shard that has a stored row now; ``_state.db`` if the key has not moved.
+    """Return the alias of the shard that has a stored row now.
 
-    The result is also ``_state.db`` if that alias is no shard, such as the database that had the rows
-    before they were sharded. Costs what a look-up of the key costs, but nothing inside Django's
-    ``TestCase``, where no key moves. If the instance does not know its key, and keys have moved
-    before, the key is read from ``_state.db`` first: one query.
+    The result is ``_state.db`` if the key has not moved, or if ``_state.db`` is not a shard, such
+    as the database that had the rows before they were sharded. Costs as much as a look-up of the
+    key, but nothing inside Django's ``TestCase``, where no key moves. If some keys have moved and
+    the instance does not know its key, one query reads the key from ``_state.db`` first.
 
-    :raises KeyMoved: the instance does not know its key, and its row is no longer where it was.
+    :raises KeyMoved: the instance does not know its key, and its row is not on ``_state.db`` any
+        more.
     :param options: the :class:`~sharded_orm.models.sharding.options.ShardOptions` of the instance.
     """
     alias: str | None = instance._state.db
@@ -40,7 +41,7 @@ def current_alias(options: Any, instance: Any) -> str | None:
     try:
         number = strategy.moved_to(field.get_prep_value(value))
     except (TypeError, ValueError, ValidationError):
-        return alias  # The value cannot be a key. Whoever needs the key reports that.
+        return alias  # The value cannot be a key. Code that needs the key reports that.
     if number is None:
         return alias
     shard = runtime.topology().resolve(alias)
@@ -50,8 +51,10 @@ def current_alias(options: Any, instance: Any) -> str | None:
 
 
 def _key_field(options: Any) -> Any:
-    """Return the field of the shard key; for an automatic many-to-many table, that of the first of
-    the two models that it relates.
+    """Return the field of the shard key.
+
+    For an automatic many-to-many table, return the field of the first of the two models that it
+    joins.
     """
     if options.key is not None:
         return options.key
@@ -59,7 +62,7 @@ def _key_field(options: Any) -> Any:
 
 
 def _read_key(options: Any, instance: Any, alias: str) -> Any:
-    """Return the shard key of a stored row, which the instance does not know, from its former shard.
+    """Read the shard key of a stored row from ``alias``: the instance does not have the key.
 
     :raises KeyMoved: the row is not there.
     """
@@ -68,9 +71,9 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
     if shard is None or shard.group != options.group or instance.pk is None:
         return None
     if options.key is not None and attname in instance.__dict__:
-        return None  # None was assigned. Whoever needs the key reports that.
+        return None  # None was assigned. Code that needs the key reports that.
     path = attname if options.key is not None else f"{options.relations[0].name}__{attname}"
-    # A plain queryset: the library's would look for the shard again.
+    # Use Django's queryset, because the library's own would look for the shard again.
     rows: Any = QuerySet(type(instance), using=alias)
     key = rows.filter(pk=instance.pk).values_list(path, flat=True).first()
     if key is None:
@@ -85,12 +88,13 @@ def _read_key(options: Any, instance: Any, alias: str) -> Any:
 
 
 def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
-    """Whether a stored row, which an UPDATE with the shard key of ``instance`` has not found, is
-    stored with another shard key.
+    """Whether a stored row has another shard key than ``instance``.
+
+    Called if an UPDATE found no row.
 
     At most two queries.
 
-    :param rows: a queryset on the shard of the UPDATE.
+    :param rows: a queryset on the shard of the UPDATE, not limited to one key.
     :param pk: the primary key of the row.
     """
     if rows.filter(pk=pk).exists():
@@ -98,7 +102,7 @@ def is_of_other_key(options: Any, instance: Any, rows: Any, pk: Any) -> bool:
     read_from = instance._state.db
     if read_from in (None, rows.db):
         return False
-    # The key that the instance has now is on another shard than the row was read from. Either the
-    # key has moved, or somebody has assigned another key.
+    # The row was read from another shard than the one that the instance's key has now. Either the
+    # key has moved, or another key was assigned to the instance.
     former = rows.using(read_from).filter(pk=pk)
     return bool(former.exclude(**{options.key.attname: options.key_of(instance)}).exists())

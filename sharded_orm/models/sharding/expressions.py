@@ -73,8 +73,8 @@ HOLDS_NONE = frozenset(
 )  # fmt: skip
 
 # Attributes of ``Query`` that are not searched for subqueries. ``combined_queries`` has the parts
-# of a union; it is left out, because Colocation.check() checks each part like a separate query. The
-# last two are attributes of BoundKeyQuery, a plain value and a flag.
+# of a union; they are left out, because Colocation.check() checks each part like a separate query.
+# "bound_key" is a plain value of BoundKeyQuery, and "is_limited_by_exists" a flag.
 _SKIPPED = HOLDS_NONE | HOLDS_NAMES | {"combined_queries", "bound_key", "is_limited_by_exists"}
 # Types whose values cannot contain an expression.
 _PLAIN = frozenset(

@@ -1,4 +1,4 @@
-"""Tells whether code runs because a module is imported."""
+"""Finds out whether the current code runs because a module is being imported."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 _machinery: Any = getattr(importlib, "_bootstrap", None)
 _FILE = "<frozen importlib._bootstrap>"
-#: One lock for each module that any thread imports at the moment. It is empty as a rule, and so
-#: saves a look at the frames. If a Python has no such dict, the frames are looked at each time.
+#: Python's dict with a lock for each module that any thread imports at the moment. The dict is
+#: mostly empty; then no stack frames need to be examined. If Python has no such dict, they are
+#: examined each time.
 _module_locks: Any = getattr(_machinery, "_module_locks", (None,))
 
 
 def count_imports_under_way() -> int:
-    """Return a number that grows while the current thread imports a module, and is 0 if it imports
-    none.
+    """Return how many imports the current thread is executing, counted in frames; 0 if none.
 
-    It is the number of frames of Python's import system on the thread's stack.
+    The number is that of the frames of Python's import system on the thread's stack.
     """
     if not _module_locks:
         return 0

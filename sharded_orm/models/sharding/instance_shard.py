@@ -43,4 +43,4 @@ class _OnShardOf(OnShard):
 
     @alias.setter
     def alias(self, alias: str) -> None:
-        pass  # It is found each time.
+        pass  # No alias is kept: the shard is looked up for each query.

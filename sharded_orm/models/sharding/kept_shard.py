@@ -31,7 +31,7 @@ class KeptShard:
         self._is_open = False
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # Deep copies and pickles of the row keep no shard.
+        return type(None), ()  # So a deep copy or a pickle of the row has no kept shard.
 
     def find(
         self, group: str, value: Any, find: Callable[[str, Any], Shard | None]

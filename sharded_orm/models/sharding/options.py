@@ -30,10 +30,10 @@ from sharded_orm.topology.model import Shard
 class ShardOptions:
     """The group and the shard key of a model.
 
-    ``key`` is None for an automatic many-to-many table. Each of its rows is on the same shard as
-    the two rows that it relates.
+    ``key`` is None for an automatic many-to-many table. Each row of such a table is on the same
+    shard as the two rows that it joins.
 
-    ``same_key`` tells whether rows of this model are related only to rows of their own key, see
+    ``same_key`` tells whether rows of this model may be related only to rows of their own key, see
     :mod:`sharded_orm.models.sharding.same_key`.
     """
 
@@ -91,7 +91,7 @@ class ShardOptions:
         return False
 
     def names_shard(self, field: Any) -> bool:
-        """Whether the values of ``field``, a field of this model, name the shard of a row."""
+        """Whether the values of ``field``, a field of this model, determine the shard of a row."""
         if field.column not in self.columns:
             return False
         bits = self.columns[field.column]
@@ -104,9 +104,10 @@ class ShardOptions:
 
     @cached_property
     def relation_arguments(self) -> list[str]:
-        """Return texts such as ``photo=…`` for an error message: the keyword arguments, one for
-        each relation of this model, by which a query can name its shard if the model has no shard
-        key.
+        """Return texts such as ``photo=…`` for an error message, one for each relation of this
+        model.
+
+        If the model has no shard key, a query can name its shard by these keyword arguments.
         """
         return [f"{field.name}=…" for field in self.relations]
 
@@ -236,7 +237,8 @@ class ShardOptions:
     def _foreign_key(self) -> Field[Any, Any] | None:
         """The foreign key to the global database whose values are the shard keys; None if there is none.
 
-        It is the shard key itself, or belongs to a model of the group to which the shard key refers.
+        It is the shard key itself, or a field of another model of the group to which the shard key
+        refers.
         """
         field: Any = self.key
         while field is not None and field.is_relation:
@@ -276,7 +278,7 @@ class ShardOptions:
     def refuse_dangling(self, keys: Sequence[Any]) -> None:
         """Raise an error if one of ``keys`` refers to a row that does not exist; one query per 500.
 
-        :raises DanglingShardKey: as :func:`refuse_dangling_keys`, if :attr:`checks_keys`.
+        Does nothing unless :attr:`checks_keys` is true.
         """
         if self.checks_keys:
             refuse_dangling_keys(self.group, self._foreign_key, keys)
@@ -293,7 +295,7 @@ class ShardOptions:
 
         :param check_key: whether a new key that is a foreign key to the global database must refer to
             an existing row.
-        :raises DanglingShardKey: that row does not exist.
+        :raises DanglingShardKey: the row to which a new key refers does not exist.
         :raises NoOpenShard: no shard is open for new keys.
         :raises UnplacedKey: the row given as ``near=`` is on no shard yet.
         :raises InvalidShardKey: the shard key, or an id in a foreign key of ``instance``, is a
@@ -379,7 +381,7 @@ def _read_shard_meta(model: Any) -> ShardOptions | None:
     meta = getattr(model, "_meta", None)
     if meta is None or meta.abstract:
         return None
-    # Django asks about its database cache with an object that has only some attributes of a model.
+    # For its database cache, Django passes an object that has only some attributes of a model.
     if getattr(meta, "auto_created", False):
         source = shard_options(meta.auto_created)
         return None if source is None else ShardOptions(model, source.group, None)

@@ -1,7 +1,7 @@
-"""Conditions for the rows of shard keys, in every table of a group.
+"""SQL conditions that select the rows of certain shard keys, in any table of a group.
 
-A table has the key in a column of its own, or foreign keys lead to the row that has it: from an
-automatic many-to-many table, or from the table of a child model.
+A table may have a column for the shard key. Otherwise, foreign keys lead to the row that has the
+key: from an automatic many-to-many table, or from the table of a child model.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sharded_orm.routing.placement_lease import KeyInFlight
 class RowsOfKeys:
     """The rows of some keys of a group.
 
-    Immutable. Knows the models that are installed at the moment of a call.
+    Immutable. Each call uses the models that are installed at that moment.
     """
 
     def __init__(self, group: str, keys: Sequence[KeyInFlight]) -> None:
         self.group, self.keys = group, tuple(keys)
 
     def condition(self, table: str, alias: str) -> Expression | None:
-        """Return a condition for those rows of ``table`` that have one of the keys.
+        """Return a condition that is true for the rows of ``table`` that have one of the keys.
 
         Return None if the table cannot have such rows, because its keys have another type.
 
@@ -60,8 +60,8 @@ class RowsOfKeys:
     def _values(self, key: Field[Any, Any]) -> list[Any]:
         """Return the keys as values of the field ``key``.
 
-        Fields of one group may have several types. The directory stores the number 7 and the text "7"
-        under one name.
+        Shard keys of one group may have different types. For the directory, the number 7 and the
+        text "7" are the same key.
         """
         strategy = runtime.strategy(self.group)
         assert isinstance(strategy, DirectoryStrategy)
@@ -74,29 +74,27 @@ class RowsOfKeys:
                     if strategy.entry(value) == moved.key:
                         values.append(value)
                 except (InvalidShardKey, TypeError, ValueError, ValidationError):
-                    continue  # No row of this table can have the key.
+                    continue  # The field cannot store this key, so no row has it.
         return list(dict.fromkeys(values))
 
 
 def way_to_key(model: type[Model]) -> tuple[list[Any], Any]:
-    """Return the foreign keys that lead from a row of ``model`` to the row with its shard key, and the
-    field of the key.
-    """
+    """Return the way from ``model`` to its shard key: foreign keys, and the field of the key."""
     options = required_options(model)
     key: Any = options.key
     if key is not None and key in model._meta.local_concrete_fields:
         return [], key
-    # An automatic many-to-many table has the key of the row that declares the relation. The table of
-    # a child model has the key of its parent's row.
+    # A row of an automatic many-to-many table has the key of the row whose model declares the
+    # relation. A row of a child model has the key of its parent's row.
     link: Any = options.relations[0] if key is None else model._meta.get_ancestor_link(key.model)
     links, key = way_to_key(link.target_field.model)
     return [link, *links], key
 
 
 class HasKey(Expression):
-    """Whether the row of a table has one of the keys ``values``.
+    """A condition: the row of a table has one of the keys ``values``.
 
-    :param column: the first of ``links`` in the table of the row, or the key itself without links.
+    :param column: the column of the first of ``links``; without links, the column of the key.
     """
 
     conditional = True
@@ -113,7 +111,7 @@ class HasKey(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         if not self._links:
-            # NULL is no key, and a row without a key must not become unknown.
+            # If the key may be NULL, make the result false for such a row, not unknown.
             sql, params = compiler.compile(In(self._column, self._values))
             if self._key.null:
                 column, more = compiler.compile(self._column)

@@ -1,18 +1,18 @@
-"""Keeps relations inside a group to rows of one shard key.
+"""Makes sure that related rows inside a group have the same shard key.
 
-Rows of two keys may share a shard. A database would let them refer to each other, but only for as
-long as both keys happen to have the same shard: with other placements the relation would be
-refused. Also, a site whose keys are tenants must not show one tenant's rows to another. So a row
-refers to rows of its own key only. ``ShardMeta.same_key = False`` allows other keys on the shard.
+Rows of two keys may happen to be on one shard. A database would let them refer to each other. But
+if one of the keys had another shard, the relation would be refused. Also, a site whose keys are
+tenants must not show one tenant's rows to another. So a row refers only to rows of its own key.
+``ShardMeta.same_key = False`` allows rows of other keys that are on the same shard.
 
 In a group whose keys contain their shard (strategy ``embedded``), each row may have a key of its
 own, and rows of different keys are stored next to each other on purpose. Relations in such a group
 may join different keys.
 
-A shard key that was not loaded with a stored row (``only("name")``) is looked up with one query by a
-write, by a form, and by the other side of a one-to-one field (``load=True``). Other reads send no
-query for it. A write of a stored row of an automatic many-to-many table also loads the row that is
-not in memory, of the two that it relates.
+A stored row may have been read without its shard key (``only("name")``). A write, a form, and the
+other side of a one-to-one field then load the key with one query (``load=True``). Other reads do
+not load it. A row of an automatic many-to-many table has the key of the two rows that it joins. If
+only one of them is in memory, a write of a stored row loads the other one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def needs_same_key(options: ShardOptions, related: ShardOptions | None) -> bool:
 
 
 def relates_one_key(options: ShardOptions) -> bool:
-    """Whether the two rows that a row of an automatic many-to-many table relates need one shard key.
+    """Whether the two rows that an automatic many-to-many table joins need the same shard key.
 
     :param options: the options of the table's model.
     """
@@ -64,10 +64,10 @@ def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> An
 
     The key is not known if it is not set, not loaded, or computed by the database.
 
-    :param load: whether to load the key of a stored row if it was deferred.
+    :param load: whether to load the key of a stored row if the key was deferred.
     """
     key = options.key
-    row = getattr(instance, "_wrapped", instance)  # of a lazy object such as request.user
+    row = getattr(instance, "_wrapped", instance)  # Unwraps a lazy object such as request.user.
     if load and key is not None and not row._state.adding:
         getattr(row, key.attname)
     value = None if key is None else row.__dict__.get(key.attname)
@@ -79,7 +79,8 @@ def known_key(options: ShardOptions, instance: Any, *, load: bool = False) -> An
 def refuse_two_keys(field: Any, instance: Model, other: Any, *, load: bool = False) -> None:
     """Raise :exc:`CrossKeyRelation` if ``instance`` must not refer to ``other`` by ``field``.
 
-    The relation that is the shard key of ``instance`` itself is not checked: it gives the key.
+    A relation that is itself the shard key of ``instance`` is not checked, because it gives the
+    key.
 
     :param field: the relation between the two, declared by either side; None for a row of an
         automatic many-to-many table.
@@ -102,8 +103,8 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
 
     Only relations whose instance is in memory are checked.
 
-    :param written: names of the fields that are about to be written; None for all. A key that was
-        deferred is looked up for these only.
+    :param written: names of the fields that are about to be written; None for all. Only for these
+        fields, a deferred key is loaded.
     """
     if not instance._state.fields_cache:
         return  # No related instance is in memory.
@@ -121,9 +122,10 @@ def refuse_related_of_other_key(instance: Model, written: Iterable[str] | None =
     options = options_of(instance)
     if options is None or options.key is not None or not referred:
         return
-    # A row of an automatic many-to-many table has no key of its own; it joins two rows.
+    # A row of an automatic many-to-many table has no key of its own, so compare the two rows that
+    # it joins.
     if len(referred) == 1 and not instance._state.adding and relates_one_key(options):
-        # The other row is stored already. Load it.
+        # Only one of the two rows is in memory. Load the other.
         referred = [getattr(instance, relation.name) for relation in options.relations]
     if len(referred) == 2:
         refuse_two_keys(None, *referred, load=True)
@@ -144,7 +146,7 @@ def refuse_values_of_other_key(options: ShardOptions, key: Any, values: Mapping[
 
 
 def joined_instances(options: ShardOptions, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``values`` that are instances which need the shard key of the row itself.
+    """Return those of ``values`` that are instances and need the same shard key as the row.
 
     :param options: the options of the row's model.
     :param values: the row's values, keyed by field name.
@@ -177,12 +179,12 @@ def key_for_related(
 
 
 def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> str | None:
-    """Return the attribute name of the shard key that rows of ``model`` have in common with a row
-    to which they are related.
+    """Return the attribute name of the shard key of ``model`` if related rows must have the same
+    key.
 
-    :return: None if they may have other keys, or if ``field`` itself is a shard key.
+    :return: None if the rows may have different keys, or if ``field`` itself is a shard key.
     :param field: the foreign key or many-to-many field of the relation.
-    :param own: the options of that row's model.
+    :param own: the options of the other model of the relation.
     """
     options = shard_options(model)
     if options is None or options.key is None or not needs_same_key(options, own):
@@ -195,7 +197,9 @@ def name_of_related_key(model: type[Model], field: Any, own: ShardOptions) -> st
 def with_key(
     model: type[Model], key: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return ``values`` for a new row of ``model``, with ``key`` unless they have a key already.
+    """Return ``values`` for a new row of ``model``.
+
+    Add ``key`` unless they contain a shard key already.
 
     :param key: as :func:`key_for_related` returns it.
     """
@@ -210,13 +214,14 @@ def gives_key(field: Any, options: ShardOptions) -> bool:
     key = options.key
     if field is None or key is None:
         return False
-    # The names of the field that stores the id, in a GenericRelation and in a GenericForeignKey.
+    # The name of the field that stores the id. GenericRelation and GenericForeignKey have it in
+    # different attributes.
     stored_in = getattr(field, "object_id_field_name", None) or getattr(field, "fk_field", None)
     return field is key or stored_in == key.name
 
 
 def key_names(options: ShardOptions) -> set[str]:
-    """Return the keyword arguments that can give the shard key of a new row."""
+    """Return the names of the keyword arguments that can give the shard key of a new row."""
     key = options.key
     if key is None:
         return set()
@@ -228,7 +233,7 @@ def cross_key_relation(
 ) -> CrossKeyRelation:
     """Return the error to raise for a row that is related to a row of another shard key.
 
-    :param row: a description of the row, and ``related`` of the other.
+    :param row: a description of the row; ``related`` is a description of the other row.
     :param field: the name of the relation; None for a row of an automatic many-to-many table.
     """
     by = "" if field is None else f" by {field!r}"

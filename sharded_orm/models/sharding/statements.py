@@ -40,7 +40,7 @@ def check_aggregates(colocation: Colocation, query: Query, aggregates: Mapping[s
     # a later aggregate may refer to an earlier one.
     for name, aggregate in aggregates.items():
         if not hasattr(aggregate, "resolve_expression"):
-            return  # It is not an aggregate. Django raises the error.
+            return  # Not an aggregate: Django will raise an error for it.
         resolved = aggregate.resolve_expression(copy, allow_joins=True, reuse=None, summarize=True)
         copy.append_annotation_mask([name])
         copy.annotations[name] = resolved

@@ -1,9 +1,9 @@
-"""Makes a wrong shard key that a visitor chooses an error of its field, before anything is saved.
+"""Reports a wrong shard key from a visitor as an error of its form field, before anything is saved.
 
 The key of a stored row never changes, and inside ``bound()`` rows have the bound key. ``save()``
-refuses such a row with :exc:`~sharded_orm.exceptions.ShardKeyChanged` or
-:exc:`~sharded_orm.exceptions.BoundKeyMismatch`, which are for the developer. Forms and serializers
-should report it to the visitor.
+refuses other keys with :exc:`~sharded_orm.exceptions.ShardKeyChanged` or
+:exc:`~sharded_orm.exceptions.BoundKeyMismatch`. These errors are for the developer; a visitor
+should get an error of the form or serializer.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ KEY_STAYS = (
 class StoredKeyValidator:
     """A validator of the shard key's field for serializers of Django REST framework.
 
-    A ``ModelSerializer`` calls the validators of the model's fields. It passes its own field to
-    those that have the attribute ``requires_context``; Django does not. No row is changed yet at
-    that time, and no query is sent unless the key was deferred.
+    A ``ModelSerializer`` calls the validators of the model's fields. To validators with the
+    attribute ``requires_context``, it also passes its own field; Django does not. Validators run
+    before any row is changed. This one sends a query only if the key was deferred.
     """
 
     requires_context = True
@@ -66,14 +66,15 @@ def install_stored_key(model: type[Model]) -> None:
     for field in model._meta.local_fields:
         if name in (field.name, field.attname):
             key: Any = field
-            # These are attributes of the instance, so deconstruct() does not see them, and
+            # These are attributes of the field object, so deconstruct() does not see them, and
             # migrations do not contain them.
             if "validators" in vars(key):
                 # The field has read its validators already, as CharField does. Replace the list,
                 # because copies of the field in other models share it.
                 key.validators = [*key.validators, StoredKeyValidator()]
             else:
-                # Do not read ``validators``: the ranges of integers ask the default database.
+                # Do not read ``validators`` here: to compute it, integer fields ask the default
+                # database.
                 key.default_validators = [*key.default_validators, StoredKeyValidator()]
             key.save_form_data = partial(_save_form_data, key)
 
@@ -81,13 +82,13 @@ def install_stored_key(model: type[Model]) -> None:
 def clean_key(options: ShardOptions, row: Any) -> None:
     """Check the shard key of ``row``, for ``Model.clean_fields()``.
 
-    The key of a stored row must be the stored one. After a form has set the key, any change is
-    found, and nothing is looked up. A change in code is found if the new key is on another shard;
-    that costs one look-up in the directory, unless the process knows the key. ``save()`` refuses all
-    changes. Inside ``bound()``, the key must be the bound one. In a formset below a parent, it must
-    be the parent's.
+    The key of a stored row must not have changed. If a form has set the key, any change is found
+    without a query. If code has set the key, a change is found only if the new key is on another
+    shard; this costs one look-up in the directory, unless the process knows the key. ``save()``
+    refuses all changes. Inside ``bound()``, the key must be the bound one. In a formset below a
+    parent, the key must be the parent's.
 
-    :raises ValidationError: the key is another one.
+    :raises ValidationError: the key is wrong.
     """
     key: Any = options.key
     if key is None:
@@ -117,7 +118,8 @@ def _clean_stored_key(options: ShardOptions, row: Any) -> None:
         else:
             alias = str(current_alias(options, row))
             if runtime.topology().resolve(alias) is None:
-                return  # A template schema, or the database that had the rows before sharding.
+                # Not a shard: a template schema, or the database that had the rows before sharding.
+                return
             shard = options.locate(row)
             changed = shard is None or shard.alias != alias
     except (ShardKeyRequired, TypeError, ValueError, ValidationError):
@@ -128,8 +130,9 @@ def _clean_stored_key(options: ShardOptions, row: Any) -> None:
 
 def _save_form_data(key: Any, row: Any, value: Any) -> None:
     # Overrides Field.save_form_data() of the shard key's field, by which a model form sets the
-    # value on the row. Inside bound(), do not set another key than the bound one: the code that
-    # shows the form again must not reach rows of that key. clean_key() reports it.
+    # value on the row. Inside bound(), do not set another key than the bound one, because the code
+    # that shows the form again must not reach rows of another key. clean_key() reports the wrong
+    # key.
     bound_key = key_in_force(type(row))
     if bound_key is not None:
         prepared = _prepared(key, value)
@@ -144,8 +147,8 @@ def _save_form_data(key: Any, row: Any, value: Any) -> None:
             before = row.__dict__[key.attname]
             row._state.key_before_form = (row.pk, before)
         if isinstance(value, Model):
-            # The assignment of a row with another key would raise an error, which the form could not
-            # report. Assign the key only.
+            # Assign the key only. To assign a row with another key would raise an error that the
+            # form cannot report.
             new_key = getattr(value, key.target_field.attname)
             setattr(row, key.attname, new_key)
             if new_key != before:

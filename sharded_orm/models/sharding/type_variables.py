@@ -1,8 +1,8 @@
 """The type variable of querysets: the model of their rows.
 
-The mypy plugin of django-stubs makes the methods of managers from those of querysets. It does so for
-querysets with one type variable only, and leaves the variable as it is for managers of relations;
-the bound lets these be used like ``Any``.
+The mypy plugin of django-stubs copies the methods of querysets to managers. It does so only for
+querysets with a single type variable. For managers of relations, it does not fill in the variable;
+then the variable's bound makes the rows usable like ``Any``.
 """
 
 from __future__ import annotations

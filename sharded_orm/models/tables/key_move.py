@@ -17,8 +17,8 @@ class KeyMove(models.Model):
     with NULL. So at most one move of a key is in flight. While a key is in flight, no process
     remembers its placement.
 
-    One row is no move: its group is empty, and ``in_flight`` is false. Whoever announces moves locks
-    this row, because a table without rows has none that could be locked.
+    One row is not a move: its group is empty, and ``in_flight`` is false. A process that announces
+    moves locks this row. It exists because a table without rows has nothing to lock.
 
     The table is in the database of the directory. So one transaction switches the placement and
     records the new phase.
@@ -33,7 +33,7 @@ class KeyMove(models.Model):
     target: models.PositiveIntegerField[int, int] = models.PositiveIntegerField()
     phase: models.CharField[str, str] = models.CharField(max_length=16, default="announced")
     in_flight: models.BooleanField[bool | None, bool | None] = models.BooleanField(null=True)
-    #: What the move still has to remember for a resume, such as counts of rows and chunks.
+    #: Other values that are needed to resume the move, such as counts of rows and chunks.
     position: models.JSONField[dict[str, Any], dict[str, Any]] = models.JSONField(default=dict)
     error: models.TextField[str, str] = models.TextField(default="")
     announced_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now_add=True)

@@ -43,8 +43,8 @@ class Placement(models.Model):
         return f"{self.key} of {self.group} on shard {self.shard}"
 
 
-#: The number of the last move that has switched a key to another shard. It is read in one statement
-#: with the shard, so the two belong together.
+#: The number of the last move that has switched a key to another shard. One statement reads it
+#: together with the shard, so that the two fit together.
 _LAST_MOVE = Subquery(
     KeyMove.objects.filter(
         group=OuterRef("group"), key=OuterRef("key"), phase__in=("switched", "settled")
@@ -71,9 +71,12 @@ class DatabaseDirectory:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._connections = AutonomousConnections()
-        # By the number of keys: the statement that looks them up, and its first parameters.
-        # Compiling it would take longer than running it.
+        # For each number of keys: the compiled statement that looks up so many keys, and its first
+        # parameters. To compile the statement takes longer than to run it.
         self._lookups: dict[tuple[type, int], tuple[str, tuple[Any, ...]]] = {}
+        # By the backend: the statement that reads the moves in flight. Writers whose key switches send
+        # it every few milliseconds.
+        self._open_moves: dict[type, tuple[str, tuple[Any, ...]]] = {}
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
         connection, committed = self._connections.get(self._alias)
@@ -97,11 +100,16 @@ class DatabaseDirectory:
         connection, committed = self._connections.get(self._alias)
         if not committed:
             return None
-        moves = _OPEN_MOVES
-        if since is not None:
-            moves = KeyMove.objects.filter(Q(in_flight=True) | Q(id__gt=since))
-        query = moves.using(self._alias).values_list(*_MOVE_COLUMNS).query
-        sql, params = query.get_compiler(connection=connection).as_sql()
+        statement = self._open_moves.get(type(connection)) if since is None else None
+        if statement is None:
+            moves = _OPEN_MOVES
+            if since is not None:
+                moves = KeyMove.objects.filter(Q(in_flight=True) | Q(id__gt=since))
+            query = moves.using(self._alias).values_list(*_MOVE_COLUMNS).query
+            statement = query.get_compiler(connection=connection).as_sql()
+            if since is None:
+                self._open_moves[type(connection)] = statement
+        sql, params = statement
         # Pass by Django's cursor, which would log the query: it is sent every few seconds, and tests
         # count logged queries.
         cursor: Any

@@ -1,4 +1,4 @@
-"""A snapshot of shards on nodes, and the problem of balancing them. Pure: asks nobody."""
+"""A snapshot of shards on nodes, and the problem of balancing them. Sends no queries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sharded_orm.topology.schema_names import SchemaNames, shared_number
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """What is known of the shards at one moment.
+    """The shards of all groups at one moment, with their sizes.
 
     :param topology: the topology, with the capacities of nodes and the pins of shards.
-    :param sizes: what is to be balanced, by the alias of the shard: bytes, rows, keys or load. A shard
-        that is missing counts as 0.
-    :param recent: aliases of shards that have moved a short time ago, so they stay where they are.
+    :param sizes: by the alias of the shard, its bytes, rows, keys or load, whichever is balanced. A
+        shard that is missing counts as 0.
+    :param recent: aliases of shards that have moved a short time ago, so they must not move again.
     """
 
     topology: Topology
@@ -30,14 +30,17 @@ class FleetSnapshot:
 def balance_problem(
     snapshot: FleetSnapshot, groups: Collection[str], *, threshold: float, goal: float
 ) -> BalanceProblem:
-    """Return the problem whose items are shards and whose bins are nodes. A pure function.
+    """Return the problem of balancing the shards of ``groups``.
 
-    The nodes are the primaries of ranges, and those that have a ``CAPACITY``. A shard may move to a
-    primary of its own group, and to each node with a ``CAPACITY`` above 0. It stays if its range is
-    pinned, if it has moved a short time ago, or if it belongs to another group than ``groups``. But
-    its size counts.
+    Its items are shards, its bins nodes.
 
-    :raises BalanceRefused: the topology does not say which server has what.
+    The nodes are the primaries of ranges, and all nodes that have a ``CAPACITY``. A shard may move
+    to a primary of its own group, and to any node with a ``CAPACITY`` above 0. A shard must stay if
+    its range is pinned, if it has moved a short time ago, or if it belongs to another group. The
+    sizes of shards that stay count, too. A pure function.
+
+    :param threshold: see :class:`BalanceProblem`. The same for ``goal``.
+    :raises BalanceRefused: the topology does not say which server has which shards.
     """
     topology = snapshot.topology
     problems = [*_server_problems(topology), *_schema_problems(topology, groups)]
@@ -50,7 +53,8 @@ def balance_problem(
         targets = _targets(topology, group)
         names |= {part.primary for part in group.ranges}
         for part in group.ranges:
-            # A server and its replica share their schemas, so nothing may move between them.
+            # A server and its replica have the same schemas, so no shard may move from one to the
+            # other.
             allowed = targets - replication.get(part.primary, frozenset()) - {part.replica}
             if group.name not in groups or part.pinned:
                 allowed = frozenset()
@@ -81,9 +85,9 @@ def _targets(topology: Topology, group: ShardGroup) -> frozenset[str]:
 
 
 def _replication(topology: Topology) -> dict[str, frozenset[str]]:
-    """Return for each node those that replicate it, and those that it replicates.
+    """Return, for each node, the nodes that replicate it, and those that it replicates.
 
-    Nodes on the servers of such nodes count, too.
+    Other nodes on the same servers are included.
     """
     servers: dict[object, set[str]] = {}
     for name, node in topology.nodes.items():
@@ -120,7 +124,7 @@ def _server_problems(topology: Topology) -> Iterator[str]:
 
 
 def _schema_problems(topology: Topology, groups: Collection[str]) -> Iterator[str]:
-    """Yield pairs of groups with common names of schemas, which must not meet on a server."""
+    """Yield sentences about groups with schemas of the same name, which cannot be on one server."""
     for one, other in combinations(topology.groups.values(), 2):
         if one.name not in groups and other.name not in groups:
             continue

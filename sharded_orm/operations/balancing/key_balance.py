@@ -1,4 +1,4 @@
-"""Balance keys between the shards of a group with a directory: read what the shards have, and plan."""
+"""Balancing keys between the shards of a group with a directory: measuring, and planning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sharded_orm.operations.moves.request import keys_text
 from sharded_orm.operations.relations import batched
 from sharded_orm.topology.model import ShardGroup
 
-#: Keys of a shard that may move by one plan: those with the most rows.
+#: The largest number of keys of one shard that a plan may move. Those with the most rows are taken.
 MOST_KEYS: Final = 20_000
 _LOOK_UPS: Final = 500
 
@@ -34,8 +34,8 @@ _LOOK_UPS: Final = 500
 class KeyBalance:
     """A plan for keys.
 
-    :param keys: the keys that move, by their names in the plan. The names of bins are aliases of
-        shards.
+    :param keys: the keys that move, by the names that they have as items of the plan. The bins of
+        the plan have the aliases of shards as names.
     :param notes: sentences for an operator.
     """
 
@@ -46,7 +46,7 @@ class KeyBalance:
     notes: list[str] = field(default_factory=list)
 
     def target(self, step: BalanceStep) -> int:
-        """Return the number of the shard to which the keys of the step move."""
+        """Return the number of the shard to which the keys of ``step`` move."""
         shard = runtime.topology().resolve(step.target)
         assert shard is not None
         return shard.number
@@ -58,16 +58,16 @@ class KeyBalance:
 def plan_keys(group: str, options: BalanceOptions | None = None) -> KeyBalance:
     """Plan moves of keys between shards of ``group``. Changes nothing.
 
-    A shard's share is in proportion to the weight of its range. Keys move only to shards that are open
-    for new keys.
+    The share of a shard is proportional to the weight of its range. Keys move only to shards that
+    are open for new keys.
 
     :raises MoveRefused: keys of the group cannot be moved.
     :raises BalanceRefused: there is no plan; every reason is listed.
     :raises TopologyError: the source of the topology does not answer.
 
-    By keys, it costs one query of the directory, and for each shard above the threshold one query per
-    model, which reads the keys of all rows. By rows, one query per model and shard in addition. By
-    load, only look-ups in the directory.
+    The cost depends on ``options.by``. "keys" costs one query of the directory. For each shard
+    above the threshold it also costs one query per model, which reads the keys of all rows. "rows"
+    costs one query per model and shard in addition. "load" costs only look-ups in the directory.
     """
     options = options or BalanceOptions(by=measure.KEYS)
     runtime.refresh()
@@ -98,7 +98,7 @@ def plan_keys(group: str, options: BalanceOptions | None = None) -> KeyBalance:
     )
 
 
-#: The size of keys, by the number of the shard and the key.
+#: The sizes of keys, first by the number of the shard, then by the key.
 _KeySizes = dict[int, dict[Any, float]]
 
 
@@ -110,7 +110,7 @@ def _problem(
     recent: frozenset[str],
     options: BalanceOptions,
 ) -> tuple[BalanceProblem, dict[str, Any]]:
-    """Return the problem, and the keys by the names of items."""
+    """Return the problem of balancing keys, and each key by the name of its item."""
     open_shards = frozenset(
         group.shard(number).alias
         for part in group.open_ranges
@@ -158,7 +158,7 @@ def _sums(sizes: _KeySizes) -> dict[int, float]:
 def _shards_above(
     group: ShardGroup, totals: Mapping[int, float], threshold: float
 ) -> Iterator[int]:
-    """Yield the shards from which keys may have to move."""
+    """Yield the numbers of shards that have more than their share, so that keys may have to move."""
     weights = {n: group.range_of(n).weight or 1.0 for n in range(group.count)}
     mean = sum(totals.values()) / sum(weights.values())
     return (n for n, total in totals.items() if total > (1 + threshold) * mean * weights[n])
@@ -178,7 +178,8 @@ def _models(group: str) -> list[Any]:
 
 
 def _keys_on(keys: GroupKeys, number: int, *, by_rows: bool) -> dict[Any, float]:
-    """Return the keys that have rows on a shard, with the number of their rows, or 1 for each.
+    """Return the keys that have rows on a shard, with the number of their rows, or with 1 if not
+    ``by_rows``.
 
     Keys that the directory places on another shard are left out.
     """
@@ -214,7 +215,7 @@ def _largest(sizes: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _key_loads(keys: GroupKeys, options: BalanceOptions) -> _KeySizes:
-    """Return the loads in the operator's file."""
+    """Return the loads of keys from the file that the operator has given."""
     loads = measure.read_load(options.load or "")
     try:
         values = {name: keys.value(name) for name in loads}
@@ -235,7 +236,7 @@ def _key_loads(keys: GroupKeys, options: BalanceOptions) -> _KeySizes:
 
 
 def _recent(group: str, cool_down: timedelta) -> frozenset[str]:
-    """Return the keys that are moving, or have moved a short time ago. One query."""
+    """Return the keys that are moving, or have moved within ``cool_down``. One query."""
     since = timezone.now() - cool_down
     rows = record.rows().filter(Q(in_flight=True) | Q(switched_at__gt=since), group=group)
     return frozenset(rows.values_list("key", flat=True))

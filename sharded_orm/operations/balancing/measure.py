@@ -1,4 +1,4 @@
-"""Measure shards: their bytes, rows, keys or load."""
+"""Measuring shards: their bytes, rows, keys or load."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOAD: Final = "load"
 
 #: Seconds to wait for the answer of a node. Reading thousands of table sizes takes a while.
 PATIENCE: Final = 60.0
-#: The largest load in a file. Sums of larger numbers might be infinite.
+#: The largest load that a file may give. Sums of larger numbers might be infinite.
 MOST_LOAD: Final = 1e18
 
 
 def shard_sizes(topology: Topology) -> dict[str, ShardSize]:
-    """Return the sizes of all shards, by alias. One query per node; the nodes are asked in parallel.
+    """Return the sizes of all shards, by alias. One query per node, on all nodes in parallel.
 
-    :raises BalanceRefused: a node does not answer, so nobody knows what it has.
+    :raises BalanceRefused: a node does not answer, so the sizes of its shards are unknown.
     """
     by_node = shards_by_node(
         shard for group in topology.groups.values() for shard in group.shards()
@@ -57,7 +57,7 @@ def shard_sizes(topology: Topology) -> dict[str, ShardSize]:
 
 
 def rows_of(sizes: Mapping[str, ShardSize]) -> dict[str, float]:
-    """Return the estimated rows of shards.
+    """Return the estimated number of rows of each shard, by alias.
 
     :raises BalanceRefused: the database keeps no estimates.
     """
@@ -72,10 +72,10 @@ def rows_of(sizes: Mapping[str, ShardSize]) -> dict[str, float]:
 
 
 def key_counts(groups: Iterable[str]) -> dict[str, float]:
-    """Return how many keys the directory has placed on shards, by alias. One query.
+    """Return how many keys the directory has placed on each shard, by alias. One query.
 
-    :param groups: the groups to be balanced. All of them need a directory.
-    :raises BalanceRefused: a group has none.
+    :param groups: the groups to be balanced. Each needs a directory.
+    :raises BalanceRefused: a group has no directory.
     """
     without = [name for name in groups if not isinstance(runtime.strategy(name), DirectoryStrategy)]
     if without:
@@ -96,9 +96,9 @@ def key_counts(groups: Iterable[str]) -> dict[str, float]:
 
 
 def shard_loads(topology: Topology, path: str) -> dict[str, float]:
-    """Return the loads of shards in a file, by alias; see :func:`read_load`.
+    """Return the loads of shards from a file, by alias; see :func:`read_load`.
 
-    :raises BalanceRefused: the file names something else.
+    :raises BalanceRefused: the file has a name that is not the alias of a shard.
     """
     loads = read_load(path)
     unknown = [name for name in loads if topology.resolve(name) is None]
@@ -113,7 +113,7 @@ def shard_loads(topology: Topology, path: str) -> dict[str, float]:
 
 
 def read_load(path: str) -> dict[str, float]:
-    """Return the loads in a file: a JSON object of names and numbers.
+    """Return the loads from a file. The file is a JSON object of names and numbers.
 
     :raises BalanceRefused: the file cannot be read, or has other content.
     """

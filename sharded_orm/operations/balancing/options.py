@@ -1,4 +1,4 @@
-"""What an operator wants to have balanced, and how far."""
+"""The options with which an operator asks for a plan."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from datetime import timedelta
 from sharded_orm.exceptions import BalanceRefused
 from sharded_orm.operations.balancing import measure
 
-#: What has moved within this time stays where it is.
+#: Default time for which a shard or key that has moved must not move again.
 COOL_DOWN = timedelta(days=1)
 THRESHOLD = 0.1
 
 
 @dataclass(frozen=True)
 class BalanceOptions:
-    """What is balanced, and how far.
+    """The options of a plan: what is balanced, and how evenly.
 
     :param by: "bytes", "rows", "keys" or "load".
-    :param threshold: by what part of its share a node or shard may have more before it gives
-        something away.
-    :param goal: by what part it may have more afterwards; None for the threshold.
-    :param cool_down: for how long what has moved stays where it is.
+    :param threshold: a node or shard gives something away if it exceeds its share by more than this
+        fraction, such as 0.1.
+    :param goal: the fraction by which it may exceed its share afterwards; None for ``threshold``.
+    :param cool_down: time for which a shard or key that has moved must not move again.
     :param load: path of a JSON file with loads, for ``by="load"``.
     """
 

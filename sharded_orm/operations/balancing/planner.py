@@ -1,4 +1,4 @@
-"""The planner: a pure function from items in bins to ordered moves with reasons."""
+"""The planner: a pure function from items in bins to moves in their order, with reasons."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ from sharded_orm.operations.balancing.problem import (
 )
 from sharded_orm.operations.balancing.subset import least_cover
 
-#: A single move that leads beyond the goal must make a bin emptier by this part of its share.
+#: A move that does not bring the source to its goal must lower the fullness of the fuller of the
+#: two bins by at least this fraction.
 _LEAST_GAIN: Final = 0.01
-#: A bin that is to be emptied counts as one of this capacity.
+#: A bin that is to be emptied has the capacity 0. It counts as this capacity, to divide by it.
 _NO_CAPACITY: Final = 1e-9
-#: Items of a bin that are looked at together, from the largest on.
+#: The largest number of items of a bin that are considered at once: its largest ones.
 _CANDIDATES: Final = 1000
-#: The emptiest bins among which the target of a single move is chosen.
+#: The number of bins that are considered as the target of a single item: the emptiest ones.
 _TARGETS: Final = 16
-#: Up to so many items, plans are made in several ways, if the first does not reach the goal.
+#: With at most this many items, more plans are tried if the first one does not reach the goal.
 _FEW: Final = 100
 _ATTEMPTS: Final = 50
 
 
 def plan_balance(problem: BalanceProblem) -> BalancePlan:
-    """Return the moves that balance ``problem``. A pure function: it asks nobody, and draws nothing.
+    """Return the moves that balance ``problem``.
 
-    Only bins above the threshold give something away, until they are at the goal. Each move by
-    itself improves: the fuller of its two bins is less full afterwards than the source was before. So
-    it is safe to stop after any move. If a bin stays above the goal, the plan says which item
-    forbids it. A plan for the state after all moves has no moves.
+    A pure function; the same problem gives the same plan.
+
+    Only bins above the threshold give items away, until they are at the goal. Each single move is
+    an improvement: afterwards, the fuller of its two bins is less full than the source was before.
+    So it is safe to stop after any move. If a bin stays above the goal, the plan says which item
+    prevents more. If the planner is called again after all moves, the new plan has no moves.
 
     Takes less than a second for 4,096 items in 16 bins.
     """
@@ -55,9 +58,11 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
 
 def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> _Pool:
-    """Balance bins that belong together. If few items do not reach the goal, try other orders.
+    """Balance bins between which items can move.
 
-    With few and large items, it depends on the first moves whether the others can reach the goal.
+    With few items, also try other orders of the moves.
+
+    With few and large items, the first moves decide whether the later ones can reach the goal.
     """
     first = _Pool(bins, items, problem)
     first.balance()
@@ -77,7 +82,7 @@ def _joined(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]]:
-    """Divide the problem: bins of different parts have no items that could move between them."""
+    """Divide the problem into independent parts, between which no item can move."""
     parent = {one.name: one.name for one in problem.bins}
 
     def root(name: str) -> str:
@@ -106,11 +111,13 @@ def _connected(problem: BalanceProblem) -> Iterator[tuple[list[Bin], list[Item]]
 class _BinState:
     """A bin while moves are planned.
 
-    :param fixed: the size of what stays in it.
-    :param part: its part of what is shared, by its capacity.
-    :param share: the size of what it shall have: its part, or what it must keep if that is more.
-    :param is_aside: whether it must keep more than its part, so that it gets nothing more.
-    :param is_emptied: whether everything leaves it, also an item that is too large for every bin.
+    :param fixed: the size of everything that must stay in the bin.
+    :param load: the size of everything in the bin.
+    :param share: the size that the bin shall have: ``part``, or what it must keep if that is more.
+    :param part: what the bin gets if the whole is divided by the capacities of the bins.
+    :param is_aside: whether the bin must keep more than ``part``, so that it gets no items.
+    :param is_emptied: whether all items leave the bin, even one that is too large for every other
+        bin.
     """
 
     name: str
@@ -135,7 +142,7 @@ class _BinState:
         return self.load / self.capacity
 
     def limit(self, excess: float) -> float:
-        """Return the load with ``excess`` beyond the share, which is a fraction of its part."""
+        """Return the load that exceeds the share of the bin by the fraction ``excess`` of ``part``."""
         return self.share + excess * self.part
 
     @property
@@ -144,18 +151,18 @@ class _BinState:
         return max(self.items.values(), key=lambda item: (item.size, item.name), default=None)
 
     def with_change(self, size: float) -> float:
-        """Return the fullness after a change of the load by ``size``."""
+        """Return how full the bin would be after a change of its load by ``size``."""
         return (self.load + size) / self.capacity
 
 
-#: An item, its source and its target.
+#: A move: an item, its source and its target.
 _ChosenMove = tuple[Item, _BinState, _BinState]
-#: The same, and how full the fuller of the two is afterwards.
+#: A move, and how full the fuller of its two bins is afterwards.
 _RatedMove = tuple[Item, _BinState, _BinState, float]
 
 
 class _Pool:
-    """Bins that are balanced together."""
+    """A part of the problem: bins between which items can move."""
 
     def __init__(self, bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> None:
         self._threshold = problem.threshold
@@ -176,19 +183,21 @@ class _Pool:
         self.before = {name: one.load for name, one in self.bins.items()}
         capacity = sum(one.capacity for one in self.bins.values())
         self._mean = sum(self.before.values()) / capacity
-        #: What a bin of the capacity 1 shall have. It is below the mean if a bin must keep more.
+        #: The load that a bin of the capacity 1 shall have. Below the mean if some bin must keep
+        #: more.
         self._level = self._mean
-        #: The bins by their fullness. Entries that are no longer true are skipped.
+        #: A heap of bins, the emptiest first. A bin that changes gets a new entry; old ones are
+        #: skipped.
         self._heap = [(one.fullness, name) for name, one in self.bins.items()]
         heapq.heapify(self._heap)
-        #: Moves of items that leave a bin together: within such a list, every order improves.
+        #: Lists of moves out of one bin. The moves of one list may be made in any order.
         self._batches: list[list[_ChosenMove]] = []
         self.least = 0.0
 
     def balance(self, dice: random.Random | None = None) -> None:
         """Move items until no move improves.
 
-        :param dice: for another order of the moves, and other targets.
+        :param dice: if given, first make random moves, so that another plan comes out.
         """
         self._set_shares()
         giving = self._giving()
@@ -198,7 +207,7 @@ class _Pool:
             self._set_shares()
             giving = self._giving()
         while giving and self._relieve(giving):
-            # A large item that has moved may change what the others shall have.
+            # A large item that has moved may change the shares of the bins.
             self._set_shares()
             giving = self._giving()
 
@@ -210,10 +219,11 @@ class _Pool:
     # ##### Shares #####
 
     def _set_shares(self) -> None:
-        """Compute what each bin shall have.
+        """Compute the share of each bin: what it shall have.
 
-        A bin may have to keep more than its part of the whole: something that stays, or an item that
-        is too large for every bin. It is set aside, and the others share the rest.
+        A bin may have to keep more than its part of the whole, because of items that stay, or of an
+        item that is too large for every bin. Such a bin is set aside, and the other bins share the
+        rest.
         """
         kept: dict[str, float] = {}
         while True:
@@ -235,14 +245,19 @@ class _Pool:
             one.share = kept.get(one.name, one.part)
 
     def _least_load(self, one: _BinState) -> float:
-        """Return the size of what the bin must keep: what stays, and an item too large for all."""
+        """Return the size of what the bin must keep.
+
+        This is the size of everything that stays, and of an item that is too large for every bin.
+        """
         largest = one.largest
         if largest is None or one.is_emptied or not self._is_too_large(largest, one):
             return one.fixed
         return one.fixed + largest.size
 
     def _is_too_large(self, item: Item, one: _BinState) -> bool:
-        """Whether an item alone is above the goal of the bin, and of every other that may have it."""
+        """Whether ``item`` alone exceeds the goals of its bin and of every bin to which it may
+        move.
+        """
         limit = (1 + self._goal) * self._level
         return all(
             item.size > limit * self.bins[name].capacity for name in {*item.targets, one.name}
@@ -251,7 +266,10 @@ class _Pool:
     # ##### Moves #####
 
     def _relieve(self, giving: Sequence[_BinState]) -> bool:
-        """Move items out of bins until they are at the goal. Return whether an item was moved."""
+        """Move items out of the bins ``giving`` until these are at the goal.
+
+        Return whether any was moved.
+        """
         count = len(self._batches)
         for one in giving:
             while one.load > one.limit(self._goal):
@@ -260,9 +278,11 @@ class _Pool:
         return len(self._batches) > count
 
     def _reach_goal(self, source: _BinState) -> bool:
-        """Move items away until the source is at the goal, to bins that stay below it.
+        """Move items away from ``source`` until it is at the goal.
 
-        Moves as little as possible. Return whether an item was moved.
+        The other bins stay below the goal.
+
+        Moves as little as possible. Returns whether an item was moved.
         """
         rooms = {
             targets: max(
@@ -284,7 +304,7 @@ class _Pool:
         return bool(batch)
 
     def _relieve_at_random(self, dice: random.Random) -> None:
-        """Move items as :meth:`_move_one` does, but any of those that improve."""
+        """Move random items out of bins above the threshold, until no move is an improvement."""
         while giving := self._giving():
             moves = [move for one in giving for move in self._improving_moves(one)]
             if not moves:
@@ -296,14 +316,14 @@ class _Pool:
         return 0.0 if one.is_aside else one.limit(self._goal) - one.load
 
     def _target(self, source: _BinState, item: Item) -> _BinState | None:
-        """Return the emptiest bin that may have the item and stays below the goal with it."""
+        """Return the emptiest bin that may have ``item`` and does not exceed the goal with it."""
         visited: list[tuple[float, str]] = []
         target = None
         while self._heap and target is None:
             entry = heapq.heappop(self._heap)
             one = self.bins[entry[1]]
             if entry[0] != one.fullness:
-                continue  # The bin has changed since, and has a newer entry.
+                continue  # The bin has changed since, so it has a newer entry.
             visited.append(entry)
             if one is not source and one.name in item.targets and item.size <= self._room(one):
                 target = one
@@ -312,14 +332,23 @@ class _Pool:
         return target
 
     def _move_one(self, source: _BinState) -> bool:
-        """Move the item after which the fuller of the two bins is least full, if that improves."""
+        """Make the best move of one item out of ``source``, if there is one.
+
+        Return whether there was.
+
+        The best move is the one after which the fuller of the two bins is least full.
+        """
         best = min(self._improving_moves(source), key=lambda move: move[3], default=None)
         if best is not None:
             self._batches.append([self._move(*best[:3])])
         return best is not None
 
     def _improving_moves(self, source: _BinState) -> Iterator[_RatedMove]:
-        """Yield the moves of one item after which the fuller of the two bins is clearly less full."""
+        """Yield the moves of one item out of ``source`` that are an improvement.
+
+        After such a move, the fuller of the two bins is clearly less full than ``source`` was
+        before.
+        """
         limit = source.fullness * (1 - _LEAST_GAIN)
         targets = self._emptiest(source)
         for item in _largest(source.items.values()):
@@ -346,7 +375,7 @@ class _Pool:
 
     @property
     def may_be_better(self) -> bool:
-        """Whether a bin is above the threshold, although no bin must keep more than its share."""
+        """Whether another plan might do better: a bin is too full, though none must keep too much."""
         return not any(one.is_aside for one in self.bins.values()) and any(self.obstacles())
 
     @property
@@ -371,7 +400,7 @@ class _Pool:
                 )  # fmt: skip
 
     def obstacles(self) -> Iterator[Obstacle]:
-        """Yield why bins stay above the threshold."""
+        """Yield the reason for each bin that stays above the threshold."""
         for one in sorted(self.bins.values(), key=lambda one: (-one.fullness, one.name)):
             if one.load > (1 + self._threshold) * self._mean * one.capacity:
                 yield self._obstacle(one)
@@ -399,5 +428,5 @@ class _Pool:
 
 
 def _largest(items: Iterable[Item]) -> list[Item]:
-    """Return the largest items, in descending order."""
+    """Return the largest of ``items``, in descending order, at most 1000."""
     return heapq.nsmallest(_CANDIDATES, items, key=lambda item: (-item.size, item.name))

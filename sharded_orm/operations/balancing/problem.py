@@ -1,7 +1,7 @@
-"""What is to be balanced, and the plan for it, as values. Knows neither Django nor a driver.
+"""The problem of balancing, and a plan that solves it, as values. Uses neither Django nor a driver.
 
-The words are those of bin packing: an *item* is in a *bin*. For shards, the items are shards and the
-bins are nodes. For keys, the items are keys and the bins are shards.
+The words are those of bin packing: an *item* is in a *bin*. If shards are balanced, the items are
+shards and the bins are nodes. If keys are balanced, the items are keys and the bins are shards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-#: A larger ratio says nothing. The share of a bin that is to be emptied is nearly 0.
+#: Larger ratios are not written as numbers. They occur because a bin to be emptied has hardly a
+#: share.
 _MOST: Final = 1000
 
 
@@ -18,9 +19,10 @@ _MOST: Final = 1000
 class Bin:
     """A node that has shards, or a shard that has keys.
 
-    :param capacity: how much it shall have, relative to the other bins. A bin with the capacity 0 is
-        emptied.
-    :param other: the size of what is in it beside the items of the problem. It stays there.
+    :param capacity: how much the bin shall have, relative to the other bins. A bin with the
+        capacity 0 is emptied.
+    :param other: the size of what else is in the bin. It is no item of the problem, so it stays
+        there.
     """
 
     name: str
@@ -32,9 +34,9 @@ class Bin:
 class Item:
     """A shard or a key.
 
-    :param bin: the name of the bin in which it is.
-    :param size: bytes, rows, keys or load: what is to be balanced.
-    :param targets: the names of the bins that may have it. If there are none, it stays.
+    :param bin: the name of the bin in which the item is.
+    :param size: the item's bytes, rows, keys or load, whichever is balanced.
+    :param targets: the names of the bins to which the item may move. If there are none, it stays.
     """
 
     name: str
@@ -45,11 +47,11 @@ class Item:
 
 @dataclass(frozen=True)
 class BalanceProblem:
-    """Items in bins. Bins that can get items of each other are balanced together.
+    """Items in bins, to be distributed evenly.
 
-    :param threshold: a bin gives something away if it has more than its share by this part of it,
+    :param threshold: a bin gives items away if it exceeds its share by more than this fraction,
         such as 0.1.
-    :param goal: it gives so much away that it has more than its share by at most this part.
+    :param goal: a bin gives items away until it exceeds its share by at most this fraction.
     """
 
     bins: tuple[Bin, ...]
@@ -60,7 +62,7 @@ class BalanceProblem:
 
 @dataclass(frozen=True, slots=True)
 class BalanceMove:
-    """A move of an item. After it, the fuller of the two bins is less full than the source was.
+    """A move of an item. The fuller of the two bins is then less full than the source was before.
 
     :param source_before: how full the source is before the move: 1.0 means that it has its share.
     """
@@ -77,9 +79,9 @@ class BalanceMove:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a bin stays fuller than the goal.
+    """The reason why a bin stays fuller than it should be.
 
-    :param item: the item that forbids it; None if it is what stays in the bin.
+    :param item: the item that is the reason; None if the reason is what must stay in the bin.
     """
 
     bin: str
@@ -91,13 +93,13 @@ class Obstacle:
 class BalancePlan:
     """Moves in their order, and what they achieve.
 
-    :param before: the size of what each bin has now, by name.
-    :param after: the same after all moves.
-    :param shares: the size of what each bin shall have.
-    :param obstacles: one for each bin that stays fuller than the goal.
-    :param least: what any plan must move to reach the goal, as a lower bound.
-    :param parts: the names of bins that are balanced together. Nothing can move from one part to
-        another.
+    :param before: the load of each bin now, by the name of the bin.
+    :param after: the load of each bin after all moves.
+    :param shares: the load that each bin shall have.
+    :param obstacles: one for each bin that stays too full.
+    :param least: a lower bound for the sum of the sizes that any plan must move to reach the goal.
+    :param parts: independent parts of the problem, as names of bins. No item can move from one part
+        to another.
     """
 
     moves: tuple[BalanceMove, ...]
@@ -114,5 +116,5 @@ class BalancePlan:
 
 
 def percent(size: float, whole: float = 1.0) -> str:
-    """Return ``size`` as a part of ``whole``, such as ``131%``."""
+    """Return ``size`` as a percentage of ``whole``, such as ``131%``."""
     return f"{size / whole:.0%}" if size < _MOST * whole else "far more than 100%"

@@ -1,4 +1,4 @@
-"""Which shards have moved a short time ago, by the history of the topology."""
+"""Finding the shards that have moved a short time ago, in the history of the topology."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sharded_orm.topology.document import Document
 from sharded_orm.topology.model import Topology
 from sharded_orm.topology.sources.base import Revision
 
-#: Entries of the history that are read at first.
+#: The number of entries of the history that are read at first.
 _FIRST = 100
-#: The first version of a topology. There is nothing before it.
+#: The first version of a topology. The history begins with it.
 _FIRST_VERSION = 1
 
 _Nodes = tuple[Any, Any]
 
 
 def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> frozenset[str]:
-    """Return the aliases of shards that have got another node in the last ``cool_down``.
+    """Return the aliases of shards that have moved to another node in the last ``cool_down``.
 
-    The history of the topology knows each move, whoever has made it. A promotion is no move. Costs one
-    round trip to the source of the topology, and one for each version of that time.
+    The history of the topology has every move, whoever made it. A promotion is not a move. Costs
+    one round trip to the source of the topology, and one for each version in that time.
 
     :raises BalanceRefused: the history does not reach back so far.
     :raises TopologyError: the source does not answer.
@@ -45,14 +45,15 @@ def recent_moves(topology: Topology, now: datetime, cool_down: timedelta) -> fro
         places = [_nodes(document, name) for document in documents]
         for after, before in pairwise(places):
             for number, (new, old) in enumerate(zip(after, before, strict=False)):
-                # After a promotion, the former replica is the primary.
+                # After a promotion, the node is the one that was the replica before. That is not a
+                # move.
                 if new[0] != old[0] and new[0] != old[1] and number in group:
                     moved.add(group.shard(number).alias)
     return frozenset(moved)
 
 
 def _revisions(since: datetime) -> list[Revision]:
-    """Return the versions from the one that was in use at ``since`` on, the newest first."""
+    """Return the version that was in use at ``since`` and all later ones, the newest first."""
     source = runtime.source()
     limit = _FIRST
     while True:
@@ -84,7 +85,7 @@ def _no_history(source: str, history: Sequence[Revision], since: datetime) -> st
 
 
 def _nodes(document: Document, group: str) -> list[_Nodes]:
-    """Return the primary and the replica of each shard, by number."""
+    """Return the names of the primary and the replica of each shard, in the order of shard numbers."""
     ranges: Iterable[Mapping[str, Any]] = document.groups.get(group, {}).get("RANGES", ())
     nodes: list[_Nodes] = []
     for entry in sorted(ranges, key=lambda entry: entry["range"][0]):

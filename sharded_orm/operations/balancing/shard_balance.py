@@ -1,4 +1,4 @@
-"""Balance shards between nodes: read a snapshot, and plan."""
+"""Balancing shards between nodes: reading a snapshot of them, and planning."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ class ShardBalance:
 def plan_shards(group: str | None = None, options: BalanceOptions | None = None) -> ShardBalance:
     """Plan moves of shards between nodes. Changes nothing.
 
-    :param group: the group whose shards may move; None for all groups. The others count, but stay.
+    :param group: the group whose shards may move; None for all groups. The shards of other groups
+        stay, but their sizes count.
     :raises BalanceRefused: there is no plan; every reason is listed.
     :raises UnknownShard: there is no such group.
     :raises TopologyError: the source of the topology does not answer.
 
-    Costs one query per node. By keys, one query of the directory in addition. The cool-down costs one
-    round trip to the source of the topology for each version of that time.
+    Costs one query per node. If keys are balanced, costs one query of the directory, too. The
+    cool-down costs one round trip to the source of the topology for each version of that time.
     """
     options = options or BalanceOptions()
-    # This process may use an outdated copy of the topology, from the disk.
+    # Otherwise this process might use an outdated copy of the topology, from its disk.
     runtime.refresh()
     topology = runtime.topology()
     groups = [runtime.group(group).name] if group is not None else list(topology.groups)
@@ -68,7 +69,7 @@ def balance_fleet(
     options: BalanceOptions,
     shard_bytes: dict[str, int],
 ) -> ShardBalance:
-    """Return the plan for a snapshot. A pure function."""
+    """Return the plan for balancing the shards of ``groups`` in ``snapshot``. A pure function."""
     problem = balance_problem(snapshot, groups, threshold=options.threshold, goal=options.reach)
     plan = plan_balance(problem)
     shards = _shards(snapshot.topology, plan)

@@ -1,4 +1,4 @@
-"""The steps of a plan: each is one command of an operator."""
+"""The steps of a plan. An operator makes each step by one command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sharded_orm.operations.balancing.problem import BalanceMove, percent
 
 @dataclass(frozen=True)
 class BalanceStep:
-    """Moves that follow each other, of one group, from one node or shard to another."""
+    """Consecutive moves of one group between the same two nodes, or between the same two shards."""
 
     group: str
     source: str
@@ -20,7 +20,7 @@ class BalanceStep:
 
     @property
     def reason(self) -> str:
-        """Why, for people: ``db1 has 131% of the mean, then 109%; db2 has 70%, then 92%``."""
+        """Why the step is made: ``db1 has 131% of the mean, then 109%; db2 has 70%, then 92%``."""
         first, last = self.moves[0], self.moves[-1]
         return (
             f"{self.source} has {percent(first.source_before)} of the mean, then"
@@ -32,7 +32,12 @@ class BalanceStep:
 def steps_of(
     moves: Iterable[BalanceMove], group_of: Callable[[BalanceMove], str]
 ) -> Iterator[BalanceStep]:
-    """Yield the moves as steps, in their order."""
+    """Yield ``moves`` as steps, in their order.
+
+    Consecutive moves between the same two bins are one step.
+
+    :param group_of: returns the name of the group of a move.
+    """
 
     def place(move: BalanceMove) -> tuple[str, str, str]:
         return group_of(move), move.source, move.target
@@ -44,9 +49,9 @@ def steps_of(
 def apply_steps(
     steps: Iterable[BalanceStep], apply: Callable[[BalanceStep], bool]
 ) -> list[BalanceStep]:
-    """Call ``apply`` for each step, in their order, until one fails. Return those that were made.
+    """Call ``apply`` for each step, in order, until one fails. Return the steps that were made.
 
-    Each step by itself improves, so it is safe to stop after any.
+    Each single step is an improvement, so it is safe to stop after any step.
 
     :param apply: makes a step, and returns whether all of it was made.
     """

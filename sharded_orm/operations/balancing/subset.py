@@ -1,20 +1,21 @@
-"""Choose items whose sum is as little as possible above a limit. A variant of the subset-sum problem."""
+"""Choosing items with a sum just above a limit. A variant of the subset-sum problem."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-#: The sizes are rounded down to this part of the limit.
+#: The limit is divided into this many steps, and sizes are rounded down to whole steps.
 _STEPS = 4096
-#: How many steps the rounding may have taken from the sum of a good choice.
+#: Because of the rounding, the sum of a good choice may be too low by at most this many steps.
 _SLACK = 16
 
 
 def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
-    """Return the indexes of items with a sum of at least ``limit``, which is nearly the least possible.
+    """Return the indexes of items whose sum is at least ``limit``, but hardly more.
 
-    None of them is superfluous: without any of them, the sum is below ``limit``. Of equally good
-    choices, prefer one with few and large items. If the sum of all items is too small, return all.
+    None of these items can be left out: the sum of the others is below ``limit``. Of choices with
+    the same sum, the one with the fewest items is returned. If the sum of all items is too small,
+    all are returned.
 
     :param sizes: sizes above 0, in descending order.
     :param limit: a number above 0.
@@ -35,7 +36,7 @@ def least_cover(sizes: Sequence[float], limit: float) -> list[int]:
 
 
 def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list[int]:
-    """Return the choice without superfluous items, the largest of which are left out first."""
+    """Return ``choice`` without items that are not needed to reach ``limit``, the largest first."""
     needed = list(choice)
     total = sum(sizes[index] for index in choice)
     for index in choice:
@@ -46,11 +47,11 @@ def _needed(sizes: Sequence[float], choice: Sequence[int], limit: float) -> list
 
 
 def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]:
-    """Yield choices whose rounded sums are near the limit. The last one reaches it for certain."""
+    """Yield choices whose rounded sums are near ``limit``. The last choice certainly reaches it."""
     small = [index for index, size in enumerate(sizes) if size < limit][::-1]
     steps = {index: int(sizes[index] / limit * _STEPS) for index in small}
-    # Bit n of a number says whether a sum of n steps is possible. There is one number for each count
-    # of items, from the smallest item on.
+    # Each number in ``possible`` is a set of bits. In the number with index i, bit n says whether
+    # some of the i smallest items have a rounded sum of n.
     mask = (1 << 2 * _STEPS) - 1
     possible = [1]
     for index in small:
@@ -60,7 +61,7 @@ def _rounded_covers(sizes: Sequence[float], limit: float) -> Iterator[list[int]]
             yield _choice(small, steps, possible, total)
             if total >= _STEPS:
                 return
-    # Only all items together may reach the limit.
+    # No other choice is certain to reach the limit, so take all items.
     yield list(range(len(sizes)))
 
 

@@ -1,8 +1,8 @@
 """Importing the rows of unsharded tables into the shards of a group (P12).
 
-The tables keep their rows: an import only reads the source, and if it follows the source, it adds
-triggers there. Its work is cut into ranges of primary
-keys, which several processes share (:mod:`~sharded_orm.operations.runs.farm`).
+The unsharded tables, called the source, keep their rows. An import only reads them. An import that
+follows the source also adds triggers there. The work is cut into ranges of primary keys, which
+several processes share (:mod:`~sharded_orm.operations.runs.farm`).
 """
 
 from __future__ import annotations

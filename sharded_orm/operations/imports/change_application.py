@@ -1,4 +1,4 @@
-"""Storing on the shards what has changed on the source."""
+"""Applying the recorded changes of an import's source to the shards."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from sharded_orm.operations.imports.source_journal import SourceJournal
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
 from sharded_orm.operations.relations import batched
 
-# By table and primary key, the anchors that a row had.
+# For each table and each primary key: the anchors that the row had. The anchor is the value by
+# which the owner of a row is known (:attr:`SourceTable.anchor_field`).
 _Changed = dict[SourceTable, dict[Any, set[Any]]]
 
 
 class ChangeApplication:
-    """Applies entries of the source's journal to the shards. May be repeated, also in part.
+    """Applies changes that the source's journal has recorded to the shards.
 
-    :param tables: in the order of their relations.
-    :param check: called before each shard. Raises an error if this process must not go on.
+    Changes may be applied again, also if only a part of them was applied before.
+
+    :param tables: a table comes after those to which it refers.
+    :param check: called before each shard. Raises an error if this process must not continue.
     """
 
     def __init__(
@@ -36,13 +39,14 @@ class ChangeApplication:
         self._check = check
 
     def apply(self, changes: Iterable[Change], *, afresh: bool = False) -> None:
-        """Bring the rows of ``changes`` on the shards to the state that they have on the source now.
+        """Give the changed rows on the shards the state that they have on the source now.
 
-        A row whose shard key changed also takes along the rows that have their key from it.
-        Two queries for each shard, table and 500 rows, and those that write.
+        If the shard key of a row changed, the rows that have their key from that row move with it.
+        Costs two queries for each shard, table and 500 rows, and those that write.
 
-        :param afresh: whether rows that stay are deleted and inserted again, so that rows may have
-            exchanged unique values.
+        :param changes: entries of the source's journal.
+        :param afresh: whether to delete and insert rows again that exist on both sides. This helps
+            if rows have exchanged unique values.
         :raises ImportConflict: a shard has another row with the same primary key.
         :raises IntegrityError: a constraint of a shard refuses a row, perhaps because another row
             has changed as well.
@@ -72,7 +76,10 @@ class ChangeApplication:
         return changed
 
     def _read(self, table: SourceTable, changed: _Changed) -> dict[Any, SourceRow]:
-        """Return the rows as they are on the source, and note those that depend on them."""
+        """Return the changed rows of ``table`` as they are on the source now.
+
+        Also add the rows that have their shard key from these rows to ``changed``.
+        """
         rows: dict[Any, SourceRow] = {}
         for batch in batched(changed[table], LOOK_UPS):
             rows.update((row.pk, row) for row in table.read(table.query().filter(pk__in=batch)))
@@ -99,7 +106,8 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # Without a key, no row was stored; or the row on which it depends goes, too.
+                # If no key is found, the shard has no such row. Or the row that had the key is
+                # gone, and this row is deleted together with that row.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )
@@ -116,7 +124,7 @@ class ChangeApplication:
         return [*dependents, *(far for near in dependents for far in self._tables_behind(near))]
 
     def _keys(self, table: SourceTable, anchors: set[Any]) -> dict[Any, Any]:
-        """Return the shard keys of anchors, as far as there are any."""
+        """Return the shard keys that belong to ``anchors``. Anchors without a key are left out."""
         anchors = anchors - {None}
         link = table.key_link
         if link is None:
@@ -143,7 +151,7 @@ class ChangeApplication:
 def _gone(
     table: SourceTable, changed: Mapping[Any, set[Any]], rows: Mapping[Any, SourceRow]
 ) -> dict[Any, set[Any]]:
-    """Return the primary keys and anchors in ``changed`` that no row in ``rows`` has."""
+    """Return the primary keys and anchors in ``changed`` that no row in ``rows`` has any more."""
     names = [column.name for column in table.columns]
     place = names.index(table.anchor_field.attname)
     gone = {}
@@ -156,7 +164,7 @@ def _gone(
 
 
 class _Shard:
-    """A context manager: work on a shard, which leaves no connection behind."""
+    """A context manager for work on one shard. Closes the connection to the shard at the end."""
 
     def __init__(self, alias: str, check: Callable[[], None]) -> None:
         self._alias = alias

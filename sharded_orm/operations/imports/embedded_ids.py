@@ -1,4 +1,4 @@
-"""Ids of imported rows that contain the number of a shard."""
+"""Refusing imported rows whose ids contain the number of another shard."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 def refuse_id_of_other_shard(table: SourceTable, row: SourceRow, number: int) -> None:
     """Raise an error if an id of ``row`` contains another shard number than ``number``.
 
-    :param number: the number of the shard of the row's key.
-    :raises ImportRefused: the row would not be found by that id.
+    :param number: the number of the shard to which the row's key belongs.
+    :raises ImportRefused: there is such an id. A look-up by this id would go to the wrong shard.
     """
     for column, value in zip(table.columns, row.values, strict=True):
         if not isinstance(column.field, EmbeddedShardMixin) or value is None:

@@ -1,4 +1,4 @@
-"""The shards on which imported rows belong."""
+"""Finding the shards to which imported rows belong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from sharded_orm.operations.imports.source_tables import SourceRow, SourceTable
 
 
 def rows_by_alias(table: SourceTable, rows: Sequence[SourceRow]) -> dict[str, list[SourceRow]]:
-    """Return rows by the alias of the shard of their key. New keys are placed."""
+    """Return ``rows`` by the alias of the shard to which their shard key belongs.
+
+    A key without a shard gets one.
+    """
     for row in rows:
         if row.key is None:
             raise ImportRefused([f"{table.label}(pk={row.pk!r}) has no shard key"])

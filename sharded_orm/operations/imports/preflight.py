@@ -1,4 +1,4 @@
-"""What must hold before rows are imported. All of it is checked before anything is written."""
+"""Checks that run before rows are imported, and before anything is written."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ImportPlan:
     """What an import would do.
 
     :param tables: label and number of rows of each table, in the order in which they are copied.
-    :param problems: why the import would be refused, in sentences.
-    :param left_out: labels of sharded models of the group that have a table on the source, and are
+    :param problems: sentences about why the import would be refused. Empty if it would not.
+    :param left_out: labels of sharded models of the group that have a table on the source but are
         not imported.
     """
 
@@ -38,10 +38,11 @@ class ImportPlan:
 
 
 def plan_import(request: ImportRequest) -> ImportPlan:
-    """Return what an import of the request would do. Reads the source and the shards, and changes
-    nothing.
+    """Return what an import of ``request`` would do.
 
-    Cost: each table of the source is read some times, mostly inside the server.
+    Reads the source and the shards; changes nothing.
+
+    Cost: each table of the source is read several times, mostly by the database server alone.
     """
     problems = list(_problems(request))
     tables: list[tuple[str, int]] = []
@@ -60,7 +61,7 @@ def plan_import(request: ImportRequest) -> ImportPlan:
 def check_import(request: ImportRequest) -> None:
     """Make sure that the rows of the request can be imported.
 
-    :raises ImportRefused: they cannot. The error lists every reason.
+    :raises ImportRefused: some rows cannot be imported. The error lists every reason.
     """
     problems = list(_problems(request))
     if problems:
@@ -70,7 +71,7 @@ def check_import(request: ImportRequest) -> None:
 def check_source(request: ImportRequest) -> None:
     """Make sure that the tables of the request can be read on the source, and on all shards.
 
-    :raises ImportRefused: they cannot. The error lists every reason.
+    :raises ImportRefused: a table cannot be read. The error lists every reason.
     """
     problems = [*_structure_problems(request), *_target_problems(request)]
     if problems:
@@ -96,7 +97,7 @@ def _structure_problems(request: ImportRequest) -> Iterator[str]:
 
 
 def _source_problem(alias: str) -> str:
-    """Return why rows cannot be imported from ``alias``; "" if they can."""
+    """Return the reason why rows cannot be imported from the database ``alias``; "" if they can."""
     topology = runtime.topology()
     if topology.resolve(alias) is not None or alias in topology.groups:
         return (
@@ -140,7 +141,8 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
         if column.plain_field is None:
             yield f"values of {table.label}.{column.field.name} cannot be copied: its type is unknown"
     for field in table.pk_fields:
-        # Rows are copied as they are stored, but found by what the field reads and writes.
+        # Rows are copied with the stored form of the primary key, but looked up by the form that
+        # the field gives to Python. With ``from_db_value()``, the two may differ.
         if hasattr(target_field(field), "from_db_value"):
             yield (
                 f"the primary key {field.name!r} of {table.label} cannot be copied: its field class"
@@ -149,7 +151,7 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
 
 
 def _target_problems(request: ImportRequest) -> Iterator[str]:
-    """Yield problems of the shards and of what else is needed to store the rows."""
+    """Yield reasons why the shards cannot take the rows, and why new rows could not get ids."""
     group = runtime.group(request.group)
     shards = list(group.shards())
     migrator = Migrator(group, MigrateOptions(), journal.Scripts())

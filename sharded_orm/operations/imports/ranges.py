@@ -1,4 +1,4 @@
-"""The ranges of primary keys that are the units of work, and the report on their run."""
+"""Ranges of primary keys as the units of work of an import, and the report on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sharded_orm.operations.runs.farm import FarmReport, PlannedUnit
 
 
 def report_of(report: FarmReport) -> ImportReport:
-    """Return the report on a run of a farm whose summary is that of an import's job."""
+    """Return the report on an import or a comparison, from the report on its shared work."""
     summary = report.summary
     problems = [*report.failures, *summary.get("problems", ())]
     if report.finished and not summary:
@@ -30,7 +30,7 @@ def report_of(report: FarmReport) -> ImportReport:
 
 
 def range_units(number: int, tables: Sequence[SourceTable], rows: int) -> Iterator[PlannedUnit]:
-    """Yield a unit for each range of primary keys of each table, for a round of a farm."""
+    """Yield the units of work of a round: one for each range of ``rows`` rows of each table."""
     for index, table in enumerate(tables):
         for count, (first, last) in enumerate(table.ranges(rows)):
             content = {

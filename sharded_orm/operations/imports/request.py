@@ -1,4 +1,4 @@
-"""What is to be imported, and what became of it."""
+"""The request for an import, and the report on its outcome."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ROWS = 10_000
 class ImportRequest:
     """The tables to import, all of one group.
 
-    :param tables: in the order of their relations: a table comes after those to which it refers.
+    :param tables: a table comes after those to which it refers.
     :param group: the name of the group.
     :param source: the alias of the database with the rows.
-    :param update: whether a row that differs on its shard gets the values of the source.
+    :param update: whether a row of a shard that differs from its row on the source is overwritten.
     :param rows: number of rows in a range of primary keys, the unit of work.
     :param rounds: the largest number of rounds. Each round goes through all tables once.
     """
@@ -38,9 +38,10 @@ class ImportRequest:
 
     @classmethod
     def of_labels(cls, labels: Sequence[str], source: str, **options: Any) -> ImportRequest:
-        """Return a request to import models, with the tables of their many-to-many relations.
+        """Return a request to import the models in ``labels`` and their many-to-many tables.
 
-        :param labels: models such as ``photos.Photo``.
+        :param labels: names of models, such as ``photos.Photo``.
+        :param options: other parameters of :class:`ImportRequest`.
         :raises UnknownModel: there is no such model, or it is not sharded.
         :raises ImportRefused: the models are of several groups.
         """
@@ -67,9 +68,9 @@ class ImportRequest:
 
 
 def in_order(models: Sequence[type[Model]]) -> list[type[Model]]:
-    """Return models such that each comes after those to which it has foreign keys.
+    """Return ``models`` in an order in which each comes after those to which it has foreign keys.
 
-    In a circle, the order of ``models`` decides.
+    Models that refer to one another in a circle keep the order of ``models``.
     """
     ordered: dict[type[Model], None] = {}
     under_way: set[type[Model]] = set()
@@ -93,13 +94,13 @@ class ImportReport:
     """The outcome of an import or a comparison.
 
     :param run: the id of the run in the journal.
-    :param finished: whether the run was finished, by this or another process.
-    :param tables: for each table its numbers of rows, by the name of the number.
-    :param rounds: number of rounds.
+    :param finished: whether this process, or another one, has finished the run.
+    :param tables: numbers of rows, such as ``{"photos.Photo": {"copied": 7}}``.
+    :param rounds: how many times all tables were gone through.
     :param problems: sentences about what is left to do. Empty if all is well.
-    :param notes: sentences about what was done besides.
+    :param notes: sentences about other things that were done.
     :param stopped: why this process stopped early; "" if it did not.
-    :param left: number of ranges that are not done.
+    :param left: number of ranges of primary keys that are not done.
     """
 
     run: int | None
@@ -130,6 +131,6 @@ class ImportReport:
 
 
 def add_counts(total: dict[str, int], counts: Iterable[tuple[str, int]]) -> None:
-    """Add numbers to those of the same names in ``total``."""
+    """Add each number of ``counts`` to the number of the same name in ``total``."""
     for name, number in counts:
         total[name] = total.get(name, 0) + number

@@ -1,9 +1,9 @@
-"""Comparing all rows of a source with those of the shards, in both directions.
+"""Comparing all rows of the source of an import with those of the shards, in both directions.
 
-Nothing here is shared with the copying of rows: rows are read by Django's own query sets and field
-classes, and the shards of keys are looked up anew. First, each row of the source must be on the
-shard of its key with equal values. Then, each row of a shard must be on the source, with a key of
-this shard.
+The comparison does not use the code that copies rows. Rows are read by Django's own query sets and
+field classes, and the shards of keys are looked up anew. First, each row of the source must be on
+the shard of its key, with equal values. Then, each row of a shard must be on the source, and its
+key must belong to this shard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import check"
-#: Largest number of differences that a range of rows reports, and that the whole report has.
+#: The largest number of differences that is reported for a range of rows, and for all ranges.
 _EXAMPLES, _REPORTED = 20, 100
 _LOOK_UPS = 500
 _COUNTS = ("rows", "missing", "differing", "surplus", "misplaced")
@@ -41,9 +41,9 @@ def compare_rows(
     """Compare all rows of the request's tables with those on the shards, and return the report.
 
     Changes nothing. The report's problems name the differences: rows that are missing on their
-    shard, rows with other values, rows of a shard that the source does not have, and rows on the
-    shard of another key. While the source or the shards are written, rows that have just changed may
-    be reported, too.
+    shard, rows with other values, rows of a shard that the source does not have, and rows on a
+    shard to which their key does not belong. If the source or the shards are written meanwhile,
+    rows that have just changed may be reported, too.
 
     Several processes may make the same call at once; they share the work.
 
@@ -55,7 +55,7 @@ def compare_rows(
 
 
 class _Differences:
-    """Differences of one unit: their numbers, and some of them as sentences."""
+    """The differences in one range of rows: how many there are, and sentences about some of them."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
@@ -113,7 +113,7 @@ class _CompareJob(Job):
             add_counts(tables.setdefault(label, {}), unit["counts"].items())
             examples += unit["examples"]
         for table in self._request.tables:
-            # Count the rows on the server, because the ranges might have left some out.
+            # Count the rows of the source once more, because a range might have left some out.
             count = QuerySet(table.model, using=table.alias).count()
             if count > tables[table.label]["rows"]:
                 examples.append(
@@ -173,9 +173,9 @@ class _RowComparison:
         self._pk_places = [names.index(name) for name in table.pk_names]
 
     def read(self, rows: QuerySet[Any], key_path: str | None) -> dict[Any, tuple[Any, Any]]:
-        """Return values and shard keys by primary key, in the order of ``rows``."""
+        """Return the values and the shard key of each of ``rows``, by primary key, in their order."""
         columns: list[Any] = [self._expression(field) for field in self._fields]
-        # The key is read once more: it may be a column of another table.
+        # Read the key as an extra column, because it may be a column of another table.
         paths = [] if key_path is None else [F(key_path)]
         by_pk = {}
         for row in rows.values_list(*columns, *paths):
@@ -186,8 +186,8 @@ class _RowComparison:
         return by_pk
 
     def _expression(self, field: Any) -> Any:
-        # A field class that changes what it reads may hide a difference. The database's own text
-        # does not.
+        # A field class that changes the value it reads could hide a difference. So let the database
+        # convert the value to text.
         if hasattr(target_field(field), "from_db_value"):
             return Cast(F(field.attname), TextField())
         return F(field.attname)
@@ -195,7 +195,10 @@ class _RowComparison:
     def compare(
         self, alias: str | None, rows: Mapping[Any, Any], differences: _Differences
     ) -> None:
-        """Compare rows of the source with those on the shard ``alias``; None if there is no shard."""
+        """Compare ``rows`` of the source with those on the shard ``alias``.
+
+        None means that the key of the rows has no shard.
+        """
         label = self._table.label
         there: dict[Any, tuple[Any, Any]] = {}
         if alias is not None:
@@ -210,7 +213,8 @@ class _RowComparison:
                 differences.add("missing", f"{label}(pk={pk!r}) is missing on {where}")
                 continue
             stored = there[pk][0]
-            # Name the columns only: the values may be personal data, and the journal keeps the text.
+            # Name the columns, not the values: the values may be personal data, and the journal
+            # keeps the text.
             columns = [
                 repr(field.attname)
                 for field, before, after in zip(self._fields, values, stored, strict=True)
@@ -222,7 +226,10 @@ class _RowComparison:
 
 
 def _plain_json(text: str) -> str:
-    """Return JSON in one way of writing it. Unlike Python, JSON tells true from 1."""
+    """Return the JSON ``text`` in a form that is the same for equal values.
+
+    In Python, ``True`` equals ``1``. In JSON they differ, so compare the texts.
+    """
     return json.dumps(json.loads(text), sort_keys=True)
 
 
@@ -243,7 +250,7 @@ def _equals(field: Any, before: Any, after: Any) -> bool:
 
 
 def _compare_shard(table: SourceTable, alias: str, differences: _Differences, check: Any) -> None:
-    """Look for rows of a shard that the source does not have, or whose key belongs elsewhere."""
+    """Report rows of a shard that the source does not have, or whose key belongs to another shard."""
     last: Any = None
     rows: QuerySet[Any] = QuerySet(table.model, using=alias).order_by(*table.pk_names)
     source: QuerySet[Any] = QuerySet(table.model, using=table.alias)

@@ -1,4 +1,4 @@
-"""Copying the rows of a source into the shards, round after round until nothing new turns up."""
+"""Copying the rows of a source into the shards, in rounds, until a round finds nothing new."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.runs.work_units import WorkUnit
 
 KIND = "import"
-# Names of the numbers of rows that show that a round has found something to do.
+# The numbers of rows in a report which show that a round has found something to do.
 _NEWS = ("copied", "updated")
 
 
@@ -32,10 +32,10 @@ def copy_rows(
 ) -> ImportReport:
     """Copy the rows of the request's tables to the shards of their keys, and return the report.
 
-    Several processes may make the same call at once, on several machines; they share the work. After
-    any interruption, another call continues where the work stopped. Rows are inserted with all
-    their values; no signals are sent, and no method of a model is called. If ids of ticket servers
-    were imported, the servers are advanced past them.
+    Several processes may make the same call at once, on several machines; they share the work.
+    After an interruption, call it again to continue where the work stopped. Rows are inserted with
+    all their values; no signals are sent, and no method of a model is called. If rows have ids from
+    ticket servers, these servers are moved past the imported ids.
 
     :param threads: number of threads that copy in this process.
     :param stopping: a flag that ends the work of this process early once it is set.
@@ -70,7 +70,7 @@ class _CopyJob(Job):
         last = table.from_json(unit.content["last"])
         stored, read = Stored(), 0
         while True:
-            # The last range has no upper limit, so it may have grown.
+            # The last range has no upper limit, so it may have more rows than when it was planned.
             rows = table.read(table.between(after, last)[: self._request.rows])
             read += len(rows)
             self._store(table, rows, stored, unit, stopping)
@@ -88,8 +88,9 @@ class _CopyJob(Job):
     ) -> None:
         conflicts: list[str] = []
         written: list[str] = []
-        # A killed worker may have inserted rows and not invalidated the cache, in this run or in an
-        # earlier one that was given up.
+        # A worker that was killed may have inserted rows without invalidating the cache, in this
+        # run or in an earlier one. Only if no such worker can have had this unit is it certain what
+        # was written.
         is_certain = unit.content["round"] > 1 and not unit.is_repeated
         try:
             for alias, rows_there in sorted(rows_by_alias(table, rows).items()):
@@ -111,7 +112,7 @@ class _CopyJob(Job):
         finally:
             cached = cached_model(table.model)
             if cached is not None and written:
-                # The cache may remember that a row does not exist.
+                # The cache may remember that an inserted row does not exist.
                 void_shards(cached, written)
         if conflicts:
             raise ImportConflict(" ".join(conflicts[:EXAMPLES]))
@@ -127,8 +128,8 @@ class _CopyJob(Job):
             label = self._request.tables[unit["table"]].label
             add_counts(tables.setdefault(label, {}), result.items())
         rounds.append({"tables": tables, "examples": examples})
-        # Rows that wait for rows of another table may find them in the next round. But if no row was
-        # copied in this round, they wait in vain.
+        # Rows that refer to missing rows of another table may find these in the next round. But if
+        # this round has copied no row, a further round would copy none either.
         has_news = any(counts.get(name) for counts in tables.values() for name in _NEWS)
         return has_news and len(rounds) < self._request.rounds
 

@@ -1,4 +1,4 @@
-"""Storing rows of a source on one shard, such that it may be done twice, or by two at once."""
+"""Storing rows of a source on one shard. Two workers may store the same rows, also at once."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, So
 from sharded_orm.operations.imports.stored_columns import differing_names
 from sharded_orm.operations.relations import batched
 
-#: Largest number of rows, and of characters and bytes, in one INSERT.
+#: The largest number of rows in one INSERT, and the largest sum of their characters and bytes.
 _INSERT_ROWS, _INSERT_SIZE = 500, 1 << 20
-#: Largest number of rows of a shard that a message names.
+#: The largest number of rows of a shard that one message names.
 EXAMPLES = 3
 
 
 @dataclass
 class Stored:
-    """What became of the rows of a range.
+    """The outcome of storing the rows of a range, as numbers of rows.
 
-    :param copied: number of rows that were inserted.
-    :param equal: number of rows that the shard had already.
-    :param updated: number of rows that got the values of the source.
-    :param differing: number of rows that have other values on the shard, and were left as they are.
-    :param waiting: number of rows that refer to a row which their shard does not have yet.
+    :param copied: rows that were inserted.
+    :param equal: rows that the shard had already.
+    :param updated: rows of the shard that were overwritten with the values of the source.
+    :param differing: rows that have other values on the shard, and were left as they are.
+    :param waiting: rows that refer to a row which their shard does not have yet.
     :param examples: sentences about differing and waiting rows.
     """
 
@@ -50,10 +50,10 @@ class ShardTable:
     """The table on one shard into which rows of ``table`` are imported.
 
     Foreign keys are not enforced while rows are stored, because rows may refer to one another in
-    any order; :meth:`note_waiting` checks them.
+    any order. :meth:`note_waiting` checks the references.
 
     :param alias: the alias of the shard.
-    :param update: whether a row with other values on the shard gets those of the source.
+    :param update: whether a row of the shard that differs from the source is overwritten.
     """
 
     def __init__(self, table: SourceTable, alias: str, *, update: bool) -> None:
@@ -76,7 +76,8 @@ class ShardTable:
             except IntegrityError:
                 # Another worker may have inserted some of these rows meanwhile.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
-                # By the column's collation, another primary key may count as equal.
+                # If no primary key is the same, an equal one in the sense of the column's
+                # collation, such as "a" for "A", may exist.
                 if not any(row.pk in there for row in missing):
                     raise
                 self.store(missing, stored)
@@ -84,7 +85,7 @@ class ShardTable:
             stored.copied += len(missing)
 
     def _compare(self, rows: Sequence[SourceRow], stored: Stored) -> list[SourceRow]:
-        """Compare ``rows`` with those of the shard. Return the missing ones."""
+        """Compare ``rows`` with the rows of the shard. Return those that the shard does not have."""
         there = self._table.stored(self._alias, [row.pk for row in rows])
         missing, differing = [], []
         for row in rows:
@@ -110,9 +111,10 @@ class ShardTable:
     def _refuse_other_row(
         self, row: SourceRow, values: Sequence[Any], names: Sequence[str]
     ) -> None:
-        """Raise an error if the row on the shard is not a version of ``row``, but another row."""
+        """Raise an error if the row on the shard is another row with the same primary key."""
         table = self._table
-        # A row of an automatic many-to-many table is another one if it relates other rows.
+        # It is another row if the shard key differs. A row of an automatic many-to-many table has
+        # no key of its own; it is another row if it connects other rows.
         own = [table.key_field.attname] if table.owner is None else names
         for name, before, there in zip(
             [column.name for column in table.columns], row.values, values, strict=True
@@ -125,8 +127,10 @@ class ShardTable:
                 )
 
     def _refuse_rows_of_others(self, rows: Sequence[SourceRow]) -> None:
-        """Raise an error if a row without a key of its own would come to another owner's row. One
-        query for 500 rows.
+        """Raise an error if a row would get the owner of another row on the shard.
+
+        A row may have its shard key from the row to which a foreign key refers. On the shard, the
+        primary key of that row may belong to a row with another key. One query for 500 rows.
         """
         table, link = self._table, self._table.key_link
         if link is None:
@@ -150,14 +154,16 @@ class ShardTable:
     # ##### Removing #####
 
     def remove(self, anchors: Mapping[Any, set[Any]], dependents: Sequence[SourceTable]) -> int:
-        """Delete rows of this shard, and the rows of ``dependents`` that have their key from them.
+        """Delete rows of this shard, and rows of ``dependents`` that have their shard key from
+        them.
 
         All of it is one transaction.
 
-        :param anchors: by primary key, the anchors (:attr:`SourceTable.anchor_field`) with which the
-            row is deleted. A row with another anchor is that of somebody else, and stays.
-        :param dependents: tables whose key link may lead to this table, and those behind them.
-        :returns: the number of rows, those of ``dependents`` included.
+        :param anchors: by primary key, the anchors (:attr:`SourceTable.anchor_field`) with which a
+            row is deleted. A row that has another anchor belongs to another owner, and stays.
+        :param dependents: tables that may have their shard key from this table, directly or through
+            others.
+        :returns: the number of deleted rows, including those of ``dependents``.
         """
         removed = 0
         with self._transaction() as cursor:
@@ -184,8 +190,8 @@ class ShardTable:
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A context manager with a cursor: a transaction that does not check foreign keys."""
-        # SQLite cannot switch off the check inside a transaction.
+        """A context manager for a transaction that does not check foreign keys. Gives a cursor."""
+        # Outside of the transaction, because SQLite cannot switch off the check inside.
         with self._connection.constraint_checks_disabled():
             with transaction.atomic(using=self._alias), self._connection.cursor() as cursor:
                 yield cursor
@@ -197,7 +203,7 @@ class ShardTable:
             for batch in self._batches([row for row in rows if row not in zero]):
                 self._insert_batch(cursor, batch)
             for row in zero:
-                # MySQL would give the row a new number. But an UPDATE stores 0.
+                # MySQL would replace a 0 in an INSERT by a new number. An UPDATE stores 0.
                 column = table.columns[self._pk_place]
                 free = self._lowest_pk(cursor) - 1
                 values = list(row.values)
@@ -235,12 +241,16 @@ class ShardTable:
             yield batch
 
     def _overwrite(self, rows: Sequence[SourceRow]) -> int:
-        """Give rows of the shard the values that the source has now. Return their number."""
+        """Give rows of the shard the values that the source has now.
+
+        Return how many rows were changed.
+        """
         table, updated = self._table, 0
         with self._transaction() as cursor:
             for batch in batched(rows, LOOK_UPS):
-                # Lock the rows before the source is read again: of two workers, the second then
-                # writes what is at least as new as what the first has written.
+                # Lock the rows of the shard before reading the source again. If two workers do so
+                # at once, the second then reads the source later, so it does not overwrite newer
+                # values with older ones.
                 self._lock(cursor, [row.pk for row in batch])
                 pks = [row.pk for row in batch]
                 there = table.stored(self._alias, pks)
@@ -292,7 +302,7 @@ class ShardTable:
         return names.index(self._table.pk_names[0])
 
     def _is_counted_zero(self, row: SourceRow) -> bool:
-        """Whether the database might count a new number for a row with the primary key 0."""
+        """Whether the database might replace the primary key 0 of the row by a new number."""
         return (
             type(row.pk) is int and row.pk == 0 and not self._connection.features.allows_auto_pk_0
         )
@@ -314,8 +324,9 @@ class ShardTable:
     # ##### Foreign keys #####
 
     def note_waiting(self, rows: Iterable[SourceRow], stored: Stored) -> None:
-        """Count the rows that refer to a row which this shard does not have. One query for each
-        foreign key inside the group and 500 values.
+        """Count the rows that refer to a row which this shard does not have.
+
+        Sends one query for each foreign key inside the group and 500 values.
         """
         rows = list(rows)
         for place, column in enumerate(self._table.columns):

@@ -1,4 +1,7 @@
-"""Finding the rows of a source that cannot be imported: without a key, or with broken relations."""
+"""Finding rows of an import's source that cannot be imported.
+
+Such rows have no shard key, refer to rows that do not exist, or break another rule.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _CHUNK = 2000
 def row_problems(request: ImportRequest) -> Iterator[str]:
     """Yield sentences about rows of the source that cannot be imported.
 
-    The tables exist on the source, with the columns of their models.
+    To be called only if the tables exist on the source, with the columns of their models.
     """
     for table in request.tables:
         yield from _null_problems(table)
@@ -47,7 +50,7 @@ def row_problems(request: ImportRequest) -> Iterator[str]:
 
 
 def _found(rows: QuerySet[Any], name: str) -> tuple[int, str]:
-    """Return the number of ``rows``, and some values of a column as text."""
+    """Return the number of ``rows``, and a text with some values of the column ``name``."""
     count = rows.count()
     if not count:
         return 0, ""
@@ -67,7 +70,7 @@ def _null_problems(table: SourceTable) -> Iterator[str]:
     nullable = {column.name for column in description if column.null_ok}
     key = table.key_field if table.owner is None else None
     for column in table.columns:
-        # The column of the key is asked for if the model's own table has it.
+        # Also check the key's column if it is in the model's own table.
         if column.field is not key and (column.field.null or column.column not in nullable):
             continue
         name = column.name
@@ -120,7 +123,7 @@ def _reference_problems(table: SourceTable, request: ImportRequest) -> Iterator[
 def _dangling(
     table: SourceTable, reference: Any, related: type[Model], group: str | None
 ) -> tuple[int, str]:
-    """Return the number of rows that refer to no row by ``reference``, and examples of the values."""
+    """Return how many rows refer by ``reference`` to a row that does not exist, and some values."""
     name, target = reference.attname, reference.target_field.attname
     rows = table.query().filter(**{f"{name}__isnull": False})
     alias = table.alias if group is not None else router.db_for_write(related)
@@ -161,9 +164,9 @@ def _cross_key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _exact(path: str, key: Any) -> Any:
-    """Return the expression of a shard key, by which different texts are different.
+    """Return an expression for a shard key in which texts are equal only if all characters are.
 
-    The source may treat "Ada" and "ada" as equal, but the shards do not.
+    The source may treat "Ada" and "ada" as equal, but for the shards they are two keys.
     """
     if target_field(key).get_internal_type() in ("CharField", "TextField", "SlugField"):
         return Cast(F(path), BinaryField())
@@ -234,7 +237,7 @@ def _generic_pair_problems(
 
 
 def _key_problems(table: SourceTable) -> Iterator[str]:
-    """Yield problems of shard keys that no row on a shard can have."""
+    """Yield sentences about values in the source that cannot be shard keys."""
     group = runtime.group(table.options.group)
     strategy = runtime.strategy(group.name)
     keys = table.query().filter(**{f"{table.key_path}__isnull": False}).order_by()
@@ -257,7 +260,7 @@ def _key_problems(table: SourceTable) -> Iterator[str]:
 
 
 def _embedded_id_problems(table: SourceTable) -> Iterator[str]:
-    """Yield the first row with an id that contains the number of another shard than the row's."""
+    """Yield a sentence about the first row whose id contains the number of another shard."""
     if not any(isinstance(column.field, EmbeddedShardMixin) for column in table.columns):
         return
     strategy = runtime.strategy(table.options.group)

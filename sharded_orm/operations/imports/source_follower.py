@@ -1,4 +1,4 @@
-"""Following the changes of a source until writes go to the shards, and closing the source then."""
+"""Following the changes of a source until writes go to the shards, and then closing the source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sharded_orm.operations.runs.farm import FarmProgress
 from sharded_orm.operations.runs.rollout import Stopping
 
 KIND: Final = "import follow"
-#: The number of changes that are applied at once.
+#: The largest number of changes that are applied at once.
 BATCH: Final = 1000
 #: Seconds between two looks at an empty journal.
 INTERVAL: Final = 0.3
@@ -34,9 +34,9 @@ INTERVAL: Final = 0.3
 FEW_CHANGES: Final = 100
 #: Default number of seconds to wait for transactions that are open when the source is closed.
 PATIENCE: Final = 10.0
-# How often the rows are copied anew, if a shard key changed between two reads of a row.
+# How often the rows are copied, if the shard key of a row changes during the copy.
 _COPIES = 3
-# How often changes are applied that a shard refuses.
+# How often it is tried to apply changes that a constraint of a shard refuses.
 _ATTEMPTS = 5
 
 Tell = Callable[[str], None]
@@ -44,17 +44,18 @@ Tell = Callable[[str], None]
 
 @dataclass
 class FollowReport:
-    """How far the shards have come.
+    """A report on how much of the source the shards have.
 
     :param run: the id of the run in the journal of operations.
     :param applied: number of entries of the source's journal that this process has applied.
-    :param left: number of entries that are left; at most 1000 are counted.
+    :param left: number of entries that are not applied yet; at most 1000 are counted.
     :param closed: whether the source refuses writes.
     :param seconds: for how many seconds writes were stopped, from closing the source until the shards
         had all rows; None if this process has not closed it.
-    :param tables: by label, the number of rows on the source and on the shards after the switch.
+    :param tables: by label of the model, the number of rows on the source and on the shards after
+        the source was closed.
     :param problems: sentences about what is left to do. Empty if all is well.
-    :param notes: sentences about what was done besides.
+    :param notes: sentences about other things that were done.
     :param stopped: why this process stopped early; "" if it did not.
     """
 
@@ -85,22 +86,23 @@ def follow_source(
     *,
     until_current: bool = False,
 ) -> FollowReport:
-    """Copy the rows of the request, and then apply each later change of the source to the shards.
+    """Copy the rows of ``request``, and then apply each later change of the source to the shards.
 
-    Updates and deletes are followed as well. Triggers on the source record changed rows; they stay
-    when this function ends, so another call goes on where this one stopped. Nobody else may
-    write the imported rows on the shards meanwhile: the source's values overwrite theirs.
+    Updates and deletes are applied, too. Triggers on the source record which rows change. The
+    triggers stay when this function ends, so another call continues where this one stopped.
+    Meanwhile, nobody else may write the imported rows on the shards, because the values of the
+    source overwrite theirs.
 
     :param threads: number of threads that copy.
     :param stopping: a flag that ends the work early once it is set.
     :param tell: called with a line for the operator.
-    :param until_current: whether to end as soon as no change is left. Otherwise, only
-        ``stopping`` ends the work.
+    :param until_current: whether to end as soon as no change is left. Otherwise, only ``stopping``
+        ends the work.
     :raises ImportRefused: the rows cannot be imported, or the account may not create triggers, or
         the source is closed already. Nothing was written.
     :raises ImportConflict: a shard has another row with the same primary key as a changed row.
     :raises OperationHeld: another process follows the source.
-    :raises OperationDiffers: a run with other tables was broken off.
+    :raises OperationDiffers: an unfinished run has other tables.
     """
     with _follower(request, stopping, tell) as follower:
         if follower.journal.is_closed():
@@ -126,12 +128,12 @@ def switch_source(
 ) -> FollowReport:
     """Close the source, and bring the shards to its last state.
 
-    Does before what :func:`follow_source` does, until few changes are left. Then the
-    database refuses each write to the tables of the source, the last changes are applied, and the
-    rows are counted on both sides. The source stays closed. Can be repeated after an error.
+    First does what :func:`follow_source` does, until few changes are left. Then the database
+    refuses each write to the tables of the source, the last changes are applied, and the rows are
+    counted on both sides. The source stays closed. Can be repeated after an error.
 
     :param patience: seconds to wait for transactions on the source that are open when it is closed.
-    :raises ImportFailed: they took longer. The source is open as before.
+    :raises ImportFailed: the transactions took longer. The source can be written as before.
 
     Other arguments and errors are those of :func:`follow_source`.
     """
@@ -145,9 +147,10 @@ def switch_source(
 
 
 def unfollow_source(request: ImportRequest) -> FollowReport:
-    """Remove the triggers, the journal and the fence of the group from the source.
+    """Remove what :func:`follow_source` and :func:`switch_source` have created on the source.
 
-    Afterwards the tables can be written as before. Can be repeated.
+    These are the triggers, the journal of changes, and the fence that refuses writes. Afterwards
+    the tables can be written as before. Can be repeated.
 
     :raises OperationHeld: a process follows the source.
     :raises ImportFailed: a transaction on one of the tables took longer than 30 seconds. The tables
@@ -187,7 +190,8 @@ def _follower(request: ImportRequest, stopping: Stopping, tell: Tell) -> Iterato
                 " the same ones to go on, or end it by the same command with --unfollow."
             )
         try:
-            # Tables that are missing are named before one looks for triggers on them.
+            # Report missing tables first, because looking for triggers on a missing table would
+            # fail.
             check_source(request)
             with SourceJournal(request) as journal:
                 yield _Follower(request, run, journal, stopping, tell)
@@ -250,11 +254,11 @@ class _Follower:
             self._run.note(copied=True)
 
     def _copy(self, threads: int, progress: FarmProgress) -> ImportReport:
-        # One round is enough, because the journal has all later changes.
+        # One round is enough, because the journal records all later changes.
         request = replace(self._request, update=True, rounds=1)
         for number in range(1, _COPIES + 1):
-            # If the shard key of a copied row has changed, the row is a conflict until the journal is
-            # applied.
+            # If the shard key of a row changed after the row was copied, the copy reports a
+            # conflict. To apply the journal resolves the conflict.
             self.follow(until_current=True, few=FEW_CHANGES)
             report = copy_rows(request, threads, progress, self._stopping)
             progress.end()
@@ -266,9 +270,9 @@ class _Follower:
         return report
 
     def follow(self, *, until_current: bool, few: int = 0) -> None:
-        """Apply changes until the work is stopped.
+        """Apply changes of the source until the work is stopped.
 
-        :param until_current: whether to end as soon as at most ``few`` changes were found.
+        :param until_current: whether to end as soon as the journal has at most ``few`` changes.
         """
         was_current = False
         while not self._stopping():
@@ -294,8 +298,9 @@ class _Follower:
                 self._application.apply(changes, afresh=attempt > 0)
                 break
             except IntegrityError:
-                # Rows may have exchanged unique values, or a key may have changed between two reads
-                # of a row. The other entries of these changes may be further behind.
+                # Two rows may have exchanged unique values, or a key may have changed while the row
+                # was read. The changes of the other rows may be further on in the journal, so read
+                # more of it.
                 if attempt == _ATTEMPTS - 1:
                     raise
                 changes = self.journal.changes(BATCH * BATCH)

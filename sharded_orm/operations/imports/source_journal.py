@@ -1,6 +1,7 @@
-"""The journal of changed rows on the source of an import, and the fence that closes the source.
+"""The journal and the fence of an import: tables and triggers that it creates on the source.
 
-docs/decisions/0034-following-a-source.md tells what the entries contain.
+The journal records which rows change. The fence refuses all writes once it is closed.
+docs/decisions/0034-following-a-source.md describes the entries of the journal.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from sharded_orm.models.sharding.options import target_field
 from sharded_orm.operations.imports.request import ImportRequest
 from sharded_orm.operations.imports.source_tables import SourceTable
 
-#: Seconds to try to create or drop triggers.
+#: Seconds to wait for transactions when triggers are created or dropped.
 TRIGGER_PATIENCE: Final = 30.0
-# The classes for Django's own backends, by vendor.
+# The classes that create triggers through Django's own backends, by vendor of the database.
 _CAPTURES = {
     "mysql": "sharded_orm.backends.mysql.change_capture.MySQLChangeCapture",
+    "postgresql": "sharded_orm.backends.postgresql.change_capture.PostgreSQLChangeCapture",
     "sqlite": "sharded_orm.backends.sqlite3.change_capture.SQLiteChangeCapture",
 }
 # Field classes whose values are the same after a trigger has written them as text.
@@ -38,11 +40,11 @@ _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.U
 
 
 class SourceJournal:
-    """The journal and the fence of the tables of a request. For one thread.
+    """The journal and the fence for the tables of an import. Used by one thread.
 
-    All tables of a group have one fence. As a context manager, it closes its session at the end.
+    All tables of a group have one fence. A context manager, which closes the session at the end.
 
-    :raises ImportRefused: the backend of the source has no triggers that the library knows.
+    :raises ImportRefused: the library cannot create triggers with the backend of the source.
     """
 
     def __init__(self, request: ImportRequest) -> None:
@@ -50,7 +52,7 @@ class SourceJournal:
         self._group = request.group
         self._source = request.source
         digest = md5(request.group.encode(), usedforsecurity=False).digest()
-        # Every process must find the same number, also a later one that has no run.
+        # Every process must compute the same number for the group, because no number is stored.
         self._number = int.from_bytes(digest[:7])
         self._capture = _open_capture(request.source)
 
@@ -63,7 +65,7 @@ class SourceJournal:
     def check(self) -> None:
         """Make sure that the changes of the source can be recorded. Leaves nothing behind.
 
-        :raises ImportRefused: they cannot. The error lists every reason.
+        :raises ImportRefused: they cannot be recorded. The error lists every reason.
         """
         problems = list(self._problems())
         try:
@@ -92,7 +94,7 @@ class SourceJournal:
     def install(self) -> None:
         """Create the journal, the fence and the triggers. Can be repeated.
 
-        Afterwards, each change of the tables is in the journal, or was committed before.
+        Each change of the tables that is committed after this call is in the journal.
 
         :raises django.db.OperationalError: a transaction on one of the tables took longer than 30
             seconds.
@@ -116,15 +118,16 @@ class SourceJournal:
         """
         if not self._capture.is_prepared():
             return True
-        self._capture.prepare()  # One of its tables may be missing.
+        self._capture.prepare()  # A table of the journal may be missing.
         self._capture.unwatch(self._number)
         return self._capture.uninstall(TRIGGER_PATIENCE)
 
     def close(self, patience: float) -> None:
-        """Have the database refuse changes of the tables, after those that are under way.
+        """Close the fence: wait for open transactions, and make the database refuse later changes.
 
         :param patience: seconds to wait for open transactions.
-        :raises django.db.OperationalError: they took longer. The source is open as before.
+        :raises django.db.OperationalError: the transactions took longer. The tables can be written
+            as before.
         """
         self._capture.close(self._number, patience)
 
@@ -139,11 +142,16 @@ class SourceJournal:
         self._capture.forget(changes)
 
     def table_of(self, change: Change) -> SourceTable | None:
-        """Return the table of an entry; None if it is not imported."""
+        """Return the table in which an entry of the journal reports a change.
+
+        None if rows of that table are not imported.
+        """
         return self._tables.get(change.table)
 
     def row_of(self, table: SourceTable, change: Change) -> tuple[Any, Any]:
-        """Return the primary key of the row of an entry, and the anchor that the row had."""
+        """Return the primary key of the row that ``change`` reports, and the anchor that the row
+        had.
+        """
         size = len(table.pk_fields)
         values: list[Any] = [
             _parsed(field, text)
@@ -173,8 +181,8 @@ def _open_capture(alias: str) -> ChangeCapture:
         raise ImportRefused(
             [
                 f"the changes of {alias!r} cannot be followed: its backend is"
-                f" {connection.vendor!r}, and triggers are made on MariaDB, MySQL and SQLite only."
-                " Import without --follow"
+                f" {connection.vendor!r}, and triggers are made on MariaDB, MySQL, PostgreSQL and SQLite"
+                " only. Import without --follow"
             ]
         )
     opened: ChangeCapture = import_string(path)(connection.copy())
@@ -182,7 +190,7 @@ def _open_capture(alias: str) -> ChangeCapture:
 
 
 def _parsed(field: Field[Any, Any], text: str) -> Any:
-    """Return a value that a trigger has recorded; None if it is no value of the field."""
+    """Return the value that a trigger has recorded as ``text``; None if ``field`` cannot have it."""
     try:
         return target_field(field).to_python(text)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""The tables of the source, from which rows are imported."""
+"""The tables of an import's source: how their rows are read, and to which shard keys they belong."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from sharded_orm.models.sharding.options import ShardOptions, required_options, 
 from sharded_orm.operations.imports.stored_columns import StoredColumn, stored_columns
 from sharded_orm.operations.relations import batched
 
-#: The number of primary keys in one condition.
+#: The largest number of primary keys in one query.
 LOOK_UPS = 500
 
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A row of the source.
+    """A row of the source of an import.
 
-    :param values: the values of the table's columns, in their order.
-    :param key: the shard key, as the directory and the routing strategies take it.
+    :param pk: the primary key.
+    :param values: the values of the table's columns, in the order of the columns.
+    :param key: the shard key, in the form that the directory and the routing strategies take.
     """
 
     pk: Any
@@ -31,7 +32,7 @@ class SourceRow:
 
 
 class SourceTable:
-    """The own table of a model, in the database from which rows are imported.
+    """The table of a model in the database from which rows are imported.
 
     :param alias: the alias of that database.
     """
@@ -55,8 +56,10 @@ class SourceTable:
 
     @cached_property
     def owner(self) -> Any:
-        """For an automatic many-to-many table, its foreign key to the model that declares the
-        relation; otherwise None.
+        """The foreign key of an automatic many-to-many table to the model that declares the
+        relation.
+
+        None for other tables.
         """
         source: Any = self.model._meta.auto_created
         if not source:
@@ -80,8 +83,9 @@ class SourceTable:
 
     @cached_property
     def key_link(self) -> Any:
-        """The foreign key to the row by which a row of this table has its shard key; None if the
-        table has the column of the key itself.
+        """The foreign key from which a row of this table gets its shard key.
+
+        None if the table has a column for the shard key.
         """
         if self.owner is not None or self.key_field.model is self.model:
             return self.owner
@@ -89,29 +93,34 @@ class SourceTable:
 
     @property
     def anchor_field(self) -> Any:
-        """The field by whose value the owner of a row is known: the shard key, or the key link."""
+        """The field whose value tells the owner of a row: the shard key, or else the key link."""
         return self.key_field if self.key_link is None else self.key_link
 
     @property
     def key_path(self) -> str:
-        """The name of the shard key in queries of this table, perhaps of another table's column."""
+        """The name of the shard key in queries of this table.
+
+        The key may be a column of a related table.
+        """
         name: str = self.key_field.attname
         return name if self.owner is None else f"{self.owner.name}__{name}"
 
     # ##### Reading #####
 
     def query(self, alias: str | None = None) -> QuerySet[Any]:
-        """Return all rows, by Django's own query set, which does not route.
+        """Return a query for all rows. Uses Django's own query set, which does not look for shards.
 
-        :param alias: the database; by default the source.
+        :param alias: the alias of the database; by default that of the source.
         """
-        # The model's own order may join a table, and leave out rows whose parents are not there yet.
+        # Drop the model's default order. It may join another table, and so leave out rows whose
+        # related row is not there yet.
         return QuerySet(self.model, using=alias or self.alias).order_by()
 
     def between(self, first: Any, last: Any) -> QuerySet[Any]:
-        """Return the rows after ``first`` up to ``last``, in the order of the primary key.
+        """Return the rows with primary keys above ``first`` and up to ``last``, in their order.
 
-        :param first: a primary key; None for no limit. The same for ``last``.
+        :param first: a primary key; None for no lower limit.
+        :param last: a primary key; None for no upper limit.
         """
         rows = self.query().order_by(*self.pk_names)
         if first is not None:
@@ -119,7 +128,7 @@ class SourceTable:
         return rows if last is None else rows.filter(pk__lte=last)
 
     def read(self, rows: QuerySet[Any]) -> list[SourceRow]:
-        """Return the rows of a query set of this table."""
+        """Execute ``rows``, a query set of this table, and return the rows."""
         expressions = [column.expression() for column in self.columns]
         convert_key = self.key_field.get_prep_value
         read = []
@@ -139,7 +148,7 @@ class SourceTable:
         return rows
 
     def anchors(self, alias: str, pks: Iterable[Any]) -> dict[Any, Any]:
-        """Return the anchors of rows on a database, by primary key. Missing rows are left out."""
+        """Return the anchors of rows in a database, by primary key. Missing rows are left out."""
         anchors = {}
         names = (*self.pk_names, self.anchor_field.attname)
         for batch in batched(pks, LOOK_UPS):
@@ -149,9 +158,10 @@ class SourceTable:
         return anchors
 
     def linked_pks(self, alias: str, table: SourceTable, pks: Iterable[Any]) -> list[Any]:
-        """Return the primary keys of rows on a database whose key link leads to rows of ``table``.
+        """Return the primary keys of the rows that get their shard key from rows of ``table``.
 
-        :param pks: the primary keys of those rows.
+        :param alias: the alias of the database.
+        :param pks: the primary keys of the rows of ``table``.
         """
         link = self.key_link
         found: list[Any] = []
@@ -174,7 +184,7 @@ class SourceTable:
     # ##### Ranges #####
 
     def ranges(self, size: int) -> Iterator[tuple[Any, Any]]:
-        """Cut the table into ranges of ``size`` rows: pairs for :meth:`between`.
+        """Yield ranges of ``size`` rows that cover the table, as arguments for :meth:`between`.
 
         The first range has no lower limit and the last has no upper limit, so rows that appear
         later are in a range, too. One query for each range.
@@ -190,7 +200,7 @@ class SourceTable:
             last = bound
 
     def to_json(self, pk: Any) -> list[Any] | None:
-        """Return a primary key as JSON values."""
+        """Return ``pk`` as a list of values that JSON can store."""
         if pk is None:
             return None
         values = pk if len(self.pk_names) > 1 else (pk,)
@@ -207,7 +217,9 @@ class SourceTable:
 
 
 def describe_range(table: SourceTable, first: Any, last: Any) -> str:
-    """Return a text such as ``photos.Photo, primary keys after 1000 up to 2000``."""
+    """Describe a range of primary keys by a text such as ``photos.Photo, primary keys after 1000 up
+    to 2000``.
+    """
     lower = "" if first is None else f" after {first!r}"
     upper = "" if last is None else f" up to {last!r}"
     return f"{table.label}, {f'primary keys{lower}{upper}' if lower or upper else 'all rows'}"

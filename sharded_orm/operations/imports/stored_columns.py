@@ -1,9 +1,9 @@
-"""The columns of a table, read and written as they are stored.
+"""Reading and writing the columns of a table in the form in which they are stored.
 
-The methods of a project's own field classes are not called: ``from_db_value()`` may decrypt or
-round, and ``pre_save()`` may set the present time. Instead, the values are converted by the
-databases only, as for Django's own field of the same type. So a value may go from one kind of
-database to another, and a time zone of a connection is respected.
+The methods of a project's own field classes are not called, because ``from_db_value()`` may decrypt
+or round, and ``pre_save()`` may set the present time. Instead, each value is converted as by
+Django's own field of the same type. So values can be copied between different kinds of databases,
+and the time zones of connections are respected.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _INTEGERS = (
     "SmallIntegerField", "PositiveIntegerField", "PositiveBigIntegerField",
     "PositiveSmallIntegerField",
 )  # fmt: skip
-# JSON is copied as text: Python has only one None for NULL and for JSON's null, and would write
-# numbers in its own way.
+# JSON is copied as text. Python would make None of both NULL and JSON's null, and would write
+# numbers in another form.
 _TEXTS = (
     "CharField", "FileField", "FilePathField", "GenericIPAddressField", "IPAddressField",
     "JSONField", "SlugField", "TextField",
@@ -60,7 +60,7 @@ _TEXTS = (
 class StoredColumn:
     """A column of a model's own table.
 
-    :param field: the model's field.
+    :param field: the model's field for the column.
     """
 
     def __init__(self, field: Any) -> None:
@@ -70,7 +70,10 @@ class StoredColumn:
 
     @cached_property
     def plain_field(self) -> Field[Any, Any] | None:
-        """Django's own field for the values of the column; None if there is none."""
+        """A field of Django that can read and write the values of the column.
+
+        None if Django has none for this type.
+        """
         target: Any = target_field(self.field)
         kind = target.get_internal_type()
         if kind in _SIMPLE:
@@ -91,7 +94,7 @@ class StoredColumn:
         return self.plain_field
 
     def expression(self) -> Any:
-        """Return the column for ``values_list()``, as it is stored."""
+        """Return an expression for ``values_list()`` that reads the column in its stored form."""
         return ExpressionWrapper(F(self.name), output_field=self._own)
 
     def parameter(self, value: Any, connection: Any) -> Any:
@@ -105,7 +108,9 @@ class StoredColumn:
         return "%s"
 
     def from_database(self, value: Any) -> Any:
-        """Return a value of :meth:`expression` such that equal values are equal in Python."""
+        """Convert a value that :meth:`expression` has read, so that Python sees equal values as
+        equal.
+        """
         if value is not None and isinstance(self._own, BinaryField):
             return bytes(value)
         return value
@@ -115,7 +120,7 @@ class StoredColumn:
         if one == other or one is None or other is None:
             return bool(one == other)
         if target_field(self.field).get_internal_type() == "JSONField":
-            # Databases write the same JSON with different spaces.
+            # Databases may format the same JSON differently.
             try:
                 return _plain_json(one) == _plain_json(other)
             except ValueError:
@@ -124,12 +129,15 @@ class StoredColumn:
 
 
 def _plain_json(text: str) -> str:
-    """Return JSON in one way of writing it. Unlike Python, JSON tells true from 1."""
+    """Return the JSON ``text`` in a form that is the same for equal values.
+
+    In Python, ``True`` equals ``1``. In JSON they differ, so compare the texts.
+    """
     return json.dumps(json.loads(text), sort_keys=True)
 
 
 def stored_columns(model: type[Model]) -> list[StoredColumn]:
-    """Return the columns of the own table of ``model``, without those that the database computes."""
+    """Return the columns of the table of ``model``, except those that the database computes."""
     return [
         StoredColumn(field)
         for field in model._meta.local_concrete_fields

@@ -1,4 +1,4 @@
-"""Moving the ticket servers past the ids of imported rows."""
+"""Making ticket servers skip the ids of imported rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from sharded_orm.operations.imports.source_tables import SourceTable
 
 
 def advance_tickets(tables: Sequence[SourceTable]) -> tuple[list[str], list[str]]:
-    """Move the ticket servers past the ids of the tables' rows. Return notes and problems."""
+    """Make the ticket servers continue with ids above those of the rows in ``tables``.
+
+    Return sentences about what was done, and sentences about problems.
+    """
     fields = (column.field for table in tables for column in table.columns)
     names = sorted({f.sequence_name for f in fields if isinstance(f, TicketField)})
     if not names:

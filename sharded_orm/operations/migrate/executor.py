@@ -114,7 +114,8 @@ class ScriptExecutor:
                 statements = enumerate(script.statements)
                 self._run_statements(script, key, self._session.step.run.id, statements, before)
                 if script.units:
-                    return  # The unit's tables existed: the script only records it (--fake-initial).
+                    # The unit's tables existed: the script only records the unit (--fake-initial).
+                    return
                 self._compare(script, key, self._session.step.run.id, unit, before)
                 self._schema = script.promise
                 if runs_per_shard:

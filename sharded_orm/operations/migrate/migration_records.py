@@ -104,6 +104,6 @@ def marker_name(run: int, number: int) -> str:
     """Return the name of a marker, which is a row that proves a commit.
 
     :param run: the id of the journal run.
-    :param number: the number of the marker; different for each marker of a run on one shard.
+    :param number: the number of the marker. Each marker of a run on one shard has another number.
     """
     return f"{MARKER_PREFIX}{run} step {number}"

@@ -220,7 +220,8 @@ def _encode(value: Any) -> Any:
             if isinstance(value, bytes):
                 return {name: value.hex()}
             return {name: value.isoformat() if hasattr(value, "isoformat") else str(value)}
-    if isinstance(value, (str, int)):  # A subclass, such as SafeString or an enumeration's member.
+    # An instance of a subclass, such as SafeString or an enumeration.
+    if isinstance(value, (str, int)):
         return str(value) if isinstance(value, str) else int(value)
     raise RehearsalFailed(
         f"The default {value!r} of type {type(value).__qualname__} cannot be kept in the journal."

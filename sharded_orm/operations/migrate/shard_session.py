@@ -1,4 +1,4 @@
-"""What the migration of one shard needs: the shard's connection, lock, schema and journal step.
+"""The session of migrating one shard: its connection, lock, schema and step in the journal.
 
 A *checkpoint* in the journal says which step of the migration comes next. A *marker* is a row that
 is written in the transaction of an operation, as a proof of the commit.

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
-from django.db import Error, OperationalError
+from django.db import Error, IntegrityError, OperationalError
 
 from sharded_orm.backends.change_capture import CapturedTable, Change, ChangeCapture
+from sharded_orm.backends.row_copy import ChangedRows
 from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationStopped
 from sharded_orm.operations.moves import record as records
 from sharded_orm.operations.moves.record import MoveRecord
@@ -32,6 +34,8 @@ FEW_CHANGES = 50
 MOST_ROUNDS = 100
 #: How often the switch is tried, before the move is given up.
 ATTEMPTS = 10
+#: More changes than a journal ever has.
+ALL_CHANGES = 10**9
 #: Seconds that one attempt to create triggers may take for all tables.
 TRIGGER_PATIENCE = 30.0
 
@@ -97,11 +101,12 @@ class KeyMover:
                     " move them away first."
                 )
 
-    def catch_up(self, move: MoveRecord) -> None:
+    def catch_up(self, move: MoveRecord, published: Sequence[CapturedTable] = ()) -> None:
         """Copy the rows that have changed since, until few changes are left.
 
         Goes on as long as the backlog becomes smaller, whatever its size is.
 
+        :param published: the tables whose rows the target has in its real tables already.
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: as :meth:`prepare`.
         """
@@ -119,7 +124,7 @@ class KeyMover:
                 )
             while backlog > 0:
                 self._continue(move)
-                backlog -= self._follow(move) or backlog
+                backlog -= self._follow(move, published) or backlog
                 rounds += 1
 
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
@@ -147,24 +152,33 @@ class KeyMover:
             if rate is not None:
                 self._stopping.wait(len(rows) / rate - (time.monotonic() - began))
 
-    def _follow(self, move: MoveRecord) -> int:
+    def _follow(self, move: MoveRecord, published: Sequence[CapturedTable]) -> int:
         """Copy the rows that have changed since. Return the number of changes."""
         changes = self._sessions.capture(move.source).changes(move.number)
         if changes:
-            self._apply(move, changes)
+            target, there = self._sessions.copy(move.target), []
+            for changed in self._read_again(move, changes):
+                if changed.table in published:
+                    there.append(changed)
+                else:
+                    target.remove(changed.table, move.number, changed.pks)
+                    target.put(changed.table, move.number, changed.rows)
+            if there:
+                target.complete(move.number, there)
             self._sessions.capture(move.source).forget(changes)
         return len(changes)
 
-    def _apply(self, move: MoveRecord, changes: Sequence[Change]) -> None:
-        source, target = self._sessions.copy(move.source), self._sessions.copy(move.target)
+    def _read_again(self, move: MoveRecord, changes: Sequence[Change]) -> list[ChangedRows]:
+        """Read the rows that were changed, as they are now."""
+        source = self._sessions.copy(move.source)
         pks: dict[str, dict[tuple[object, ...], None]] = {}
         for change in changes:
             pks.setdefault(change.table, {})[change.pk] = None
-        for name, changed in pks.items():
-            table = self._by_name[name]
-            rows = source.read_again(table, move.value, changed)
-            target.remove(table, move.number, changed)
-            target.put(table, move.number, rows)
+        return [
+            ChangedRows(table, list(changed), source.read_again(table, move.value, changed))
+            for name, changed in pks.items()
+            for table in [self._by_name[name]]
+        ]
 
     # ##### The switch #####
 
@@ -175,12 +189,20 @@ class KeyMover:
             for too long. The source owns the key, and its fence may be closed.
         :raises LeaseLost: another process may move keys now. The key can be written.
         """
+        cascading = self._sessions.copy(move.source).cascading(self._tables)
+        self._open_sessions(move)
         move.enter(records.SWITCHING)
+        self.catch_up(move)
+        published = self._publish_early(move, cascading)
         for attempt in range(ATTEMPTS):
-            self.catch_up(move)
+            # If rows have exchanged unique values, the target may refuse them until all are read at
+            # the same moment: when the fence is closed.
+            with suppress(IntegrityError):
+                self.catch_up(move, published)
+                self._follow(move, published)
             began = time.monotonic()
             try:
-                self._switch_once(move, began + self._options.max_pause)
+                self._switch_once(move, began + self._options.max_pause, published, cascading)
             except _TooLong:
                 self._sessions.capture(move.source).reopen(move.number)
                 self._stopping.wait(0.1 * (attempt + 1))
@@ -196,6 +218,35 @@ class KeyMover:
             " A transaction on the key may be open for long. Try again, or allow a longer --max-pause."
         )
 
+    def _open_sessions(self, move: MoveRecord) -> None:
+        """Open all sessions, and read the columns of all tables, before writes begin to wait."""
+        for shard in (move.source, move.target):
+            self._sessions.capture(shard)
+            copy = self._sessions.copy(shard)
+            for table in self._tables:
+                copy.columns(table)
+
+    def _publish_early(self, move: MoveRecord, cascading: Collection[str]) -> list[CapturedTable]:
+        """Publish what can be published before writes begin to wait. Return these tables.
+
+        Nobody sees the rows: the source owns the key, and statements for several shards hide the rows
+        of a target. They hide them by the shard key. So tables that find it by a foreign key come later,
+        together with the rows to which they refer; and those that cascades change, which no trigger
+        sees.
+        """
+        tables = [
+            table
+            for table in self._tables
+            if not table.links and not table.fresh_ids and table.name not in cascading
+        ]
+        try:
+            self._sessions.copy(move.target).publish(tables, move.number)
+        except IntegrityError:
+            # The rows were read at different moments, and may have exchanged a unique value meanwhile.
+            # If the target has such a value, the publication of all tables finds it.
+            return []
+        return tables
+
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
         """Open the source, although this process may do no more for the move.
 
@@ -210,7 +261,13 @@ class KeyMover:
         except Error as exc:
             logger.warning("the %s was broken off, and its fence stays closed: %s", move, exc)
 
-    def _switch_once(self, move: MoveRecord, deadline: float) -> None:
+    def _switch_once(
+        self,
+        move: MoveRecord,
+        deadline: float,
+        published: Sequence[CapturedTable],
+        cascading: Collection[str],
+    ) -> None:
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         copy = self._sessions.copy(move.target)
         try:
@@ -219,13 +276,16 @@ class KeyMover:
             raise
         except OperationalError as exc:
             raise _TooLong from exc  # A transaction on the key is open.
-        while self._follow(move):
-            _require_time(deadline)
-        for name in self._sessions.copy(move.source).cascading(self._tables):
+        changes = self._read_again(move, source.changes(move.number, ALL_CHANGES))
+        for name in cascading:
             copy.discard([self._by_name[name]], move.number)
             self._copy(move, self._by_name[name])
         _require_time(deadline)
-        copy.publish(self._tables, move.number)
+        copy.complete(
+            move.number,
+            [changed for changed in changes if changed.table.name not in cascading],
+            [table for table in self._tables if table not in published],
+        )
         self.rows, problems = differences(
             self._sessions.copy(move.source), copy, self._tables, move.value
         )
@@ -236,7 +296,7 @@ class KeyMover:
             )
         self._check()
         move.switch()
-        target.unwatch(move.number)
+        target.admit(move.number)
 
     # ##### After the switch #####
 

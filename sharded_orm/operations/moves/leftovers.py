@@ -43,7 +43,7 @@ class CleanupReport:
     notes: list[str] = field(default_factory=list)
 
 
-def remove_leftovers(group: str, shards: Iterable[int]) -> CleanupReport:
+def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -> CleanupReport:
     """Remove fences that no old session needs, and old rows that were kept for long enough.
 
     On ``shards`` also remove copies and fences of moves that have ended otherwise, and the triggers
@@ -51,6 +51,7 @@ def remove_leftovers(group: str, shards: Iterable[int]) -> CleanupReport:
     nothing of this stands in the way of the application.
 
     :param shards: the numbers of shards on which moves have worked.
+    :param kill: whether to end sessions of paused processes that hold a lock there.
 
     Costs some statements for each move that has something left, and for each of ``shards``.
     """
@@ -68,6 +69,8 @@ def remove_leftovers(group: str, shards: Iterable[int]) -> CleanupReport:
             if alias in unreachable:
                 continue
             try:
+                if kill and sessions.capture(shard).end_sessions():
+                    report.notes.append(f"a paused session on shard {shard} was ended")
                 _sweep(shard, sessions, report)
             except Error as exc:
                 unreachable[alias] = one_line(exc)

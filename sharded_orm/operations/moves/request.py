@@ -19,12 +19,15 @@ class MoveOptions:
     :param rate: the most rows per second that a worker copies; None for no limit.
     :param workers: number of keys that are moved at once.
     :param keep: for how long the old rows are kept, in tables of their own on the former shard.
+    :param kill: whether to end the database sessions of a process that has begun a move, was paused or
+        hangs, and holds locks.
     """
 
     max_pause: float = 1.0
     rate: int | None = None
     workers: int = 4
     keep: timedelta = timedelta(days=7)
+    kill: bool = False
 
 
 @dataclass(frozen=True)

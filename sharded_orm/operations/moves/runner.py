@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final
 
-from django.db import connections
+from django.db import Error, connections
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import (
@@ -119,6 +119,7 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
     """Bring every move of ``group`` that was broken off to its end, and remove what has expired.
 
     A key that was not switched stays on its old shard. A key that was switched stays on its new one.
+    Of the options, only ``kill`` matters.
 
     :raises OperationHeld: a process moves keys of the group at this time.
     """
@@ -211,7 +212,24 @@ class _Run:
         keys = GroupKeys(self._group)
         for move in moves:
             move.value = keys.stored(keys.value(move.text))
+        if self._options.kill:
+            self._end_sessions(moves)
         self._in_threads(moves, self._recover, self._not_recovered)
+
+    def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
+        """End the sessions of the process that has left ``moves``. Nothing else works on them now."""
+        ended = 0
+        with ShardSessions(self._group) as sessions:
+            for move in moves:
+                for shard in (move.source, move.target):
+                    try:
+                        ended += sessions.capture(shard).end_sessions(move.number)
+                    except Error as exc:
+                        self.report.notes.append(
+                            f"sessions on shard {shard} were not ended ({journal.one_line(exc)})"
+                        )
+        if ended:
+            self.report.notes.append(f"{ended} database sessions of a paused process were ended")
 
     def move(self, plan: MovePlan) -> None:
         self.report.notes += plan.notes
@@ -236,7 +254,7 @@ class _Run:
 
     def finish(self) -> None:
         """Remove fences that nobody needs any more and rows that were kept for long enough."""
-        left = remove_leftovers(self._group, self._shards)
+        left = remove_leftovers(self._group, self._shards, kill=self._options.kill)
         self.report.notes += left.notes
         failures = self.report.failures
         if record.in_flight(self._group).exists():

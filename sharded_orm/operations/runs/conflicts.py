@@ -1,4 +1,7 @@
-"""Operations that must not run beside each other, although each has a run of its own."""
+"""Refusing an operation while another is under way that must not run beside it.
+
+Each of the two has a run of its own in the journal, so a lease alone does not exclude them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from sharded_orm.exceptions import OperationHeld
 from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.journal import JournalRun
 
-#: The subject of operations on all groups.
+#: The subject that the journal stores for operations on all groups.
 EVERYTHING: Final = "primaries"
-#: The commands that end a run of a kind, for messages.
+#: For each kind of operation, the command that ends an interrupted run, for messages.
 _COMMANDS: Final = {
     "migrate": "'manage.py migrate_shards'",
     "promote": "'manage.py shards promote'",
@@ -18,7 +21,8 @@ _COMMANDS: Final = {
     "move shards": "'manage.py shards move {subject} --repair'",
     "grow": "'manage.py shards grow {subject}'",
 }
-#: Kinds that exclude each other. Moves put triggers and copies of tables on the shards.
+#: Sets of kinds of operations that must not run at the same time. For example, moves create
+#: triggers and copies of tables on the shards, which migrations would not expect.
 _EXCLUSIVE: Final = (
     frozenset({"move keys", "migrate"}),
     frozenset({"move keys", "promote"}),
@@ -30,13 +34,14 @@ _EXCLUSIVE: Final = (
 
 
 def refuse_conflicts(run: JournalRun, *, only_held: bool = False) -> None:
-    """Make sure that no operation is under way beside which ``run`` must not be. One query.
+    """Raise an error if an operation is under way that must not run beside ``run``. One query.
 
-    The other operations do the same, each after it has taken its run. So of two that begin at once,
-    at least one sees the other. A run that has just begun is finished if it is refused.
+    Each operation makes this check after it has taken its own run. So if two operations begin at
+    the same time, at least one sees the other. If ``run`` has just begun, it is finished before the
+    error.
 
-    :param only_held: whether to ignore operations that were broken off.
-    :raises OperationHeld: there is one.
+    :param only_held: whether to ignore other operations that were interrupted and not finished.
+    :raises OperationHeld: there is such an operation.
     """
     conflict = _conflict(run.kind, run.subject, only_held)
     if conflict:

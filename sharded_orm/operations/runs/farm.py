@@ -1,10 +1,9 @@
-"""A run that several processes execute together, such as the same command on several machines.
+"""The work of one run, shared by several processes, such as the same command on several machines.
 
 The run is a row of the journal. Its work is cut into rounds of units
-(:mod:`~sharded_orm.operations.runs.work_units`). One process at a time *leads*: it holds the run
-while it cuts the next round, or finishes the run. While units are left, nobody leads, and each
-process takes units. Any process may be killed at any moment: another takes its units, and another
-leads.
+(:mod:`~sharded_orm.operations.runs.work_units`). To plan a round or to finish the run, one process
+*leads*: it holds the run for that time. Then all processes take units of the round, until none is
+left. Any process may be killed at any moment: another process takes its units, or leads.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from sharded_orm.operations.runs.work_units import Worker, WorkUnit, WorkUnits
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: Seconds between two looks at the journal, while other processes have taken all units.
+#: Seconds after which to look for free units again, while other processes work on all units.
 INTERVAL: Final = 0.3
 #: After this many failed units, a process takes no more.
 MAX_FAILURES: Final = 20
@@ -38,11 +37,11 @@ PlannedUnit = tuple[str, str, Mapping[str, Any]]
 
 
 class Job(ABC):
-    """The work of a run that several processes execute together.
+    """The work of a run, which several processes share. Subclasses say what the work is.
 
     :param kind: the kind of the run in the journal.
-    :param subject: its subject in the journal.
-    :param arguments: JSON values by which two processes tell whether they do the same.
+    :param subject: the subject of the run in the journal.
+    :param arguments: JSON values. Two processes share a run only if their arguments are equal.
     """
 
     kind: str
@@ -51,39 +50,42 @@ class Job(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make sure that the work may begin. Called by the process that begins the run.
+        """Make sure that the work may begin. Only the process that begins the run calls this.
 
-        :raises OperationError: the work is refused. The run is then finished.
+        :raises OperationError: the work must not begin. The run is then finished.
         """
 
     @abstractmethod
     def plan(self, number: int) -> Iterable[PlannedUnit]:
         """Yield the units of a round, in the order of their names.
 
-        :param number: the number of the round, from 1. The names of units must begin with it.
+        :param number: the number of the round, from 1. The names of its units must begin with this
+            number.
         """
 
     @abstractmethod
     def work(self, unit: WorkUnit, stopping: Stopping) -> Mapping[str, Any]:
         """Do the work of a unit, and return the result as JSON values. Called by several threads.
 
-        Two processes may be here with the same unit, and a killed process may have been.
+        Must work even if another process does the same unit at the same time, or was killed during
+        it.
 
         :raises OperationStopped: ``stopping`` was set.
         """
 
     @abstractmethod
     def end_round(self, rounds: list[dict[str, Any]], units: Iterable[Mapping[str, Any]]) -> bool:
-        """Add the results of a round to ``rounds``, and return whether another round is needed.
+        """Append the results of a round to ``rounds``. Return whether another round is needed.
 
         :param units: the contents of the round's units, with their results.
         """
 
     @abstractmethod
     def summarize(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the outcome as JSON values, with ``"problems"``: a list of sentences.
+        """Return the outcome of the run as JSON values.
 
-        Called once, by the process that finishes the run.
+        The key ``"problems"`` must be in it, with a list of sentences. Only the process that
+        finishes the run calls this.
         """
 
 
@@ -98,12 +100,12 @@ class FarmProgress(Protocol):
 
 @dataclass
 class FarmReport:
-    """The outcome of a run, or how far it has come.
+    """The outcome of a shared run, or its progress if it is not finished.
 
     :param run: the id of the run in the journal.
-    :param finished: whether the run was finished, by this or another process.
+    :param finished: whether this process, or another one, has finished the run.
     :param summary: the job's summary; empty if the run is not finished.
-    :param failures: why units could not be done, in sentences.
+    :param failures: sentences about units that failed, each with the reason.
     :param left: number of units that are not done.
     :param stopped: why this process stopped early; "" if it did not.
     """
@@ -117,7 +119,7 @@ class FarmReport:
 
 
 class Farm:
-    """The part of this process in a run that several processes execute together.
+    """Takes part in a run that several processes share. Each process has an instance.
 
     :param threads: number of threads that work in this process.
     """
@@ -135,10 +137,10 @@ class Farm:
     def execute(self) -> FarmReport:
         """Work until the run is finished, or until nothing is left to do for this process.
 
-        If an earlier execution was broken off, it is resumed, and failed units are tried again.
+        An earlier run that was interrupted is resumed. Units that failed there are tried again.
 
         :raises OperationDiffers: other processes execute the run with other arguments.
-        :raises OperationError: the job is refused.
+        :raises OperationError: the job must not begin.
         """
         with work_units.join(self._job.kind, self._job.subject, self._job.arguments) as worker:
             while True:
@@ -152,7 +154,7 @@ class Farm:
     # ##### Working #####
 
     def _work(self, worker: Worker) -> bool:
-        """Work on units until none is free. Return whether there was one."""
+        """Work on units until no unit is free. Return whether any unit was free."""
         assert self._run_id is not None
         units = WorkUnits(self._run_id)
         if self._threads == 1:
@@ -189,7 +191,7 @@ class Farm:
         except OperationStopped:
             unit.give_back()
         except Exception as exc:
-            # Any exception counts as a failure of this unit. The others are still done.
+            # Any exception counts as a failure of this unit. The work on other units goes on.
             logger.info("unit %s was not done", unit.name, exc_info=exc)
             unit.mark_failed(exc)
             with self._lock:
@@ -205,8 +207,9 @@ class Farm:
     # ##### Leading #####
 
     def _advance(self) -> FarmReport | None:
-        """Return the report if this process has nothing left to do. Otherwise, cut the next round if
-        there is no unit left, and return None.
+        """Return the report if this process has nothing left to do, otherwise None.
+
+        If no unit is left, plan the next round or finish the run.
         """
         if self._run_id is not None:
             report = self._finished_report()
@@ -224,12 +227,13 @@ class Farm:
             with journal.hold_run(self._job.kind, self._job.subject, arguments) as run:
                 return self._lead(run)
         except OperationHeld:
-            return None  # Another process leads. It does so for a short time only.
+            return None  # Another process is planning or finishing. Look again soon.
 
     def _lead(self, run: journal.JournalRun) -> FarmReport | None:
         if self._run_id not in (None, run.id):
-            # The run of this process was finished a moment ago. If this one is new, it was begun by
-            # mistake. Otherwise, another process has begun it.
+            # The run in which this process took part was finished a moment ago, so ``run`` is
+            # another one. If ``run`` is new, this process has begun it by mistake. Otherwise,
+            # another process has begun it.
             if not run.resumed:
                 run.lease.own_row().delete()
             return None
@@ -275,8 +279,8 @@ class Farm:
         self._plan(run, 1)
 
     def _plan(self, run: journal.JournalRun, number: int) -> None:
-        # A process may have been killed here before. Tables may have grown since, so its units may
-        # differ from those of this process. Begin anew.
+        # A process may have been killed here, so some units of this round may exist. Since then
+        # tables may have grown, so the units of this process may be others. Delete the old ones.
         units = WorkUnits(run.id)
         units.delete(run)
         total = units.create(run, self._checked(run, self._job.plan(number)))

@@ -432,13 +432,14 @@ class RunStatus:
         self.kind: str = row.kind
         self.subject: str = row.subject
         self.arguments: dict[str, Any] = row.arguments
-        # A run that several processes share is held only now and then. Its workers are.
+        # If several processes share a run, they hold it only now and then. But their workers stay
+        # alive.
         self.held = leases.is_held(row) or (
             bool(row.unfinished)
             and any(leases.is_held(worker) for worker in leases.workers(row.kind, row.subject))
         )
-        #: "running" while a process holds the run or works for it; "broken off" if the run is unfinished and no
-        #: process holds it; otherwise the state with which the run was finished.
+        #: "running" while a process holds the run or works on its units; "broken off" if the run is
+        #: unfinished and no process holds it; otherwise the state with which the run was finished.
         self.state: str = "broken off" if row.unfinished and not self.held else row.state
         self.error: str = row.error
         self.holder: str = f"{row.user}@{row.host} (process {row.pid})"

@@ -94,7 +94,8 @@ class Lease:
                 else:
                     self._renewed = sent_at
         finally:
-            # The close() of Django's SQLite backend leaves a database in memory open, as tests have it.
+            # The close() of Django's SQLite backend does not close a database in memory, which
+            # tests use. So call the method of the base class.
             BaseDatabaseWrapper.close(connections[DEFAULT_DB_ALIAS])
 
     def release(self) -> None:
@@ -163,16 +164,16 @@ def is_held(row: Any) -> bool:
 
 
 def worker_kind(kind: str) -> str:
-    """Return the kind of the runs that are the leases of workers for operations of ``kind``.
+    """Return the kind of the runs that serve as leases of workers for operations of ``kind``.
 
-    Their subject begins with that of the operation; see
+    The subject of such a run begins with the subject of the operation; see
     :mod:`~sharded_orm.operations.runs.work_units`.
     """
     return f"{kind} worker"
 
 
 def workers(kind: str, subject: str) -> QuerySet[OperationRun]:
-    """Return the runs of the workers for ``kind`` on ``subject``, dead ones included."""
+    """Return the runs of all workers for ``kind`` on ``subject``, even of killed ones."""
     rows = runs().filter(kind=worker_kind(kind), subject__startswith=f"{subject[:100]} ")
     return with_silence(rows)
 

@@ -1,13 +1,13 @@
-"""Work that several processes share, also on several machines: each unit has one worker at a time.
+"""Work that several processes share, also on several machines. Each unit has one worker at a time.
 
 A *work unit* is a step of a run in the journal. A *worker* is a process that takes units. Each
-worker holds a run of its own in the journal, whose lease is the worker's sign of life
-(:mod:`~sharded_orm.operations.runs.lease`). If a worker is killed or cut off, the others take its
-units. Invariant: each statement that changes a unit also checks that the unit still belongs to the
-worker, and that the worker still has its lease.
+worker also holds a run of its own in the journal, and the lease of this run shows that the worker
+is alive (:mod:`~sharded_orm.operations.runs.lease`). If a worker is killed or cut off, the others
+take its units. Invariant: each statement that changes a unit also checks that the unit still
+belongs to the worker, and that the worker still has its lease.
 
-A worker that was cut off may still send statements to a shard while another works on the same unit.
-So the work itself must be such that two may do it at once.
+A worker that was cut off may still send statements to a shard while another one works on the same
+unit. So it must do no harm if two workers do the same work at the same time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from sharded_orm.operations.runs.journal import (
     JournalRun,
 )
 
-# The number of units that a worker reads to find one that no other has taken meanwhile.
+# How many free units a worker reads at once. Other workers may take some of them meanwhile.
 _CANDIDATES = 16
 
 
 class Worker:
-    """A process that works on units, with its lease. Thread-safe. Made by :func:`join`."""
+    """This process as a worker, with its lease. Thread-safe. :func:`join` creates instances."""
 
     def __init__(self, lease: leases.Lease) -> None:
         self.id = lease.run_id
@@ -48,19 +48,21 @@ class Worker:
     def check(self) -> None:
         """Make sure that no other process has taken the units of this worker. Needs no query.
 
-        :raises LeaseLost: another process may have taken them.
+        :raises LeaseLost: another process may have taken the units.
         """
         self.lease.check()
 
 
 @contextmanager
 def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Worker]:
-    """Within the block, this process is a worker for operations of ``kind`` on ``subject``.
+    """A context manager: in its block, this process is a worker for ``kind`` on ``subject``.
 
-    :param arguments: those of the operation; see :func:`has_living_workers`.
+    :param kind: the kind of the operation.
+    :param subject: what the operation works on.
+    :param arguments: the arguments of the operation; see :func:`has_living_workers`.
     :raises JournalMissing: the journal's tables do not exist, or the caller is in a transaction.
     """
-    name = f"{subject[:100]} {secrets.token_hex(8)}"  # Unique, so nobody else can hold this run.
+    name = f"{subject[:100]} {secrets.token_hex(8)}"  # Unique, so nobody else holds such a run.
     lease, _ = journal.take_lease(leases.worker_kind(kind), name, dict(arguments))
     lease.start()
     try:
@@ -73,7 +75,7 @@ def join(kind: str, subject: str, arguments: Mapping[str, Any]) -> Iterator[Work
 class WorkUnit:
     """A unit that a worker has taken. To be used by one thread at a time.
 
-    :param row: the step in the journal.
+    :param row: the unit's step in the journal.
     :param is_repeated: whether another worker, or an earlier attempt, has begun the unit before.
     """
 
@@ -88,7 +90,7 @@ class WorkUnit:
     def check(self) -> None:
         """Make sure that the unit still belongs to this process. Needs no query.
 
-        :raises LeaseLost: another process may have taken it.
+        :raises LeaseLost: another process may have taken the unit.
         """
         self._worker.check()
 
@@ -104,8 +106,8 @@ class WorkUnit:
         self._write(state=FAILED, error=journal.one_line(exc))
 
     def give_back(self) -> None:
-        """Record that nobody works on the unit, so any worker may take it at once."""
-        # A unit that was begun must stay known as such, so it does not become "pending".
+        """Record that nobody works on the unit any more, so that any worker may take it at once."""
+        # Not "pending", because it must stay known that somebody has begun the unit.
         self._write(state=journal.STOPPED)
 
     def _write(self, **changes: Any) -> None:
@@ -115,22 +117,24 @@ class WorkUnit:
 
 
 class WorkUnits:
-    """The units of one run, for any number of processes.
+    """The units of one run. Several processes may have instances for the same run.
 
-    :param run_id: the run in the journal.
+    :param run_id: the id of the run in the journal.
     """
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
 
     def create(self, run: JournalRun, units: Iterable[tuple[str, str, Mapping[str, Any]]]) -> int:
-        """Create units, and return how many were created.
+        """Create units. Return how many were created.
 
-        :param run: the run of the units, as its holder has it.
-        :param units: for each unit a name, by which units are ordered; a description for people; and
-            the content, as JSON values. A unit whose name exists is left as it is, so a call that was
-            interrupted may be repeated.
-        :raises LeaseLost: another process has the run.
+        If a unit with the same name exists, nothing is changed. So a call that was interrupted may
+        be repeated.
+
+        :param run: the run of the units. This process must hold it.
+        :param units: for each unit, its name, a description for people, and its content as JSON
+            values. Units are taken in the order of their names.
+        :raises LeaseLost: another process holds the run.
         """
         remaining, count = iter(units), 0
         while batch := list(islice(remaining, BATCH)):
@@ -152,10 +156,12 @@ class WorkUnits:
         OperationStep.objects.using(DEFAULT_DB_ALIAS).bulk_create(new)
 
     def take(self, worker: Worker) -> WorkUnit | None:
-        """Return a unit that nobody works on, and give it to ``worker``; None if there is none.
+        """Give a unit on which nobody works to ``worker``, and return the unit.
 
-        Units are taken in the order of their names. Two statements, or more if other workers take
-        units at the same time.
+        None if there is none.
+
+        Units are taken in the order of their names. Costs two statements, or more if other workers
+        take units at the same time.
         """
         while candidates := self._free():
             for row in candidates:
@@ -179,7 +185,7 @@ class WorkUnits:
         return [row for row in running if row.worker not in alive][:_CANDIDATES]
 
     def retry_failed(self) -> None:
-        """Let workers take the units again that have failed."""
+        """Let workers take the failed units again."""
         self.rows().filter(state=FAILED).update(state=journal.STOPPED)
 
     def by_state(self) -> dict[str, int]:
@@ -191,29 +197,29 @@ class WorkUnits:
     def delete(self, run: JournalRun) -> None:
         """Delete all units of the run.
 
-        :param run: the run of the units, as its holder has it.
-        :raises LeaseLost: another process has the run.
+        :param run: the run of the units. This process must hold it.
+        :raises LeaseLost: another process holds the run.
         """
         with run.transaction():
             self.rows().delete()
 
 
 def has_living_workers(kind: str, subject: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a worker is alive, or may be, that has joined with these arguments.
+    """Whether a worker that has joined with these arguments is alive, or may be alive.
 
-    It need not have a unit at the moment: it may be between two.
+    Such a worker need not be working on a unit at the moment.
     """
     rows = leases.workers(kind, subject)
     return any(row.arguments == arguments and leases.is_held(row) for row in rows)
 
 
 def delete_dead_workers(kind: str, subject: str) -> None:
-    """Delete the runs of killed workers for operations of ``kind`` on ``subject``."""
+    """Delete the runs of workers for ``kind`` on ``subject`` that were killed."""
     dead = [row.pk for row in leases.workers(kind, subject) if not leases.is_held(row)]
     leases.runs().filter(pk__in=dead).delete()
 
 
 def _own_units(worker: Worker) -> QuerySet[OperationStep]:
-    """Return all units; none if the worker has lost its lease."""
+    """Return a query for all units. It finds nothing if ``worker`` has lost its lease."""
     table: QuerySet[OperationStep] = OperationStep.objects.using(DEFAULT_DB_ALIAS)
     return table.filter(Exists(worker.lease.own_row()))

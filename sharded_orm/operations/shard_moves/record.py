@@ -7,10 +7,11 @@ any more. The one commit point is the publication of the topology.
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
-from sharded_orm.exceptions import MoveFailed
+from sharded_orm.exceptions import MoveFailed, TopologyConflict
 from sharded_orm.operations import topology
 from sharded_orm.operations.runs.journal import JournalRun
 from sharded_orm.operations.shard_moves.plan import ShardToMove
@@ -36,6 +37,7 @@ class ShardMoveRecord:
         #: Identifies the move on both nodes. No other move ever has it, so a process whose move was
         #: ended meanwhile does no harm to a later one.
         self.number = number
+        self._prepared: topology.PreparedChange | None = None
 
     @classmethod
     def begin(cls, run: JournalRun, move: ShardToMove) -> ShardMoveRecord:
@@ -72,8 +74,17 @@ class ShardMoveRecord:
         """
         self._run.note()
 
+    def prepare(self) -> None:
+        """Check the topology that :meth:`publish` will publish, before statements begin to wait.
+
+        :raises: the errors of :meth:`publish`. Nothing was published.
+        """
+        self._prepared = topology.prepare(self.move.publish_in)
+
     def publish(self) -> None:
         """Publish the topology with the shard on its target: the one commit point.
+
+        This process may still use the former topology on return.
 
         :raises LeaseLost: another process has taken the run over.
         :raises TopologyError: it was not published, or the answer got lost.
@@ -86,7 +97,14 @@ class ShardMoveRecord:
             self.confirm()
             return move.publish_in(document)
 
-        topology.change(edit, f"{move} moved from {move.source} to {move.target}")
+        comment = f"{move} moved from {move.source} to {move.target}"
+        if self._prepared is not None:
+            # A process that takes the run over publishes a new version. If it has done so since
+            # this one has entered the phase, the prepared version is refused, too.
+            with suppress(TopologyConflict):
+                topology.publish_prepared(self._prepared, comment)
+                return
+        topology.change(edit, comment)
 
     def rule_out(self) -> bool:
         """Make sure that the move will never be published, even if it was sent a moment ago.

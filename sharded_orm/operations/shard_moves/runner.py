@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from django.db import Error
+
 from sharded_orm import runtime
 from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationStopped, TopologyError
 from sharded_orm.operations import topology
@@ -101,17 +103,25 @@ def check_shard_moves(
     return plan
 
 
-def repair(group: str, *, discard: bool = False, tell: Tell = lambda line: None) -> ShardMoveReport:
+def repair(
+    group: str,
+    *,
+    discard: bool = False,
+    kill: bool = False,
+    tell: Tell = lambda line: None,
+) -> ShardMoveReport:
     """End a move that was broken off, and drop old tables that were kept for long enough.
 
     A shard whose move was published stays on its new node. Any other is where it was.
 
     :param discard: whether to drop those old tables as well that are to be kept for longer.
+    :param kill: whether to end the database sessions of a process that has begun the move, was paused or
+        hangs, and holds locks.
     :raises OperationHeld: a process moves shards of the group at this time.
     """
     with journal.hold_run(KIND, group, {"to": "repair", "shards": []}) as run:
         work = _Work(run, ShardMoveOptions(), Stopping(), tell)
-        work.begin(repairs=True, discard=discard)
+        work.begin(repairs=True, discard=discard, kill=kill)
         work.finish()
     return work.report
 
@@ -128,18 +138,35 @@ class _Work:
         self._tell = tell
         self.report = ShardMoveReport(run.subject, run.id)
 
-    def begin(self, *, repairs: bool = False, discard: bool = False) -> None:
+    def begin(self, *, repairs: bool = False, discard: bool = False, kill: bool = False) -> None:
         """End the move that an earlier process has left, and drop what nobody needs any more.
 
         :param repairs: whether that is all the work, so it may be done beside what was broken off.
+        :param discard, kill: as in :func:`repair`.
         """
         refuse_conflicts(self._run, only_held=repairs)
         runtime.refresh()
         record = ShardMoveRecord.unfinished(self._run)
         if record is not None:
             self._tell(f"ends the move of {record.move}, which was broken off: {record.phase}")
+            if kill:
+                self._end_sessions(record)
             self._end(record)
         self.report.notes += remove_expired(self._run, at_once=discard)
+
+    def _end_sessions(self, record: ShardMoveRecord) -> None:
+        """End the sessions of the process that has left the move. Nothing else works on it now."""
+        with self._sessions(record) as both:
+            for sessions in both:
+                try:
+                    ended = sessions.capture.end_sessions(record.number)
+                except Error as exc:  # Such as a target whose schema was not created yet.
+                    self._tell(
+                        f"no session on {sessions.shard.node} was ended: {journal.one_line(exc)}"
+                    )
+                    continue
+                if ended:
+                    self._tell(f"{ended} sessions on {sessions.shard.node} were ended")
 
     def move(self, plan: ShardMovePlan) -> None:
         self.report.already = list(plan.already)

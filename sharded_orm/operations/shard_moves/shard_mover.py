@@ -6,13 +6,14 @@ docs/decisions/0035-moves-of-shards.md tells why each step is where it is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from django.db import Error, IntegrityError, OperationalError
 
-from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm import runtime
+from sharded_orm.backends.change_capture import CapturedTable, Change
 from sharded_orm.backends.row_access import Row
 from sharded_orm.backends.schema_move import FENCE, as_hidden
 from sharded_orm.exceptions import MoveFailed, OperationStopped
@@ -32,6 +33,8 @@ from sharded_orm.operations.shard_moves.table_comparison import TableComparison
 BATCH: Final = 2000
 #: Changes that are applied at once.
 CHANGES: Final = 1000
+#: More changes than a journal ever has.
+ALL_CHANGES: Final = 10**9
 #: The tables are hidden once the journal has at most this many changes.
 FEW_CHANGES: Final = 50
 #: After this many rounds without progress, the source changes faster than the mover copies.
@@ -94,6 +97,7 @@ class ShardMover:
         self._copy()
         self._catch_up()
         self._comparison.compare_all(self._tables, self._proceed)
+        self._target.schema.warm_up()
         self._compare_open()
         self._switch()
         self.settle()
@@ -125,6 +129,7 @@ class ShardMover:
         self._record.confirm()
         self._target.wrapper.create_shard_database()
         self._target.schema.build(definition, self._tag)
+        self._target.rows.claim(self._record.number)
         if self._target.schema.layout() != self._layout:
             raise MoveFailed(
                 f"{self._move} was not moved: {self._move.target!r} makes its tables otherwise than"
@@ -164,6 +169,12 @@ class ShardMover:
     def _follow(self) -> int:
         """Copy the rows that have changed since. Return how many are left to be copied, about."""
         changes = self._source.capture.changes(self._record.number, CHANGES)
+        refused = self._apply(changes)
+        self._source.capture.forget(changes)
+        return len(changes) + refused
+
+    def _apply(self, changes: Sequence[Change]) -> int:
+        """Copy changed rows, and those that were refused before. Return how many are refused."""
         pks = {name: dict(refused) for name, refused in self._refused.items()}
         for change in changes:
             pks[change.table][change.pk] = None
@@ -171,8 +182,7 @@ class ShardMover:
         for name, changed in pks.items():
             if changed and not self._copy_again(name, changed):
                 refused += len(changed)
-        self._source.capture.forget(changes)
-        return len(changes) + refused
+        return refused
 
     def _copy_again(self, name: str, pks: Iterable[Row]) -> bool:
         """Copy rows again. Return whether the target has accepted them."""
@@ -209,11 +219,13 @@ class ShardMover:
 
     def _follow_to_the_end(self) -> None:
         """Follow the source, whose tables are hidden, until nothing is left."""
+        # Nothing is added to the journal any more, so it is read once, and left as it is.
+        changes = self._source.capture.changes(self._record.number, ALL_CHANGES)
         for _ in range(ATTEMPTS):
-            while self._follow() and not self._refusal:
-                self._check()
-            if not self._refusal:
+            self._check()
+            if not self._apply(changes):
                 return
+            changes = []
         raise MoveFailed(f"{self._move} was not moved: {self._refusal}")
 
     @property
@@ -247,6 +259,7 @@ class ShardMover:
         while True:
             self._catch_up()
             self._comparison.compare_open()
+            self._record.prepare()
             self._record.enter(HIDING)
             try:
                 began = self._hide()
@@ -264,6 +277,7 @@ class ShardMover:
         self._record.publish()
         self._show()
         self.pause = time.monotonic() - began
+        runtime.refresh()
 
     def _hide(self) -> float:
         tables = list(self._tables.values())
@@ -304,6 +318,7 @@ class ShardMover:
     def settle(self) -> None:
         """Show the new tables, and remove the triggers from the old ones. Can be repeated."""
         self._show()
+        self._target.schema.finish()
         self._record.keep_until(self._options.keep)
         with suppress(Error):  # The triggers go with the old tables otherwise.
             remove_capture(self._source, self._record.number)

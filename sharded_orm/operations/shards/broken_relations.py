@@ -1,8 +1,9 @@
 """Find rows that refer to a row of another shard key, or to a row that does not exist.
 
-No database enforces such a relation. A row of another key is refused by
-:mod:`sharded_orm.models.sharding.same_key`, but only if the row is given as an instance. A foreign
-key from a shard to the global database has no constraint, and a generic foreign key has none at all.
+No database enforces such a relation. If a row of another key is assigned as an instance,
+:mod:`sharded_orm.models.sharding.same_key` refuses it. But its id alone can be stored. A foreign
+key from a shard to the global database has no constraint, and a generic foreign key has none at
+all.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class DanglingReferences:
     :param model: the label of the model that declares ``field``, a foreign key to a global model or
         a generic foreign key.
     :param related: the label of the other model.
-    :param values: number of distinct values without a row. By a generic foreign key, the same value
-        counts once for each shard key.
+    :param values: number of distinct values that no row has. For a generic foreign key, the same
+        value counts once for each shard key.
     :param rows: number of rows with such a value; if a sample was read, only those in the sample.
     :param examples: some of the values.
     """
@@ -127,8 +128,8 @@ class RelationScan:
 
     Not thread-safe: give each thread its own instance, and merge the instances with :meth:`add`.
 
-    :param sample: number of rows to read from each table of each shard, drawn anew for each
-        relation; None reads all rows.
+    :param sample: number of rows to read from each table of each shard. Each relation reads another
+        sample. None reads all rows.
     """
 
     sample: int | None
@@ -145,10 +146,10 @@ class RelationScan:
 
         Cost: a sample takes one statement per relation and 256 shards. A scan of all rows takes one
         statement per relation and shard, as does any scan on SQLite. For foreign keys to global
-        rows, there is one more query of the global database per 500 distinct values. For generic
-        foreign keys too, and one query of the shard per 500 distinct values of each content type of
-        the group. Memory: the values of one batch, and a small record for each broken relation of a
-        shard.
+        rows, there is one more query of the global database per 500 distinct values. A generic
+        foreign key costs the same, and one query of the shard per 500 distinct values of each
+        content type of the group. Memory: the values of one batch, and a small record for each
+        broken relation of a shard.
 
         :param wrapper: a connection object of the node. It belongs to no shard.
         :param alive: called after each batch, to report that the node answers.
@@ -256,7 +257,8 @@ class RelationScan:
         broken = _BrokenGenericReferences(reference, self.errors)
         for batch in batched(rows, 10 * LOOK_UPS):
             broken.check(batch)
-            # On SQLite, a look-up leaves a file open. The last shard may be read further.
+            # On SQLite, a look-up leaves the shard's file open. Close all but the last, which may
+            # be needed for the next batch.
             for alias in {shard.alias for shard, _ in batch} - {batch[-1][0].alias}:
                 connections[alias].close()
             alive()
@@ -265,8 +267,8 @@ class RelationScan:
 
 
 class _BrokenGenericReferences:
-    """The broken references by one generic foreign key, keyed by the alias of the shard and the
-    label of the other model.
+    """The broken references of one generic foreign key, by shard alias and label of the other
+    model.
     """
 
     def __init__(self, reference: GenericReference, errors: dict[str, str]) -> None:
@@ -356,9 +358,9 @@ def _references_outside(model: type[Model]) -> Iterator[Reference]:
 
 
 def _existing_values(reference: Any, values: set[Any]) -> set[Any]:
-    """Return those of ``values`` that a row has to which ``reference`` may refer."""
+    """Return those of ``values`` that some row has in the field to which ``reference`` refers."""
     related, name = reference.related_model, reference.target_field.attname
-    # Read where rows are written: a replica may not have the newest rows yet.
+    # Read from the database to which rows are written, because a replica may lack the newest rows.
     rows = related._base_manager.using(router.db_for_write(related))
     existing: set[Any] = set()
     for batch in batched(values, LOOK_UPS):

@@ -32,7 +32,7 @@ class InexactColumn:
 
 
 def inexact_columns(inexact: Iterable[InexactKey]) -> list[InexactColumn]:
-    """Merge findings about single shards into one item for each column and problem."""
+    """Merge the findings about single shards: return one item for each column and collation."""
     columns: dict[tuple[str, str, str], InexactColumn] = {}
     for column_on_shard in inexact:
         column_key = (

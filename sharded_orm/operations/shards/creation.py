@@ -23,8 +23,8 @@ class Created:
 
     :param made: aliases of the shards whose schema was created, sorted.
     :param existing: number of shards whose schema existed before.
-    :param failures: why schemas could not be created, keyed by the alias of the shard; and why
-        nodes failed as a whole (for example, do not answer), keyed by the name of the node.
+    :param failures: reasons. Under the alias of a shard: why its schema could not be created. Under
+        the name of a node: why the node failed as a whole, for example because it does not answer.
     """
 
     made: tuple[str, ...]

@@ -99,7 +99,8 @@ class RowScan:
             one: Any = connections[shards[0].alias]
             counts = TableRows(options.model, one, self.sample).value_counts(key)
             read = TableRead(one, options.model, [key], counts)
-            # Rows of these keys may be on two shards for a moment.
+            # Keys that are moving must not be reported: their rows may be on two shards for a
+            # moment.
             try:
                 moving = MovingKeys(options.group)
             except Error as exc:

@@ -328,7 +328,8 @@ class _Unexpected:
     ) -> dict[str, list[str]]:
         """Return the schema names that look like shards but do not belong on ``node``, by group.
 
-        A query for each. Those that a move has left, or works on, are not returned.
+        Costs one query for each such schema. A schema that a move of a shard uses, or has left
+        behind, is not returned.
 
         :param present: the names of all schemas on ``node``.
         :param wrapper: a connection object of the node.
@@ -359,7 +360,7 @@ class _Unexpected:
 
 
 def _is_moved(wrapper: ShardConnectionMixin, node: str, group: ShardGroup, number: int) -> bool:
-    """Whether a schema on ``node`` has the hidden tables of a shard, which is on another node."""
+    """Whether a schema on ``node`` has only the hidden tables that a move of a shard uses."""
     if number not in group:
         return False
     place = database_settings.settings_as_planned(replace(group.shard(number), node=node))

@@ -25,7 +25,7 @@ SqlOfShard = Callable[[str], Sql]
 
 
 class TableRows:
-    """The rows of a model's own table, or a sample of these rows, as part of a statement.
+    """SQL that reads the rows of a model's own table, or a sample of these rows.
 
     :param wrapper: a connection object of a shard.
     :param sample: number of rows, in the order of the primary key. If the primary key is an
@@ -38,8 +38,8 @@ class TableRows:
         self._table = self._quote(model._meta.db_table)
         pks = model._meta.pk_fields
         self._pks = [self._quote(pk.column) for pk in pks]
-        # The SQL type with which to CAST an integer primary key. None for other primary keys: their
-        # sample begins at the first row, not at a random one.
+        # Below, ``_number`` is the SQL type to which an integer primary key is cast. It is None for
+        # other primary keys, because their samples begin at the first row, not at a random one.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
         self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 
@@ -58,7 +58,8 @@ class TableRows:
             return f"(SELECT {names} FROM {table} {limit})", []
         (pk,) = self._pks
         start = f"(SELECT MIN({pk}) + CAST(%s * (MAX({pk}) - MIN({pk})) AS {self._number}) FROM {table})"
-        # Read rows from a random primary key on. If too few follow, go on at the table's beginning.
+        # Read rows from a random primary key on. If too few rows follow, go on at the table's
+        # beginning.
         parts = (
             f"SELECT * FROM (SELECT {names}, {turn} sharded_orm_turn FROM {table}"
             f" WHERE {pk} {compared} {start} {limit}) part{turn}"
@@ -87,8 +88,8 @@ class TableRead:
     """A statement that reads the same columns on any shard.
 
     :param wrapper: a connection object of a shard.
-    :param fields: the fields of the first columns, whose values are converted as Django does.
-        Values of further columns are returned as the driver gives them.
+    :param fields: the fields of the first columns. Their values are converted as by Django. The
+        values of further columns are returned as the driver gives them.
     """
 
     def __init__(

@@ -106,7 +106,10 @@ def version_of(text: str | bytes) -> int | None:
 
 
 def positive(name: str, value: Any, problems: list[str]) -> float:
-    """Return ``value`` as a float. If the option ``name`` must not have it, add to ``problems``."""
+    """Return ``value`` as a float.
+
+    If it is not a valid number of seconds, add a sentence to ``problems``.
+    """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value <= threading.TIMEOUT_MAX:
         problems.append(f"TOPOLOGY: {name} must be a positive number, not {value!r}")

@@ -1,6 +1,6 @@
 """The topology source in the global database, for sites that have no ZooKeeper.
 
-The first publication makes two tables::
+The first publication creates two tables::
 
     sharded_orm_topology          one of the latest versions of the document per row, with author, time
                                   and comment. The row with the highest id is the current document.
@@ -68,14 +68,14 @@ from sharded_orm.topology.sources.database_tables import (
 logger = logging.getLogger("sharded_orm.topology")
 T = TypeVar("T")
 
-#: The least number of versions to keep. A publisher that read the current row some publications ago must
-#: still find the next row's id taken.
+#: The least number of versions to keep. A process that publishes may have read the current row some
+#: publications ago. It must still find that the next row's id is taken.
 _KEPT_AT_LEAST = 20
-# How many signs of life a process gives before the absence of one counts.
+# A process gives this many signs of life within the time after which it would count as ended.
 _SIGNS = 3
-# Seconds that the watching thread waits after an error that is no error of the database.
+# Seconds that the watching thread waits after an error that did not come from the database.
 _RECOVER_AFTER = 5.0
-# Seconds between two looks whether Django has loaded the applications.
+# Seconds between two checks whether Django has loaded the applications.
 _UNTIL_READY = 0.02
 # The most seconds that stop() waits for the end of the watching thread. Then stop() returns anyway.
 _END_WITHIN = 3.0
@@ -87,10 +87,10 @@ _first_entries: dict[str, dict[str, Any]] = {}
 class DatabaseSource(TopologySource):
     """A topology source that keeps the document in a table. The module's docstring describes the tables.
 
-    A background thread asks every ``INTERVAL`` seconds (default 1) which row is the newest, and reads
-    a new document. It also gives a sign of life every third of ``TIMEOUT`` seconds (default 9). A
-    process without a sign of life for ``TIMEOUT`` seconds counts as ended. So code that uses the
-    topology never waits for the database.
+    A background thread asks every ``INTERVAL`` seconds (default 1) which row is the newest, and
+    reads a new document. Three times in ``TIMEOUT`` seconds (default 9) it also gives a sign of
+    life. A process without a sign of life for ``TIMEOUT`` seconds counts as ended. So code that
+    uses the topology never waits for the database.
 
     Cost, for each process: one query per ``INTERVAL``, one write per sign of life. The thread's
     connection is kept for as long as ``CONN_MAX_AGE`` of the alias says.
@@ -115,7 +115,8 @@ class DatabaseSource(TopologySource):
                 f"TOPOLOGY: TIMEOUT must be at least {_SIGNS} times INTERVAL, not {self._timeout!r}"
                 f" with {self._interval!r}"
             )
-        # The method of dict, because that of ShardedDatabases would ask this source for the groups.
+        # Call the method of dict, because the method of ShardedDatabases would ask this source for
+        # the groups.
         databases = {
             alias: entry
             for alias, entry in dict.items(settings.DATABASES)
@@ -133,8 +134,8 @@ class DatabaseSource(TopologySource):
         self._process = identity()
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._thread: threading.Thread | None = None
-        # The connection of the watching thread. It is kept here, so that a forked child does not
-        # finalise it.
+        # The connection of the watching thread. This attribute keeps it alive in a forked child,
+        # where finalising it would disturb the parent.
         self._connection: BaseDatabaseWrapper | None = None
         self._ended = threading.Event()
         self._wake = threading.Event()
@@ -143,8 +144,8 @@ class DatabaseSource(TopologySource):
         self._reported: tuple[int, str] | None = None
         self._version = 0
         self._since = datetime.now(UTC)
-        #: The version in this process's row, and the time of its next sign of life by
-        #: time.monotonic(). The version is None if it could not be written.
+        #: The version in this process's row of the table of processes, or None if the row could not
+        #: be written; and the time of the next sign of life, by time.monotonic().
         self._announced: tuple[int | None, float] = (None, 0.0)
 
     def describe(self) -> str:
@@ -207,7 +208,7 @@ class DatabaseSource(TopologySource):
             "document": json.dumps(document.content(), indent=1),
         }
         try:
-            # The primary key lets only one of several processes replace the current row.
+            # If several processes publish at once, only one can insert a row with this primary key.
             insert(connection, VERSIONS, values)
         except IntegrityError as exc:
             raise TopologyConflict(
@@ -216,15 +217,15 @@ class DatabaseSource(TopologySource):
             ) from exc
         try:
             execute(connection, f"DELETE FROM {VERSIONS} WHERE id <= %s", [new - self._kept])
-        except Error as exc:  # The document is published all the same.
+        except Error as exc:  # Go on, because the document is published already.
             logger.info("Old versions in %s cannot be deleted: %s", self.describe(), exc)
 
     def _ask(self, work: Callable[[BaseDatabaseWrapper], T]) -> T:
         """Call ``work`` with a new connection, and return its result.
 
         A transaction of the caller neither hides what ``work`` reads nor rolls back what it writes.
-        The caller's thread may run an event loop, in which Django refuses queries; then a thread of
-        its own does the work, and the caller waits.
+        If the caller's thread runs an event loop, Django refuses queries there. Then another thread
+        calls ``work``, and the caller waits.
 
         :raises TopologyUnavailable: the database cannot be used.
         """
@@ -244,14 +245,15 @@ class DatabaseSource(TopologySource):
                     return executor.submit(call).result()
         except TopologyError:
             raise
-        except Exception as exc:  # Also wrong OPTIONS of the alias, which the driver finds.
+        except Exception as exc:  # Also for wrong OPTIONS, which the driver finds.
             raise TopologyUnavailable(
                 f"{self.describe()} cannot be used: {type(exc).__name__}: {exc}".rstrip(".") + "."
             ) from exc
 
     def _new_connection(self) -> BaseDatabaseWrapper:
         backend = load_backend(self._database["ENGINE"])
-        # Not the alias itself: Django's test cases forbid connections of the aliases in DATABASES.
+        # Do not use the alias itself: Django's test cases forbid connections to the aliases in
+        # DATABASES.
         connection: BaseDatabaseWrapper = backend.DatabaseWrapper(
             self._database, f"topology in {self._alias}"
         )
@@ -299,13 +301,13 @@ class DatabaseSource(TopologySource):
             self._wake.wait(pause)
         if self._connection is not None:
             with suppress(Exception):
-                # Other processes see at once that this one has ended. If it cannot tell, they see it
-                # when its last sign of life is old.
+                # So other processes see at once that this process has ended. If the statement
+                # fails, they see that when the last sign of life is old.
                 execute(self._connection, f"DELETE FROM {PROCESSES} WHERE name = %s", [self._name])
             self._drop_connection()
 
     def _step(self, connection: BaseDatabaseWrapper, on_change: OnChange) -> None:
-        """Report the current document if it is new. Then tell which version this process uses."""
+        """Report the current document if it is new. Then record which version this process uses."""
         newest = newest_version(connection)
         if newest is not None and newest != self._reported:
             row = current_version(connection)
@@ -356,7 +358,8 @@ class DatabaseSource(TopologySource):
                 self._remove_ended(connection)
                 insert(connection, PROCESSES, values, seen=clock)
         except Error as exc:
-            # The account may not write; or another process has locked the row or the file.
+            # The account may lack the right to write, or another process has locked the row or the
+            # file.
             if announced is not None or self._announced[1] == 0.0:
                 logger.info("This process cannot tell %s its version: %s", self.describe(), exc)
             self._announced = None, next_sign

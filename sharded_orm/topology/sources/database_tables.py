@@ -1,8 +1,8 @@
 """The tables of the topology source in the global database: their columns, and statements on them.
 
-The tables are no models, and no migration makes them: Django needs the topology before it can load
-models or migrate. All text in them is ASCII, so that it does not matter which character set the
-database has.
+The tables do not belong to models, and no migration creates them, because Django needs the topology
+before it can load models or migrate. All text in them is ASCII, so that it does not matter which
+character set the database has.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COLUMNS: Mapping[str, Mapping[str, models.Field[Any, Any]]] = {
         "seen": models.DateTimeField(),
     },
 }
-# Held while a statement runs: the database may be SQLite.
+# Held while a statement runs, so that no fork happens in the middle of a statement of SQLite.
 _statement = threading.Lock()
 hold_during_forks(lambda: [_statement])
 
@@ -49,7 +49,10 @@ hold_during_forks(lambda: [_statement])
 def execute(
     connection: BaseDatabaseWrapper, sql: str, parameters: list[Any]
 ) -> tuple[list[Any], int]:
-    """Run a statement. Return its rows, and the number of rows that it has found or changed."""
+    """Run a statement.
+
+    Return its rows, and the number of rows that the statement has found or changed.
+    """
     with _statement, connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         return (list(cursor.fetchall()) if cursor.description else []), int(cursor.rowcount)
@@ -79,7 +82,7 @@ def create_tables(connection: BaseDatabaseWrapper) -> None:
         try:
             execute(connection, f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)})", [])
         except (IntegrityError, ProgrammingError):
-            # PostgreSQL says so if another process makes the table at this moment.
+            # PostgreSQL raises such an error if another process creates the table at this moment.
             if table in _missing_tables(connection):
                 raise
 
@@ -97,9 +100,10 @@ def read_versions(
 
 
 def newest_version(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
-    """Return what identifies the current row; None if nothing was published.
+    """Return the id and the time of publication of the current row; None if nothing was published.
 
-    The id alone does not: ids begin anew if the table is made anew or comes from a backup.
+    The id alone does not identify the row: ids begin anew if the table is created anew or restored
+    from a backup.
     """
     sql = f"SELECT id, published_at FROM {VERSIONS} ORDER BY id DESC LIMIT 1"
     rows = read_versions(connection, sql, [])
@@ -114,7 +118,11 @@ def current_version(connection: BaseDatabaseWrapper) -> tuple[int, str, str] | N
 
 
 def read_processes(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
-    """Return name, host, pid, version, since when, and the time since the last sign of life."""
+    """Return a tuple for each process.
+
+    It has the name, the host, the pid, the version, the time of the start, and the time since the
+    last sign of life.
+    """
     columns = "name, host, pid, version, since"
     sql = f"SELECT {columns}, seen, {clock_sql(connection)} FROM {PROCESSES} ORDER BY host, pid"
     try:
@@ -138,5 +146,5 @@ def clock_sql(connection: BaseDatabaseWrapper) -> str:
 
 
 def _moment(value: Any) -> datetime:
-    # Some drivers return text. Both times of a subtraction come in the same form.
+    # Some drivers return text. Both times of a subtraction have the same form.
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from tests.acceptance.browser.chrome import Browser
 from tests.acceptance.project import ROOT, Project, on_servers
-from tests.services import keeper
-from tests.services.mariadb import servers
+from tests.services import keeper, mariadb, postgresql
 from tests.services.server import HOST, free_port
 
 #: The node that tests may stop. On MariaDB, the other node has the global database, too.
@@ -68,18 +67,23 @@ class Site:
 
 @contextmanager
 def site_on(backend: str, folder: Path) -> Iterator[Site]:
-    """A site with sample content, on files or on two MariaDB servers of its own.
+    """A site with sample content, on files or on two servers of its own.
 
     :param folder: an empty folder for the site, and for the server's output (``server.log``).
-    :raises ServiceMissing: MariaDB is not installed.
+    :raises ServiceMissing: the database server is not installed.
     """
     with ExitStack() as stack:
         project = Project(backend, folder)
         node: Node = Folder(folder / FRAGILE)
-        if backend == "mariadb":
-            # Commits survive the process, unlike with the option of other tests.
-            nodes = stack.enter_context(servers(2, innodb_flush_log_at_trx_commit="2"))
-            project.variables = on_servers([server.address for server in nodes], "site_")
+        if backend != "sqlite":
+            nodes: list[Any] = stack.enter_context(
+                # Commits survive the process, unlike with the option of other tests.
+                mariadb.servers(2, innodb_flush_log_at_trx_commit="2")
+                if backend == "mariadb"
+                else postgresql.servers(2)
+            )
+            addresses = [server.address for server in nodes]
+            project.variables = on_servers(addresses, "site_", backend)
             node = nodes[1]
         folder.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context((folder / "server.log").open("w", buffering=1, encoding="utf-8"))

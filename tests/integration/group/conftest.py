@@ -1,4 +1,4 @@
-"""The shards of ``tests/unit/backends/group``, on MariaDB."""
+"""The shards of ``tests/unit/backends/group``, on MariaDB and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from typing import Any
 import pytest
 
 from sharded_orm import runtime
-from tests.services.mariadb import Address
 from tests.unit.backends.group.conftest import Shards, using_nodes
+
+
+@pytest.fixture(params=["mariadb", "postgresql"])
+def nodes(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """The settings of two nodes, with the names of the configured ones."""
+    addresses = request.getfixturevalue(f"{request.param}_nodes")
+    settings = (
+        {"ENGINE": "sharded_orm.backends.mysql", **address.django()}
+        if request.param == "mariadb"
+        else address.node()
+        for address in addresses
+    )
+    return dict(zip(runtime.config().topology.nodes, settings, strict=False))
 
 
 @pytest.fixture
 def shards(
-    mariadb_nodes: list[Address], django_db_blocker: Any, monkeypatch: pytest.MonkeyPatch
+    nodes: dict[str, dict[str, Any]], django_db_blocker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Shards]:
-    names = runtime.config().topology.nodes
-    nodes = {
-        name: {"ENGINE": "sharded_orm.backends.mysql", **address.django()}
-        for name, address in zip(names, mariadb_nodes, strict=False)
-    }
     with (
         django_db_blocker.unblock(),
         using_nodes(nodes, monkeypatch, database_name="group_transactions_{shard:03d}") as topology,

@@ -1,4 +1,4 @@
-"""Group transactions on MariaDB: the tests of SQLite, and those that need a server."""
+"""Group transactions on MariaDB and PostgreSQL: the tests of SQLite, and those that need a server."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ def test_two_nodes(shards: Shards) -> None:
 
 def _kill(shards: Shards, number: int) -> None:
     wrapper = shards[number]
+    if wrapper.vendor == "mysql":
+        own, kill = "SELECT CONNECTION_ID()", "KILL {}"
+    else:
+        own, kill = "SELECT pg_backend_pid()", "SELECT pg_terminate_backend({}, 60000)"
     with wrapper.cursor() as cursor:
-        cursor.execute("SELECT CONNECTION_ID()")
+        cursor.execute(own)
         (session,) = cursor.fetchone()
     with wrapper.node_cursor() as cursor:
-        cursor.execute(f"KILL {session}")
+        cursor.execute(kill.format(session))
 
 
 def test_connection_lost_before_the_commit(shards: Shards) -> None:
@@ -52,6 +56,7 @@ def test_connection_lost_before_a_rollback(shards: Shards) -> None:
     assert shards.rows(0) == [2]
 
 
+@pytest.mark.parametrize("nodes", ["mariadb"], indirect=True)
 def test_implicit_commit_inside_a_nested_block(shards: Shards) -> None:
     """DDL commits and ends savepoints: the block cannot be rolled back, and raises an error."""
     with pytest.raises(DatabaseError), atomic(using=GROUP):
@@ -70,11 +75,15 @@ def test_select_for_update(shards: Shards) -> None:
     shards.add(0, 1)
     with atomic(using=GROUP), shards[0].cursor() as cursor:
         cursor.execute("SELECT value FROM thing FOR UPDATE")
-        assert cursor.fetchall() == ((1,),)
+        assert list(cursor.fetchall()) == [(1,)]
         other = shards[0].copy()
         with other.cursor() as second:
-            second.execute("SET innodb_lock_wait_timeout = 1")
-            with pytest.raises(OperationalError, match="1205"):
+            limit, error = {
+                "mysql": ("SET innodb_lock_wait_timeout = 1", "1205"),
+                "postgresql": ("SET lock_timeout = '1s'", "lock timeout"),
+            }[other.vendor]
+            second.execute(limit)
+            with pytest.raises(OperationalError, match=error):
                 second.execute("UPDATE thing SET value = 2")
         other.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.python_process import PythonProcess
 
 ROOT = Path(__file__).parents[3]
 SHARDS, WRITERS = 4, 8
-BACKENDS = ["sqlite", "mariadb"]
+BACKENDS = ["sqlite", "mariadb", "postgresql"]
 MODELS = ["library.Review", "library.Book", "library.Novel", "library.Topic", "library.Counted"]
 #: Runs before the code that a test gives to a process of the site.
 PREAMBLE = """
@@ -87,14 +87,18 @@ class Site:
     """Groups ``books`` (directory), ``accounts`` (modulo) and ``pins`` (embedded) have four shards on two nodes."""
 
     def __init__(
-        self, folder: Path, nodes: Sequence[dict[str, Any]] = (), prefix: str = ""
+        self,
+        folder: Path,
+        nodes: Sequence[dict[str, Any]] = (),
+        prefix: str = "",
+        backend: str = "sqlite3",
     ) -> None:
         self.folder = folder
-        #: The names of all schemas begin with it; "" on SQLite.
+        #: The names of all schemas and databases begin with it; "" on SQLite.
         self.prefix = prefix
-        self.backend = "mysql" if nodes else "sqlite3"
+        self.backend = backend
         engine = f"sharded_orm.backends.{self.backend}"
-        options = {"charset": "utf8mb4"}
+        options = {"charset": "utf8mb4"} if backend == "mysql" else {}
         self.nodes = dict(
             zip(
                 ("db1", "db2"),
@@ -150,13 +154,39 @@ class Site:
         }
         self.save()
 
+    def create_databases(self) -> None:
+        """Create the databases of the nodes and of the aliases, on servers that have databases."""
+        if self.backend == "mysql":
+            import MySQLdb
+
+            for settings in self._databases_on_servers:
+                connection = MySQLdb.connect(
+                    host=settings["HOST"],
+                    port=int(settings["PORT"]),
+                    user=settings["USER"],
+                    password=settings["PASSWORD"],
+                )
+                name = settings["NAME"]
+                connection.cursor().execute(
+                    f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4"
+                )
+                connection.close()
+        if self.backend == "postgresql":
+            for settings in self._databases_on_servers:
+                with administrator(settings) as run:
+                    if settings["NAME"] not in postgresql_databases(run, self.prefix):
+                        run(f"CREATE DATABASE {settings['NAME']}")
+
+    @property
+    def _databases_on_servers(self) -> list[dict[str, Any]]:
+        settings = [*self.content["databases"].values(), *self.nodes.values()]
+        return [entry for entry in settings if entry.get("NAME")]
+
     def save(self) -> None:
         self._settings_file.write_text(json.dumps(self.content))
 
     def prepare(self) -> None:
-        aliases = list(self.global_aliases)
-        if self.backend == "mysql":
-            self.run(f"for alias in {aliases!r}: connections[alias].create_shard_database()")
+        self.create_databases()
         for alias in ("default", "directory"):
             self.manage("migrate", "--database", alias, "--verbosity", "0")
         self.manage("tickets", "create")
@@ -226,18 +256,48 @@ class Site:
 
 
 @contextmanager
+def administrator(settings: dict[str, Any]) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
+    """A function that runs SQL on the PostgreSQL server of ``settings``, in its own database."""
+    import psycopg
+
+    with psycopg.connect(
+        host=settings["HOST"],
+        port=settings["PORT"],
+        user=settings["USER"],
+        password=settings["PASSWORD"],
+        dbname=settings.get("DATABASE", "postgres"),
+        autocommit=True,
+    ) as connection:
+
+        def run(sql: str) -> list[tuple[Any, ...]]:
+            cursor = connection.execute(sql.encode())
+            return cursor.fetchall() if cursor.description else []
+
+        yield run
+
+
+@contextmanager
 def site_on(
     backend: str, request: pytest.FixtureRequest, folder: Path, kind: type[Site] = Site
 ) -> Iterator[Site]:
     if backend == "sqlite":
         yield kind(folder)
         return
+    prefix = f"i{secrets.token_hex(4)}_"
+    if backend == "postgresql":
+        servers = [a.django() for a in request.getfixturevalue("postgresql_nodes")[:2]]
+        try:
+            nodes = [{**server, "NAME": f"{prefix}node"} for server in servers]
+            yield kind(folder, nodes, prefix, "postgresql")
+        finally:
+            for server in servers:
+                drop_postgresql_databases(server, prefix)
+        return
     import MySQLdb
 
-    prefix = f"i{secrets.token_hex(4)}_"
     addresses = request.getfixturevalue("mariadb_nodes")
     try:
-        yield kind(folder, [address.django() for address in addresses[:2]], prefix)
+        yield kind(folder, [address.django() for address in addresses[:2]], prefix, "mysql")
     finally:
         for address in addresses[:2]:
             connection = MySQLdb.connect(**address.mysqldb(), autocommit=True)
@@ -246,3 +306,15 @@ def site_on(
             for (name,) in cursor.fetchall():
                 cursor.execute(f"DROP DATABASE {name}")
             connection.close()
+
+
+def postgresql_databases(run: Callable[[str], list[tuple[Any, ...]]], prefix: str) -> list[str]:
+    """Return the names of the databases that begin with ``prefix``."""
+    names = run(f"SELECT datname FROM pg_database WHERE starts_with(datname, '{prefix}')")
+    return [str(name) for (name,) in names]
+
+
+def drop_postgresql_databases(server: dict[str, Any], prefix: str) -> None:
+    with administrator(server) as run:
+        for name in postgresql_databases(run, prefix):
+            run(f"DROP DATABASE {name} WITH (FORCE)")

@@ -52,6 +52,9 @@ def copy_schemas(site: Site, source: str, target: str) -> None:
 
     :param target: what their names begin with afterwards.
     """
+    if site.backend == "postgresql":
+        copy_databases(site, source, target)
+        return
     import MySQLdb
 
     for node in site.nodes.values():
@@ -68,6 +71,23 @@ def copy_schemas(site: Site, source: str, target: str) -> None:
                     ((_, create),) = _rows(cursor, f"SHOW CREATE TABLE `{schema}`.`{table}`")
                     cursor.execute(create)
                     cursor.execute(f"INSERT INTO `{table}` SELECT * FROM `{schema}`.`{table}`")
+
+
+def copy_databases(site: Site, source: str, target: str) -> None:
+    """Copy the databases whose names begin with ``source``, with the schemas in them."""
+    from tests.integration.imports.site import administrator, postgresql_databases
+
+    for node in site.nodes.values():
+        with administrator(node) as run:
+            for database in postgresql_databases(run, source):
+                name = target + database.removeprefix(source)
+                run(f"CREATE DATABASE {name} TEMPLATE {database}")
+                with administrator({**node, "DATABASE": name}) as run_there:
+                    for (schema,) in run_there(
+                        f"SELECT nspname FROM pg_namespace WHERE starts_with(nspname, '{source}')"
+                    ):
+                        other = target + schema.removeprefix(source)
+                        run_there(f"ALTER SCHEMA {schema} RENAME TO {other}")
 
 
 def _rows(cursor: Any, sql: str) -> Sequence[tuple[Any, ...]]:

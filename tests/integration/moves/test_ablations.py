@@ -39,17 +39,17 @@ with uncached():
     open({fifo!r}).read()
     print(Topic.objects.filter(writer_id=3).count() == before > 0)
 """
-#: The copier forgets a row.
+#: The copier forgets a row to which no other one refers.
 _FORGETFUL = """
 put = RowCopy.put
 def forgetful(self, table, number, rows):
-    put(self, table, number, rows[1:] if table.name == "library_topic" else rows)
+    put(self, table, number, rows[1:] if table.name == "library_review" else rows)
 RowCopy.put = forgetful
 if not {guarded}:
     key_mover.differences = lambda *ignored: (0, [])
-count = Topic.objects.filter(writer_id=3).count()
+count = Review.objects.filter(writer_id=3).count()
 report = moves.move_keys("books", [3], 1)
-print(list(report.moved.values()), Topic.objects.filter(writer_id=3).count() - count)
+print(list(report.moved.values()), Review.objects.filter(writer_id=3).count() - count)
 """
 
 

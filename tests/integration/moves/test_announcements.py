@@ -36,6 +36,9 @@ from django.db.models import QuerySet
 WAITING = (
     "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND time_ms > 50"
     " AND info LIKE '%%sharded_orm_key_move%%' AND info NOT LIKE '%%processlist%%'"
+    if connections["directory"].vendor == "mysql" else
+    "SELECT COUNT(*) FROM pg_locks WHERE NOT granted AND pid IN"
+    " (SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
 )
 def wait_for_second(what):
     wait_for(lambda: (folder / what).exists() or execute("directory", WAITING)[0][0])

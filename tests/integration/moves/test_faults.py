@@ -41,8 +41,12 @@ def test_a_faulty_copy_is_not_switched(site: Site, fault: str) -> None:
     before = site.rows()
     done = site.python("run", PREAMBLE + _FAULTY.format(table=table, change=change))
     assert done.code == 0, done.err
-    assert table in str(done.json["failures"]["3"])
-    assert "the copy differs" in done.json["failures"]["3"]
+    reason = done.json["failures"]["3"]
+    if site.backend == "postgresql" and fault == "a row is missing":
+        # Foreign keys are checked there when the copy is published.
+        assert "violates foreign key constraint" in reason
+    else:
+        assert table in reason and "the copy differs" in reason
     assert site.place() == 3
     assert site.rows() == before
     assert site.left() == ""

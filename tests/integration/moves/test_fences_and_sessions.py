@@ -16,7 +16,7 @@ from django.db import OperationalError
 from sharded_orm.backends.change_capture import ChangeCapture
 from sharded_orm.exceptions import MoveFailed, MoveRefused
 from tests.integration.moves.database import Database, database_on, refuses, run
-from tests.integration.moves.test_change_capture import SCHEMA, SERVERS, SHORT, TABLES
+from tests.integration.moves.test_change_capture import SCHEMA, SERVERS, SHORT, TABLES, all_triggers
 from tests.patience import PATIENCE
 
 MARIADB = pytest.mark.parametrize("database", ["repeatable read"], indirect=True)
@@ -89,7 +89,7 @@ def test_triggers_are_created_or_dropped_by_one_session_at_a_time(database: Data
         first.watch(1, 7)
         first.install(TABLES, PATIENCE)
     assert not second.uninstall(PATIENCE)
-    assert len(first.triggers()) == 9
+    assert all_triggers() <= first.triggers()
 
 
 def test_an_error_ends_the_exclusive_time(database: Database) -> None:

@@ -22,6 +22,7 @@ BEFORE_SWITCH = [
     f"{_MOVER}.prepare:1",
     f"{_RECORD}.enter:2",
     f"{_COPY}.publish:1",
+    f"{_COPY}.complete:1",
 ]
 AFTER_SWITCH = [
     f"{_RECORD}.switch:1",
@@ -50,7 +51,7 @@ def test_the_same_command_goes_on_after_a_kill(site: Site, moment: str) -> None:
     assert counts[1] and not any(counts[n] for n in (0, 2, 3))
 
 
-@pytest.mark.parametrize("moment", [BEFORE_SWITCH[4], BEFORE_SWITCH[7], AFTER_SWITCH[0]])
+@pytest.mark.parametrize("moment", [BEFORE_SWITCH[4], *BEFORE_SWITCH[7:], AFTER_SWITCH[0]])
 def test_repair_ends_what_was_left(site: Site, moment: str) -> None:
     before = site.rows()
     killed(site, moment, "3", "--to", "1")

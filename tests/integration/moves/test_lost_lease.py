@@ -16,7 +16,7 @@ def lose(self, *args):
         raise LeaseLost("the lease is lost")
     Lease.check = lost
 check = Lease.check
-after(RowCopy, "publish", lose)
+after(RowCopy, "complete", lose)
 try:
     moves.move_keys("books", [3], 1)
 except LeaseLost as error:

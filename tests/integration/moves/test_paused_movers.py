@@ -43,7 +43,7 @@ def resume(*args):
         except MoveFailed as error:
             print("aborted" in str(error))
     print(fences() == closed)
-before(RowCopy, "publish", resume)
+before(RowCopy, "complete", resume)
 with ShardSessions("books") as sessions:
     mover = mover_with(sessions)
     mover.prepare(move)

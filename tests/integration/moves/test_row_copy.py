@@ -11,7 +11,7 @@ import pytest
 from django.db import IntegrityError
 
 from sharded_orm.backends.change_capture import CapturedTable, KeyLink
-from sharded_orm.backends.row_copy import RowCopy
+from sharded_orm.backends.row_copy import ChangedRows, RowCopy
 from sharded_orm.exceptions import MoveFailed
 from tests.integration.moves.database import Database, database_on, refuses, run
 from tests.patience import PATIENCE
@@ -27,16 +27,30 @@ COLUMNS = {
     "read committed": "body VARCHAR(200) CHARACTER SET latin1, raw LONGBLOB, price DECIMAL(20, 5),"
     " ratio FLOAT, done BIT(3), taken DATETIME(6), seen TIMESTAMP(6) NULL, twin UUID,"
     " size INT AS (LENGTH(raw)) STORED",
+    "postgresql read committed": "body text, raw bytea, price numeric, ratio real, done smallint,"
+    " taken timestamp, size int GENERATED ALWAYS AS (length(raw)) STORED",
 }
+BYTES = {"sqlite": "X'00'", "read committed": "X'00'", "postgresql read committed": r"'\x00'"}
 KEY_TYPE = {
     "sqlite": "VARCHAR(20)",
     "read committed": "VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
+    "postgresql read committed": "VARCHAR(20) COLLATE nocase",
+}
+BACKENDS = list(KEY_TYPE)
+#: A query that finds a session which waits for a row that it is to delete.
+WAITS = {
+    "read committed": "SELECT 1 FROM information_schema.processlist WHERE db = DATABASE()"
+    " AND time_ms > 100 AND info LIKE 'DELETE FROM `vote`%'",
+    "postgresql read committed": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    """ AND query LIKE 'DELETE FROM "vote"%'""",
 }
 
 
 def schema(backend: str) -> tuple[str, ...]:
     owner = f"owner {KEY_TYPE[backend]} NOT NULL"
+    collation = "CREATE COLLATION nocase (PROVIDER = icu, LOCALE = 'und-u-ks-level2', DETERMINISTIC = false)"
     return (
+        *([collation] if backend.startswith("postgresql") else []),
         f"CREATE TABLE photo (id BIGINT NOT NULL PRIMARY KEY, {owner}, slug VARCHAR(9) UNIQUE,"
         f" {COLUMNS[backend]})",
         f"CREATE TABLE vote ({owner}, word VARCHAR(20) NOT NULL, PRIMARY KEY (owner, word))",
@@ -48,8 +62,8 @@ def schema(backend: str) -> tuple[str, ...]:
 class Pair:
     """The source, whose key ``Ada`` has rows of every kind, and an empty target."""
 
-    def __init__(self, source: Database, target: Database) -> None:
-        self.source, self.target = source, target
+    def __init__(self, source: Database, target: Database, backend: str) -> None:
+        self.source, self.target, self.backend = source, target, backend
         self.reader, self.writer = source.copy(), target.copy()
         self.at_source, self.at_target = source.session(), target.session()
 
@@ -69,7 +83,7 @@ class Pair:
         ]
 
 
-@pytest.fixture(params=["sqlite", "read committed"])
+@pytest.fixture(params=BACKENDS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any) -> Iterator[Pair]:
     tables = schema(request.param)
     with (
@@ -77,7 +91,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any)
         database_on(request.param, request, tmp_path / "1.sqlite3", tables) as source,
         database_on(request.param, request, tmp_path / "2.sqlite3", tables) as target,
     ):
-        pair = Pair(source, target)
+        pair = Pair(source, target, request.param)
         insert = "INSERT INTO photo (id, owner, slug, body, raw, price, ratio, done, taken) VALUES"
         marks = "(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
         reader: RowCopy = pair.reader  # Its session stores an id of 0 as it is.
@@ -158,7 +172,7 @@ def test_the_fence_is_not_read_for_each_row_that_is_published(pair: Pair) -> Non
     assert refuses(pair.writer._connection, "INSERT INTO vote VALUES ('Ada', 'z')")
 
 
-@pytest.mark.parametrize("pair", ["read committed"], indirect=True)
+@pytest.mark.parametrize("pair", BACKENDS[1:], indirect=True)
 @pytest.mark.parametrize("change", ["set_aside", "withdraw"])
 def test_a_writer_that_has_locked_a_row_is_refused_at_once(pair: Pair, change: str) -> None:
     """If the writer waited for the fence, the mover for the row, one of them would be a deadlock's."""
@@ -172,16 +186,73 @@ def test_a_writer_that_has_locked_a_row_is_refused_at_once(pair: Pair, change: s
     run(writer, "SELECT * FROM vote WHERE owner = 'Ada' FOR UPDATE")
     with ThreadPoolExecutor() as executor:
         mover = executor.submit(getattr(pair.reader, change), TABLES, 1, KEY)
-        waits = (
-            "SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() AND time_ms > 100"
-            " AND info LIKE 'DELETE FROM `vote`%'"
-        )
-        while not run(writer, waits) and not mover.done():
+        waits = WAITS[pair.backend]
+        observer = pair.source.session()
+        while not run(observer, waits) and not mover.done():
             pass
         assert refuses(writer, "UPDATE vote SET word = 'z' WHERE owner = 'Ada' AND word = 'a'")
         run(writer, "ROLLBACK")
         mover.result(PATIENCE)
     assert pair.reader.key_digests(VOTE, KEY).count == 0
+
+
+def _publish(pair: Pair) -> None:
+    """Publish photos and votes, but no labels, and change the source afterwards."""
+    pair.copy()
+    capture = pair.target.capture()
+    capture.prepare()
+    capture.watch(1, KEY, closed=True)
+    capture.install(TABLES, PATIENCE)
+    pair.writer.publish([PHOTO, VOTE], 1)
+    # Two rows exchange a unique value.
+    for pk, slug in ((0, "x"), (LARGE, "a"), (0, "b")):
+        run(pair.at_source, f"UPDATE photo SET slug = '{slug}' WHERE id = {pk}")
+    for statement in (
+        "UPDATE photo SET body = 'new', raw = X'00FF' WHERE id = 3",
+        "INSERT INTO photo (id, owner, slug) VALUES (8, 'Ada', 'd')",
+        "DELETE FROM vote WHERE word = 'b'",
+        "DELETE FROM label WHERE id = 1",
+    ):
+        run(pair.at_source, statement)
+
+
+def _changes(pair: Pair) -> list[ChangedRows]:
+    return [
+        ChangedRows(table, pks, pair.reader.read_again(table, KEY, pks))
+        for table, pks in (
+            (PHOTO, [("0",), (str(LARGE),), ("3",), ("8",), ("9",)]),
+            (VOTE, [("Ada", "b")]),
+            (LABEL, [("1",)]),
+        )
+    ]
+
+
+def test_published_rows_are_changed_and_other_tables_published(pair: Pair) -> None:
+    _publish(pair)
+    # The journal names a row that is gone. Another key has one with its primary key here.
+    run(pair.at_target, "INSERT INTO photo (id, owner, slug) VALUES (9, 'Bob', 'bob')")
+    pair.writer.complete(1, _changes(pair), [LABEL])
+    for table in TABLES:
+        assert pair.writer.key_digests(table, KEY) == pair.reader.key_digests(table, KEY)
+        assert pair.writer.copy_digests(table, 1) == pair.reader.key_digests(table, KEY)
+    assert run(pair.at_target, "SELECT owner FROM photo WHERE id = 9") == [("Bob",)]
+    assert pair.target.capture().fences() == {1: "closed"}
+    assert refuses(pair.at_target, "UPDATE photo SET body = 'late' WHERE id = 8")
+
+
+@pytest.mark.parametrize("obstacle", ["taken", "open"])
+def test_published_rows_stay_if_the_last_state_cannot_be_published(
+    pair: Pair, obstacle: str
+) -> None:
+    _publish(pair)
+    if obstacle == "taken":
+        run(pair.at_target, "INSERT INTO photo (id, owner, slug) VALUES (8, 'Bob', 'bob')")
+    else:
+        pair.target.capture().reopen(1)
+    before = contents(pair.at_target)
+    with pytest.raises(IntegrityError if obstacle == "taken" else MoveFailed):
+        pair.writer.complete(1, _changes(pair), [LABEL])
+    assert contents(pair.at_target) == before
 
 
 def test_rows_that_have_changed_are_copied_again(pair: Pair) -> None:
@@ -204,7 +275,7 @@ def test_rows_that_have_changed_are_copied_again(pair: Pair) -> None:
         "UPDATE {0} SET body = '' WHERE body IS NULL",
         "UPDATE {0} SET price = 0 WHERE price IS NULL",
         "UPDATE {0} SET taken = '2026-03-29 03:30:00.000001' WHERE id = 0",
-        "UPDATE {0} SET raw = X'00' WHERE id = 0",
+        "UPDATE {0} SET raw = {1} WHERE id = 0",
         f"UPDATE {{0}} SET id = {LARGE - 1} WHERE id = {LARGE}",
         "UPDATE {0} SET id = 1 WHERE id = 0",
         "UPDATE {0} SET ratio = 0.3333 WHERE ratio > 0.2",
@@ -214,7 +285,7 @@ def test_rows_that_have_changed_are_copied_again(pair: Pair) -> None:
 def test_each_fault_is_found_and_its_row_is_named(pair: Pair, fault: str) -> None:
     pair.copy()
     side = pair.writer._side(PHOTO)
-    pair.writer._run(fault.format(side).replace("%%", "%"))
+    pair.writer._run(fault.format(side, BYTES[pair.backend]).replace("%%", "%"))
     assert pair.differing() == ["photo"]
     expected, copied = pair.reader.key_rows(PHOTO, KEY), pair.writer.copy_rows(PHOTO, 1)
     assert {pk for pk in {*expected, *copied} if expected.get(pk) != copied.get(pk)}
@@ -268,6 +339,48 @@ def test_copies_of_two_times_lie_beside_each_other(pair: Pair) -> None:
     assert pair.differing(2) == []
     pair.writer.discard(TABLES, 1)
     assert pair.differing(2) == []
+
+
+def test_numbers_are_read_in_the_order_of_numbers(pair: Pair) -> None:
+    """Values cross as text, of which 10 is smaller than 9."""
+    numbers = [2, 9, 10, 82, 100, 1000]
+    values = ", ".join(f"({number}, 'Eve')" for number in numbers)
+    run(pair.at_source, f"INSERT INTO photo (id, owner) VALUES {values}")
+    read: list[Any] = []
+    after: tuple[Any, ...] = ()
+    while rows := pair.reader.read(PHOTO, "Eve", 2, after):
+        read += [int(pair.reader.pk_of(PHOTO, row)[0]) for row in rows]
+        after = pair.reader.pk_of(PHOTO, rows[-1])
+    assert read == numbers
+    run(pair.at_source, "DELETE FROM label")
+    run(pair.at_source, "DELETE FROM photo WHERE owner <> 'Eve'")
+    ends, after = [], ()
+    while after := pair.reader.boundary(PHOTO, after, 2):
+        ends.append(int(after[0]))
+    assert ends == [9, 82, 1000]
+
+
+def test_the_order_of_the_columns_does_not_matter(pair: Pair) -> None:
+    """A migration adds a column at the end of one shard, and creates another shard with it."""
+    for session in (pair.at_source, pair.at_target):
+        run(session, "DROP TABLE vote")
+    columns = ("owner VARCHAR(20) NOT NULL", "word VARCHAR(20) NOT NULL", "note VARCHAR(20)")
+    for session, order in ((pair.at_source, (0, 1, 2)), (pair.at_target, (2, 1, 0))):
+        elements = ", ".join(columns[place] for place in order)
+        run(session, f"CREATE TABLE vote ({elements}, PRIMARY KEY (owner, word))")
+    run(pair.at_source, "INSERT INTO vote (owner, word, note) VALUES ('Ada', 'a', 'n')")
+    pair.reader, pair.writer = pair.source.copy(), pair.target.copy()
+    pair.copy()
+    assert pair.differing() == []
+    with pair.target.capture() as capture:
+        capture.prepare()
+        capture.watch(1, KEY, closed=True)
+    pair.writer.publish(TABLES, 1)
+    assert run(pair.at_target, "SELECT owner, word, note FROM vote") == [("Ada", "a", "n")]
+    run(pair.at_target, "DELETE FROM vote")
+    pair.writer.store(VOTE, pair.reader.read(VOTE, KEY, 10))
+    assert run(pair.at_target, "SELECT owner, word, note FROM vote") == [("Ada", "a", "n")]
+    assert pair.reader.rows_of(VOTE, [("Ada", "a")]) == pair.writer.rows_of(VOTE, [("Ada", "a")])
 
 
 def test_a_copy_is_removed_although_its_table_has_another_form_by_now(pair: Pair) -> None:

@@ -98,7 +98,9 @@ def arguments(connection: Any) -> dict[str, Any]:
         **dict.fromkeys(("old_index_together", "old_unique_together"), (("id", "number"),)),
         **dict.fromkeys(("new_index_together", "new_unique_together"), (("id", "owner"),)),
         **dict.fromkeys(("definitions", "known"), snapshot),
-        **dict.fromkeys(("settings_dict", "primary_settings_dict"), connection.settings_dict),
+        **dict.fromkeys(
+            ("settings_dict", "primary_settings_dict", "node"), connection.settings_dict
+        ),
         **dict.fromkeys(("low_mark", "depth", "generation", "seconds"), 0),
         **dict.fromkeys(("lhs", "rhs"), ("x", [])),
         "new_field": name, "fields": [number], "shard": shard, "shards": [shard], "model": Sample,

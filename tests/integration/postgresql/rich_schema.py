@@ -22,9 +22,9 @@ def django_models() -> list[type[models.Model]]:
         slug = models.SlugField(db_collation="C")
         mail = models.EmailField(db_index=True, null=True)
         born = models.DateField(null=True)
-        active = models.BooleanField(default=True)
+        active = models.BooleanField(db_default=True)
         rank = models.PositiveSmallIntegerField(db_default=3)
-        score = models.FloatField(default=0)
+        score = models.FloatField(db_default=0)
         greeting = models.TextField(db_default="a,\n  (b\n) and 'c' \\ %s")
         since = models.DateTimeField(db_default=Now())
         upper_name = models.GeneratedField(
@@ -84,15 +84,12 @@ def django_models() -> list[type[models.Model]]:
         class Meta:
             apps = registry
             app_label = "rich"
-            db_table = 'Book "of" 100%'
+            db_table = "Book of 100%"
             indexes = [
                 indexes.GinIndex(fields=["tags"], name="tags_gin", fastupdate=False),
                 indexes.GinIndex(fields=["data"], name="data_gin", opclasses=["jsonb_path_ops"]),
                 indexes.GinIndex(fields=["words"], name="words_gin"),
-                indexes.GinIndex(
-                    indexes.OpClass(SearchVector("data", config="simple"), name="tsvector_ops"),
-                    name="search_gin",
-                ),
+                indexes.GinIndex(SearchVector("data", config="simple"), name="search_gin"),
                 indexes.GistIndex(fields=["days"], name="days_gist", fillfactor=70),
                 indexes.BrinIndex(fields=["pages"], name="pages_brin", pages_per_range=4),
                 indexes.HashIndex(fields=["price"], name="price_hash"),
@@ -138,6 +135,7 @@ SQL = (
     " (START 7 INCREMENT 5), mail extensions.citext, code char(3), bits bit(4) DEFAULT B'0101',"
     " at timestamptz(3), during tsrange, CONSTRAINT no_overlap EXCLUDE USING gist (during WITH &&))"
     " WITH (fillfactor = 70, autovacuum_enabled = false)",
+    'CREATE TABLE "a ""b"" 9%" ("c""d" integer PRIMARY KEY, "e\nf" text CHECK ("e\nf" <> \'g,\n  h\n)\'))',
     'ALTER TABLE "Mixed Case" ADD CONSTRAINT later CHECK (number > 0) NOT VALID',
     'ALTER TABLE "Mixed Case" ADD CONSTRAINT author FOREIGN KEY (number) REFERENCES rich_author (id)'
     " ON DELETE CASCADE NOT VALID",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+from django.db import connections
 from django.db.utils import ConnectionHandler
 
 from sharded_orm.backends.postgresql import snapshot
@@ -22,7 +23,7 @@ def quoted(name: str) -> str:
 
 
 class Schemas:
-    """Creates schemas, connects to them, and drops them in the end.
+    """Creates schemas in a database, and connects to them.
 
     The path of each connection is that of a shard: its schema, then the schema of the extensions.
     """
@@ -30,7 +31,8 @@ class Schemas:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self._connections: dict[str, Any] = {}
-        self.server = self._connect("")
+        self._opened: list[Any] = []
+        self.server = self.new_connection()
 
     def create(self, name: str = "") -> str:
         """Create an empty schema, and return its name."""
@@ -42,7 +44,7 @@ class Schemas:
     def connection(self, schema: str) -> Any:
         """Return a connection to ``schema``, which need not exist."""
         if schema not in self._connections:
-            connection = self._connect(schema)
+            connection = self.new_connection()
             with connection.cursor() as cursor:
                 cursor.execute(f"SET search_path TO {quoted(schema)}, {EXTENSIONS}")
             self._connections[schema] = connection
@@ -68,15 +70,19 @@ class Schemas:
         self.build(name, self.read(schema))
         return name
 
-    def drop(self) -> None:
-        for schema, connection in self._connections.items():
+    def close(self) -> None:
+        for connection in self._opened:
             connection.close()
-            self.execute("", f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE")
-        self.server.close()
+            del connections[connection.alias]
 
-    def _connect(self, alias: str) -> Any:
-        handler = ConnectionHandler({"default": {}, "schema": dict(self._settings)})
-        return handler.create_connection("schema")
+    def new_connection(self) -> Any:
+        """Return a connection of its own, with the server's search path. Its alias is known to Django."""
+        alias = f"schemas_{next(_names)}"
+        handler = ConnectionHandler({"default": {}, alias: dict(self._settings)})
+        connection: Any = handler.create_connection(alias)
+        connections[alias] = connection
+        self._opened.append(connection)
+        return connection
 
 
 @contextmanager
@@ -93,7 +99,7 @@ def schemas_on(address: Address, database: str) -> Iterator[Schemas]:
         try:
             yield schemas
         finally:
-            schemas.drop()
+            schemas.close()
     finally:
         server.execute("", f"DROP DATABASE {quoted(database)} WITH (FORCE)")
-        server.drop()
+        server.close()

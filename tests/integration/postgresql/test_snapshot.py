@@ -24,8 +24,8 @@ NASTY = ('S "0" 100%s', "Upper", "it's {shard}", "a.b", "ünïcode \\ x")
 
 
 @pytest.fixture(scope="module")
-def server(postgresql: Address) -> Iterator[Schemas]:
-    with schemas_on(postgresql, f"snapshots_{os.getpid()}") as schemas:
+def server(postgresql: Address, django_db_blocker: Any) -> Iterator[Schemas]:
+    with django_db_blocker.unblock(), schemas_on(postgresql, f"snapshots_{os.getpid()}") as schemas:
         yield schemas
 
 
@@ -63,7 +63,7 @@ def test_the_copy_works_as_the_original(server: Schemas, rich_schema: str) -> No
     server.execute(
         copy, "INSERT INTO rich_author (name, slug, born) VALUES ('Ada', 'ada', '2020-1-1')"
     )
-    with pytest.raises(DatabaseError, match=r"by_mail|null_birth"):
+    with pytest.raises(DatabaseError, match="null_birth"):
         server.execute(
             copy, "INSERT INTO rich_author (name, slug, born) VALUES ('A', 'a', '2020-1-1')"
         )
@@ -100,7 +100,7 @@ def test_the_name_of_the_schema_does_not_matter(
     [
         ("ALTER TABLE rich_author ALTER slug TYPE varchar(70)", "table 'rich_author': column 'slug' is"),
         ("ALTER TABLE rich_author ADD more integer", "table 'rich_author': column 'more' is not exp"),
-        ("ALTER TABLE rich_author DROP rank", "table 'rich_author': column 'rank' is missing"),
+        ('ALTER TABLE "Mixed Case" DROP code', "table 'Mixed Case': column 'code' is missing"),
         ("ALTER TABLE rich_author ALTER rank DROP NOT NULL", "table 'rich_author': column 'rank' is"),
         ("ALTER TABLE rich_author DROP CONSTRAINT positive_score", "'positive_score' is missing"),
         ("DROP INDEX by_birth", "index 'by_birth' is missing"),

@@ -62,14 +62,20 @@ def store(samples: Sequence[Sample], parts: Sequence[Part] = ()) -> None:
             with connections[alias].cursor() as cursor:
                 cursor.execute(f"DELETE FROM {model._meta.db_table}")
     for rows in (samples, parts):
-        by_alias: dict[str, list[Any]] = {WHOLE: list(rows)}
-        for row in rows:
-            by_alias.setdefault(aliases[row.owner % len(aliases)], []).append(row)
-            if row.owner in _copies:
-                by_alias.setdefault(aliases[_copies[row.owner]], []).append(row)
-        for alias, own in by_alias.items():
-            if own:
-                insert(own, alias)
+        distribute(rows)
+
+
+def distribute(rows: Sequence[Any]) -> None:
+    """Insert rows: each on the shard of its owner, and all in one database."""
+    aliases = [f"photos_{number:05d}" for number in SHARDS]
+    by_alias: dict[str, list[Any]] = {WHOLE: list(rows)}
+    for row in rows:
+        by_alias.setdefault(aliases[row.owner % len(aliases)], []).append(row)
+        if row.owner in _copies:
+            by_alias.setdefault(aliases[_copies[row.owner]], []).append(row)
+    for alias, own in by_alias.items():
+        if own:
+            insert(own, alias)
 
 
 def insert(rows: Sequence[Model], alias: str) -> None:

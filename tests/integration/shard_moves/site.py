@@ -74,15 +74,7 @@ class Site(library_site.Site):
         self.save()
 
     def prepare(self) -> None:
-        if self.backend == "mysql":
-            import MySQLdb
-
-            node = self.nodes["db1"]
-            server = {"host": node["HOST"], "port": int(node["PORT"]), "user": node["USER"]}
-            connection = MySQLdb.connect(**server, password=node["PASSWORD"])
-            name = self.content["databases"]["default"]["NAME"]
-            connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {name}")
-            connection.close()
+        self.create_databases()
         document = {"format": 1, "version": 1, "nodes": {}, "groups": self._ranges}
         path = self.folder / "topology.json"
         path.write_text(json.dumps(document))

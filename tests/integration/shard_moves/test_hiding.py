@@ -23,7 +23,13 @@ TABLES = (
 )
 
 
-@pytest.fixture(params=["sqlite", "read committed"])
+MARIADB, POSTGRESQL = "read committed", "postgresql read committed"
+SERVERS = pytest.mark.parametrize("database", [MARIADB, POSTGRESQL], indirect=True)
+#: The beginning or end of the statement that hides the tables or fails at once.
+ATTEMPTS = ("RENAME", "NOWAIT")
+
+
+@pytest.fixture(params=["sqlite", MARIADB, POSTGRESQL])
 def database(
     request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any
 ) -> Iterator[Database]:
@@ -37,13 +43,14 @@ def database(
 def schema_of(database: Database) -> SchemaMove:
     schema: SchemaMove = database.session().schema_move(lambda: None)
     schema._connection.inc_thread_sharing()
+    database._sessions.append(schema._connection)
     return schema
 
 
 def test_the_layout_is_the_same_while_the_tables_are_hidden(database: Database) -> None:
     schema = schema_of(database)
     before, identities = schema.layout(), schema.identities()
-    assert set(before) == {"album", "photo"}
+    assert {"album", "photo"} <= set(before)
     schema.hide(schema.tables(), "tag", 1.0)
     assert [table.name for table in schema.tables()] == []
     assert (schema.layout(), schema.identities()) == (before, identities)
@@ -88,24 +95,25 @@ def test_tables_that_came_meanwhile_are_not_overwritten(database: Database) -> N
     schema.show(1.0)
 
 
-@pytest.mark.parametrize("database", ["read committed"], indirect=True)
+@SERVERS
 def test_no_statement_waits_for_a_hiding_that_waits(database: Database) -> None:
     """Otherwise transactions on several tables end in deadlocks, which they do not on their own."""
     schema, one, other = schema_of(database), database.session(), database.session()
     attempts = threading.Semaphore(0)
+    is_postgresql = one.vendor == "postgresql"
     rows = schema._rows
 
     def counted(sql: str, *params: Any) -> Any:
         try:
             return rows(sql, *params)
         finally:
-            if sql.startswith("RENAME"):
+            if sql.startswith(ATTEMPTS) or sql.endswith(ATTEMPTS):
                 attempts.release()
 
     schema._rows = counted  # type: ignore[method-assign]
     run(one, "START TRANSACTION")
     run(one, "SELECT * FROM photo")
-    run(other, "SET lock_wait_timeout = 1")
+    run(other, "SET lock_timeout = '1s'" if is_postgresql else "SET lock_wait_timeout = 1")
     with ThreadPoolExecutor() as executor:
         hiding = executor.submit(schema.hide, schema.tables(), "tag", PATIENCE)
         for _ in range(100):
@@ -114,11 +122,11 @@ def test_no_statement_waits_for_a_hiding_that_waits(database: Database) -> None:
             run(other, "SELECT * FROM photo")
         run(one, "COMMIT")
         hiding.result(PATIENCE)
-    with pytest.raises(ProgrammingError, match="doesn't exist"):
+    with pytest.raises(ProgrammingError, match=r"does(n't| not) exist"):
         run(other, "SELECT * FROM photo")
 
 
-@pytest.mark.parametrize("database", ["read committed"], indirect=True)
+@SERVERS
 def test_a_transaction_that_does_not_end_leaves_the_tables_as_they_are(database: Database) -> None:
     schema, one = schema_of(database), database.session()
     run(one, "START TRANSACTION")

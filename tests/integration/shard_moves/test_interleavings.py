@@ -81,6 +81,7 @@ def in_transaction(query):
 stop_before("_show")
 mover.start()
 assert is_reached.wait(60)
+runtime.refresh()  # as other processes do
 assert runtime.shard("accounts", 0).node == "db2"
 print({statement} in (0, 1))
 mover.join()

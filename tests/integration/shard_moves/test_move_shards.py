@@ -198,7 +198,7 @@ print(json.dumps(shard_moves.move_shards("books", [3], "db1").to_json()))
 """,
     )
     assert done.code == 0, done.err
-    assert done.json["ok"], done.json
+    assert done.json["ok"], done.out
     said = site.run(
         "print(execute('books_00003', 'SELECT * FROM swapped WHERE id IN (0, 2199) ORDER BY id'))"
     )

@@ -8,10 +8,10 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,7 +19,9 @@ from tests.integration.shards.project import SETTINGS, prepare
 from tests.patience import PATIENCE
 from tests.prepared_process import prepared_by
 from tests.python_process import run_python
-from tests.services.mariadb import Address, MariaDBServer
+from tests.services import mariadb, postgresql
+from tests.services.mariadb import MariaDBServer
+from tests.services.postgresql import PostgreSQLServer
 
 ROOT = Path(__file__).parents[3]
 GROUPS = {"photos": 8, "events": 2, "archive": 2, "pins": 4, "visits": 2}
@@ -140,8 +142,29 @@ class Fleet:
 
 
 @dataclass
-class MariaDBFleet(Fleet):
-    nodes: dict[str, Address] = field(default_factory=dict)
+class ServerFleet(Fleet):
+    """A fleet on two servers."""
+
+    nodes: dict[str, Any] = field(default_factory=dict)
+
+    def on(self, node: str, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements on a node and return the rows of the last one."""
+        raise NotImplementedError
+
+    def schemas(self, node: str) -> list[str]:
+        """Return the schemas of the fleet on a node."""
+        raise NotImplementedError
+
+    def drop(self, group: str, number: int) -> None:
+        self.unmake(group, number, self.node_of(group, number))
+
+    def exists(self, group: str, number: int) -> bool:
+        return self.schema(group, number) in self.schemas(self.node_of(group, number))
+
+
+@dataclass
+class MariaDBFleet(ServerFleet):
+    nodes: dict[str, mariadb.Address] = field(default_factory=dict)
     vendor: str = "mysql"
 
     def on(self, node: str, *statements: str) -> list[tuple[Any, ...]]:
@@ -160,18 +183,14 @@ class MariaDBFleet(Fleet):
         use = f"USE `{self.schema(group, number)}`"
         return self.on(self.node_of(group, number), use, *statements)
 
-    def drop(self, group: str, number: int) -> None:
-        self.unmake(group, number, self.node_of(group, number))
-
     def make(self, group: str, number: int, node: str) -> None:
         self.on(node, f"CREATE DATABASE `{self.schema(group, number)}`")
 
     def unmake(self, group: str, number: int, node: str) -> None:
         self.on(node, f"DROP DATABASE `{self.schema(group, number)}`")
 
-    def exists(self, group: str, number: int) -> bool:
-        name = self.schema(group, number)
-        return bool(self.on(self.node_of(group, number), f"SHOW DATABASES LIKE '{name}'"))
+    def schemas(self, node: str) -> list[str]:
+        return [name for (name,) in self.on(node, f"SHOW DATABASES LIKE '{self.prefix}%'")]
 
     @contextmanager
     def packets(self, node: str) -> Iterator[list[str]]:
@@ -194,7 +213,47 @@ class MariaDBFleet(Fleet):
         ]
 
 
-def _mysql(folder: Path, one: Address, two: Address) -> MariaDBFleet:
+@dataclass
+class PostgreSQLFleet(ServerFleet):
+    nodes: dict[str, postgresql.Address] = field(default_factory=dict)
+    vendor: str = "postgresql"
+
+    def on(self, node: str, *statements: str) -> list[tuple[Any, ...]]:
+        import psycopg
+
+        where = self.nodes[node].psycopg(postgresql.DATABASE)
+        with closing(psycopg.connect(**where, autocommit=True)) as connection:
+            for statement in statements:
+                done = connection.execute(statement)
+            return done.fetchall() if done.description else []
+
+    def sql(self, group: str, number: int, *statements: str) -> list[tuple[Any, ...]]:
+        path = f'SET search_path TO "{self.schema(group, number)}"'
+        return self.on(self.node_of(group, number), path, *statements)
+
+    def make(self, group: str, number: int, node: str) -> None:
+        self.on(node, f'CREATE SCHEMA "{self.schema(group, number)}"')
+
+    def unmake(self, group: str, number: int, node: str) -> None:
+        self.on(node, f'DROP SCHEMA "{self.schema(group, number)}" CASCADE')
+
+    def schemas(self, node: str) -> list[str]:
+        ours = f"SELECT nspname FROM pg_namespace WHERE nspname ^@ '{self.prefix}'"
+        return [name for (name,) in self.on(node, ours)]
+
+
+def _postgresql(folder: Path, one: postgresql.Address, two: postgresql.Address) -> PostgreSQLFleet:
+    nodes = {"one": one, "two": two}
+    settings = {name: address.node() for name, address in nodes.items()}
+    return PostgreSQLFleet(
+        folder,
+        {"FLEET_NODES": json.dumps(settings)},
+        prefix=f"fleet_{secrets.token_hex(4)}_",
+        nodes=nodes,
+    )
+
+
+def _mysql(folder: Path, one: mariadb.Address, two: mariadb.Address) -> MariaDBFleet:
     options = {"ENGINE": "sharded_orm.backends.mysql", "OPTIONS": {"charset": "utf8mb4"}}
     nodes = {"one": one, "two": two}
     settings = {name: {**options, **address.django()} for name, address in nodes.items()}
@@ -218,7 +277,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mysql_fleet(
     tmp_path_factory: pytest.TempPathFactory,
-    mariadb: Address,
+    mariadb: mariadb.Address,
     own_mariadb: MariaDBServer,
 ) -> Iterator[MariaDBFleet]:
     """A migrated fleet on two servers, one for the node "two". Leave it unchanged."""
@@ -226,28 +285,48 @@ def mysql_fleet(
         yield fleet
 
 
+@pytest.fixture(scope="module")
+def postgresql_fleet(
+    tmp_path_factory: pytest.TempPathFactory,
+    postgresql: postgresql.Address,
+    own_postgresql: PostgreSQLServer,
+) -> Iterator[PostgreSQLFleet]:
+    """A migrated fleet on two servers, one for the node "two". Leave it unchanged."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with _migrated(_postgresql(folder, postgresql, own_postgresql.address)) as fleet:
+        yield fleet
+
+
+AnyFleet = TypeVar("AnyFleet", bound=ServerFleet)
+
+
 @contextmanager
-def _migrated(fleet: MariaDBFleet) -> Iterator[MariaDBFleet]:
+def _migrated(fleet: AnyFleet) -> Iterator[AnyFleet]:
     try:
         done = fleet.python("-m", "tests.integration.shards.populate")
         assert done.code == 0, done.err
         yield fleet
     finally:
         for node in fleet.nodes:
-            for (name,) in fleet.on(node, f"SHOW DATABASES LIKE '{fleet.prefix}%'"):
-                fleet.on(node, f"DROP DATABASE `{name}`")
+            for name in fleet.schemas(node):
+                kind = "DATABASE" if fleet.vendor == "mysql" else "SCHEMA"
+                fleet.on(node, f"DROP {kind} {name}{'' if kind == 'DATABASE' else ' CASCADE'}")
 
 
-@pytest.fixture(scope="module", params=["sqlite", "mysql"])
+@pytest.fixture(scope="module", params=["sqlite", "mysql", "postgresql"])
 def relatives_fleet(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:
     """A migrated fleet with the models of ``tests.relatives``."""
     folder = tmp_path_factory.mktemp("relatives")
     apps = {"FLEET_APPS": "tests.relatives.plain tests.relatives.sharded"}
-    if request.param == "mysql":
-        two = request.getfixturevalue("own_mariadb").address
-        fleet = _mysql(folder, request.getfixturevalue("mariadb"), two)
+    if request.param != "sqlite":
+        make, service = {
+            "mysql": (_mysql, "mariadb"),
+            "postgresql": (_postgresql, "postgresql"),
+        }[request.param]
+        two = request.getfixturevalue(f"own_{service}").address
+        fleet: ServerFleet = make(folder, request.getfixturevalue(service), two)
         fleet.environment |= apps
         with _migrated(fleet) as migrated:
             yield migrated
@@ -281,7 +360,7 @@ def authors_fleet(authors_template: Fleet, tmp_path: Path) -> Fleet:
     return Fleet(folder, authors_template.environment)
 
 
-@pytest.fixture(params=["sqlite", "mysql"])
+@pytest.fixture(params=["sqlite", "mysql", "postgresql"])
 def fleet(request: pytest.FixtureRequest) -> Fleet:
     """A migrated fleet. Tests must leave it unchanged."""
     fleet: Fleet = request.getfixturevalue(f"{request.param}_fleet")

@@ -45,7 +45,11 @@ def test_create_on_the_nodes_that_answer(
 def test_sql_opens_the_shell_in_the_shard(fleet: Fleet) -> None:
     fleet.sql("pins", 3, "INSERT INTO photos_app_pin (id, note) VALUES (7, 'here')")
     query = "SELECT note FROM photos_app_pin"
-    passed = [query] if fleet.vendor == "sqlite" else ["--skip-column-names", "-e", query]
+    passed = {
+        "sqlite": [query],
+        "mysql": ["--skip-column-names", "-e", query],
+        "postgresql": ["--tuples-only", "--no-align", "-c", query],
+    }[fleet.vendor]
     assert fleet.shards("sql", "pins_00003", "--", *passed).out == "here\n"
     fleet.sql("pins", 3, "DELETE FROM photos_app_pin")
 
@@ -55,7 +59,8 @@ def test_sql_needs_a_shard_that_exists(fleet: Fleet) -> None:
     assert "no shard 'pins_00009'; they are called ['photos_00000'" in failed.err
     assert "no shard 'default'" in fleet.shards("sql", "default", code=1).err
     fleet.drop("pins", 3)
-    fleet.shards("sql", "pins_00003", "--", "SELECT 1", code=1)
+    passed = ["-c"] if fleet.vendor == "postgresql" else []
+    fleet.shards("sql", "pins_00003", "--", *passed, "SELECT 1", code=1)
     assert not fleet.exists("pins", 3)
     fleet.shards("create", "--group", "pins")
     fleet.python("-m", "django", "migrate", "-v0", "--database", "pins_00003")

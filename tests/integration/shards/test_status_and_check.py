@@ -130,7 +130,7 @@ def test_a_schema_that_does_not_belong_there(healthy: Fleet) -> None:
 def test_drift_names_the_shard_and_the_difference(healthy: Fleet) -> None:
     healthy.sql("photos", 6, "ALTER TABLE photos_app_tag ADD COLUMN colour integer NULL")
     healthy.sql("photos", 2, "DROP INDEX photo_posted" + (
-        "" if healthy.vendor == "sqlite" else " ON photos_app_photo"
+        " ON photos_app_photo" if healthy.vendor == "mysql" else ""
     ))  # fmt: skip
     (index, column) = healthy.json("check", code=1)["drift"]
     assert (index["shard"], column["shard"]) == ("photos_00002", "photos_00006")
@@ -158,18 +158,24 @@ def test_drift_names_the_shard_and_the_difference(healthy: Fleet) -> None:
 
 
 def test_a_table_that_is_gone_is_drift_and_no_end(healthy: Fleet) -> None:
-    (made,) = (
-        healthy.sql("events", 0, "SELECT sql FROM sqlite_master WHERE name = 'photos_app_event'")
-        if healthy.vendor == "sqlite"
-        else [row[1:] for row in healthy.sql("events", 0, "SHOW CREATE TABLE photos_app_event")]
-    )
-    healthy.sql("events", 0, "DROP TABLE photos_app_event")
+    if healthy.vendor == "postgresql":
+        take = "ALTER TABLE photos_app_event SET SCHEMA public"
+        give = f"ALTER TABLE public.photos_app_event SET SCHEMA {healthy.schema('events', 0)}"
+    else:
+        take = "DROP TABLE photos_app_event"
+        show = (
+            "SELECT '', sql FROM sqlite_master WHERE name = 'photos_app_event'"
+            if healthy.vendor == "sqlite"
+            else "SHOW CREATE TABLE photos_app_event"
+        )
+        ((_, give),) = healthy.sql("events", 0, show)
+    healthy.sql("events", 0, take)
     healthy.sql("events", 1, "INSERT INTO photos_app_event (account, number) VALUES ('1.2.3.4', 1)")
     failed = healthy.shards("check", "--all", code=1)
     assert "photos_app_event" in failed.err
     assert "'events_00000' cannot be looked at to the end" in failed.err
     assert "1 rows looked at" in failed.out
-    healthy.sql("events", 0, made[0])
+    healthy.sql("events", 0, give)
     healthy.sql("events", 1, "DELETE FROM photos_app_event")
 
 
@@ -229,7 +235,11 @@ def test_rows_of_colocated_models_are_held_to_their_shard_key(healthy: Fleet) ->
     healthy.sql("pins", 2,
         f"INSERT INTO photos_app_save (id, board_id, note) VALUES ({pin(2)}, {pin(2)}, 'x')",
     )  # fmt: skip
-    off = "PRAGMA foreign_keys = 0" if healthy.vendor == "sqlite" else "SET foreign_key_checks = 0"
+    off = {
+        "sqlite": "PRAGMA foreign_keys = 0",
+        "mysql": "SET foreign_key_checks = 0",
+        "postgresql": "SET session_replication_role = replica",
+    }[healthy.vendor]
     healthy.sql("pins", 2, off,
         f"INSERT INTO photos_app_save (id, board_id, note) VALUES ({pin(2, 2)}, {pin(3)}, 'x')",
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 from sharded_orm.topology.sources.database_tables import VERSIONS
 from tests.conftest import service_missing
 from tests.integration.topology.site import SHARDS, Site, document
-from tests.services import ServiceMissing
+from tests.services import ServiceMissing, postgresql
 from tests.services.mariadb import Address
 from tests.services.zookeeper import ZooKeeperServer
 
@@ -56,7 +56,7 @@ def sqlite_nodes(tmp_path: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def mysql_nodes(mariadb_nodes: list[Address]) -> Iterator[dict[str, dict[str, Any]]]:
-    """Nodes ``one`` and ``two`` on two servers."""
+    """Nodes ``one`` and ``two`` on two MariaDB servers."""
     MySQLdb = pytest.importorskip("MySQLdb")
     nodes = {}
     schemas = [f"moved_{number:05d}" for number in range(SHARDS)]
@@ -83,6 +83,32 @@ def mysql_nodes(mariadb_nodes: list[Address]) -> Iterator[dict[str, dict[str, An
         with connection.cursor() as cursor:
             drop(cursor)
         connection.close()
+
+
+@pytest.fixture
+def postgres_nodes(
+    postgresql_nodes: list[postgresql.Address],
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Nodes ``one`` and ``two`` on two PostgreSQL servers."""
+    psycopg = pytest.importorskip("psycopg")
+    schemas = [f"moved_{number:05d}" for number in range(SHARDS)]
+    addresses = dict(zip(("one", "two"), postgresql_nodes, strict=False))
+
+    def drop(connection: Any) -> None:
+        for schema in schemas:
+            connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+    with ExitStack() as stack:
+        for node, address in addresses.items():
+            where = address.psycopg(postgresql.DATABASE)
+            connection = stack.enter_context(closing(psycopg.connect(**where, autocommit=True)))
+            drop(connection)
+            stack.callback(drop, connection)
+            for number, schema in enumerate(schemas):
+                connection.execute(f"CREATE SCHEMA {schema}; SET search_path TO {schema}; {TABLE}")
+                row = (number, number, node)
+                connection.execute("INSERT INTO places_place VALUES (%s, %s, %s)", row)
+        yield {node: address.node() for node, address in addresses.items()}
 
 
 @dataclass

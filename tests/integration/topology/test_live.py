@@ -13,7 +13,7 @@ from tests.integration.topology.site import Site, SiteProcess, document
 from tests.integration.topology.test_file import replace
 
 
-@pytest.fixture(params=["sqlite", "mysql"])
+@pytest.fixture(params=["sqlite", "mysql", "postgres"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     nodes = request.getfixturevalue(f"{request.param}_nodes")
     names = {} if request.param == "sqlite" else {"DATABASE_NAME": "moved_{shard:05d}"}

@@ -178,5 +178,37 @@ def test_one_place_under_two_spellings() -> None:
     assert not sharing({**NODES["a"], "PORT": 3307}, {**NODES["a"], "PORT": 3306})
 
 
+def test_databases_of_one_postgresql_server_are_places_of_their_own() -> None:
+    def sharing(one: str, other: str, **more: Any) -> bool:
+        engine = {"ENGINE": "sharded_orm.backends.postgresql", "HOST": "db"}
+        nodes = {"a": {**engine, "NAME": one}, "b": {**engine, "NAME": other, **more}}
+        groups = {
+            name: ShardGroup(
+                name, (ShardRange(0, 1, node),), "modulo", database_name="same_{shard}"
+            )
+            for name, node in (("photos", "a"), ("users", "b"))
+        }
+        return any("both use schema" in problem for problem in problems(Topology(nodes, groups)))
+
+    assert sharing("site", "site")
+    assert sharing("site", "site", PORT="5432")
+    assert not sharing("site", "other")
+    assert not sharing("site", "site", PORT=5433)
+
+
+@pytest.mark.parametrize(("engine", "is_cut"), [("postgresql", True), ("mysql", False)])
+def test_names_that_postgresql_would_cut_off(engine: str, is_cut: bool) -> None:
+    nodes = {"a": {"ENGINE": f"sharded_orm.backends.{engine}", "HOST": "db", "NAME": "site"}}
+
+    def complaints(template: str, last: int) -> list[str]:
+        group = ShardGroup("photos", (ShardRange(0, last, "a"),), "modulo", database_name=template)
+        return problems(Topology(nodes, {"photos": group}))
+
+    long = "ä" * 30  # of two bytes each
+    assert complaints(f"{long}{{shard:03d}}", 999) == []
+    found = complaints(f"{long}{{shard:03d}}", 1000)
+    assert any("cuts names off after 63" in problem for problem in found) is is_cut
+
+
 def test_a_topology_shows_no_password() -> None:
     assert "s3cret" not in repr(Topology({"a": {"PASSWORD": "s3cret"}}, {}))

@@ -155,11 +155,11 @@ def test_a_shard_that_was_made_anew(fleet: Fleet, migrations: Migrations) -> Non
         fleet.migrate(1)
     failing.error = None
     connection = fleet.connection(1)
-    if connection.vendor == "mysql":
-        connection.drop_shard_database()
-    else:
+    if connection.vendor == "sqlite":
         connection.close()
         Path(connection.settings_dict["NAME"]).unlink()
+    else:
+        connection.drop_shard_database()
     fleet.create(1)
     fleet.migrate(1)
     assert names(fleet) == ["before", "after"]

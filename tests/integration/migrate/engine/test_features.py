@@ -33,15 +33,28 @@ OPERATIONS = [
     """migrations.CreateModel("Proxy", [], options={"proxy": True}, bases=("fleet.record",))""",
     'migrations.AlterModelTable("record", "records")',
 ]
-#: Created by hand, on MySQL.
-BY_HAND = [
-    "CREATE TABLE parts (a int) PARTITION BY RANGE (a)"
-    " (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)",
-    "CREATE TABLE log (a int) COMMENT = 'AUTO_INCREMENT=5 x'",
-    "CREATE TRIGGER logged AFTER INSERT ON log FOR EACH ROW INSERT INTO parts VALUES (NEW.a)",
-    "CREATE VIEW seen AS SELECT a FROM log",
-    "CREATE FUNCTION five() RETURNS int DETERMINISTIC RETURN 5",
-]
+#: Created by hand, by vendor.
+BY_HAND = {
+    "mysql": [
+        "CREATE TABLE parts (a int) PARTITION BY RANGE (a)"
+        " (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)",
+        "CREATE TABLE log (a int) COMMENT = 'AUTO_INCREMENT=5 x'",
+        "CREATE TRIGGER logged AFTER INSERT ON log FOR EACH ROW INSERT INTO parts VALUES (NEW.a)",
+        "CREATE VIEW seen AS SELECT a FROM log",
+        "CREATE FUNCTION five() RETURNS int DETERMINISTIC RETURN 5",
+    ],
+    "postgresql": [
+        "CREATE TABLE parts (a int) PARTITION BY HASH (a)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+        "CREATE TABLE log (a int)",
+        "COMMENT ON TABLE log IS 'PARTITION x'",
+        "CREATE FUNCTION logs() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO parts VALUES (NEW.a); RETURN NEW; END $$",
+        "CREATE TRIGGER logged AFTER INSERT ON log FOR EACH ROW EXECUTE FUNCTION logs()",
+        "CREATE VIEW seen AS SELECT a FROM log",
+        "CREATE FUNCTION five() RETURNS int LANGUAGE sql IMMUTABLE RETURN 5",
+    ],
+}
 
 
 def test_there_and_back_again(fleet: Fleet, migrations: Migrations) -> None:
@@ -50,7 +63,7 @@ def test_there_and_back_again(fleet: Fleet, migrations: Migrations) -> None:
     for number in (0, 1):
         fleet.migrate_with_django(number, "fleet", "0001")
         fleet.execute(number, "INSERT INTO fleet_album (user_id, name) VALUES (1, 'x'), (2, 'y')")
-        for sql in BY_HAND if fleet.connection(number).vendor == "mysql" else ():
+        for sql in BY_HAND.get(fleet.connection(number).vendor, ()):
             fleet.execute(number, sql)
     fleet.migrate_with_django(0, "fleet")
     fleet.migrate(1, target=("fleet", None))

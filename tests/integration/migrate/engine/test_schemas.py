@@ -19,15 +19,24 @@ TABLES = [
     "CREATE VIEW eins AS SELECT id FROM zwei",
 ]
 TRIGGER = {
-    "mysql": "CREATE TRIGGER upper BEFORE INSERT ON one FOR EACH ROW SET NEW.word = UPPER(NEW.word)",
-    "sqlite": "CREATE TRIGGER upper AFTER INSERT ON one BEGIN"
-    " UPDATE one SET word = UPPER(NEW.word) WHERE id = NEW.id; END",
+    "mysql": [
+        "CREATE TRIGGER upper BEFORE INSERT ON one FOR EACH ROW SET NEW.word = UPPER(NEW.word)"
+    ],
+    "sqlite": [
+        "CREATE TRIGGER upper AFTER INSERT ON one BEGIN"
+        " UPDATE one SET word = UPPER(NEW.word) WHERE id = NEW.id; END"
+    ],
+    "postgresql": [
+        "CREATE FUNCTION raise_word() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " NEW.word := upper(NEW.word); RETURN NEW; END $$",
+        "CREATE TRIGGER upper BEFORE INSERT ON one FOR EACH ROW EXECUTE FUNCTION raise_word()",
+    ],
 }
 
 
 def test_a_schema_is_built_from_what_another_one_told(fleet: Fleet) -> None:
     fleet.create(0, 4)
-    for statement in [*TABLES, TRIGGER[fleet.connection(0).vendor]]:
+    for statement in [*TABLES, *TRIGGER[fleet.connection(0).vendor]]:
         fleet.execute(0, statement)
     snapshot = fleet.schema(0)
     assert fleet.schema(4).is_empty

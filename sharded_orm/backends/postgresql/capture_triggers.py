@@ -1,0 +1,151 @@
+"""The triggers that record and refuse changes of a table on PostgreSQL, as SQL.
+
+The functions of the triggers belong to the account of the mover and have its privileges. So those who
+write the table need none for the fences and the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from typing import Final
+
+from sharded_orm.backends.change_capture import (
+    FENCES,
+    JOURNAL,
+    CapturedTable,
+    rows_of,
+    trigger_name,
+)
+from sharded_orm.backends.fence import SQLSTATE
+from sharded_orm.backends.snapshot import OWN_PREFIX
+from sharded_orm.backends.sqlstate import SERIALIZATION_FAILURE
+
+#: The setting with which a transaction passes all fences, if it is "1". Its triggers record nothing.
+PASSES: Final = "sharded_orm.passes"
+#: The sequence with the number of the last transaction that has added a fence.
+EPOCH: Final = f"{OWN_PREFIX}epoch"
+#: The event of the trigger that refuses TRUNCATE.
+TRUNCATE: Final = "TRUNCATE"
+
+# Types whose text depends on settings of the session. The values of others are always the same text.
+_SETTINGS: Final = {
+    "DateStyle": ("'ISO, YMD'", {"date", "timestamp", "timestamptz"}),
+    "TimeZone": ("'UTC'", {"timestamptz"}),
+    "IntervalStyle": ("'postgres'", {"interval"}),
+    "extra_float_digits": ("3", {"float4", "float8"}),
+    "bytea_output": ("'hex'", {"bytea"}),
+}
+_NO_TRUNCATE: Final = (
+    "sharded_orm: TRUNCATE is refused while changes of this table are recorded, because no trigger"
+    " sees the rows. Use DELETE, or wait until the move or import has ended"
+)
+_OLD_SNAPSHOT: Final = (
+    "sharded_orm: this transaction has begun before its shard keys were watched, and cannot see"
+    " whether they move. Run the transaction again"
+)
+
+Quote = Callable[[str], str]
+
+
+def trigger_statements(
+    table: CapturedTable,
+    event: str,
+    schema: str,
+    quote: Quote,
+    key_of: Callable[[CapturedTable, str], str],
+    types: Set[str],
+) -> Iterator[str]:
+    """Yield the statements that create the trigger of a table for ``event``, and its function.
+
+    :param key_of: returns SQL for the shard key of a row, OLD or NEW.
+    :param types: the names of the types of the recorded columns.
+    """
+    name = quote(trigger_name(table.name, event))
+    fences, journal = quote(FENCES), quote(JOURNAL)
+    rows = rows_of(event)
+    keys = ", ".join(f"({key_of(table, row)})::text" for row in rows)
+    inserts = "".join(
+        f" INSERT INTO {journal} (fence, tbl, pk) SELECT f.id, {literal(table.name)},"
+        f" {_pk(table, row, quote)} FROM {fences} f"
+        f" WHERE f.value = keys[{number}] AND f.state = 'open';"
+        for number, row in enumerate(rows, start=1)
+    )
+    yield (
+        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
+        f" SET search_path = pg_catalog, {quote(schema)}, pg_temp{_settings(types)}"
+        " AS $sharded_orm$"
+        f" DECLARE keys CONSTANT text[] := ARRAY[{keys}];"
+        " has_snapshot CONSTANT boolean := current_setting('transaction_isolation')"
+        " IN ('repeatable read', 'serializable');"
+        " BEGIN"
+        # Rows that are younger than the snapshot of the transaction are invisible.
+        f" IF has_snapshot AND NOT pg_visible_in_snapshot((SELECT e.last_value FROM {quote(EPOCH)} e)"
+        "::text::xid8, pg_current_snapshot()) THEN"
+        f" RAISE {literal(_OLD_SNAPSHOT)} USING ERRCODE = '{SERIALIZATION_FAILURE}'; END IF;"
+        f"{_unknown_keys(table, rows, quote)}"
+        f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
+        " IF NOT FOUND THEN RETURN NULL; END IF;"
+        # Each statement sees what is committed now, but not in a transaction with a snapshot. There,
+        # locking a row that was changed since is an error (serialization failure).
+        f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
+        f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
+        f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"
+        f"{inserts} RETURN NULL; END $sharded_orm$"
+    )
+    yield (
+        f"CREATE OR REPLACE TRIGGER {name} AFTER {event} ON {quote(table.name)} FOR EACH ROW"
+        f" WHEN (pg_catalog.current_setting('{PASSES}', true) IS DISTINCT FROM '1')"
+        f" EXECUTE FUNCTION {name}()"
+    )
+    # Also for sessions that apply what was replicated.
+    yield f"ALTER TABLE {quote(table.name)} ENABLE ALWAYS TRIGGER {name}"
+
+
+def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iterator[str]:
+    """Yield the statements that create the trigger which refuses to truncate a table."""
+    function, name = quote(f"{OWN_PREFIX}truncate"), quote(trigger_name(table.name, TRUNCATE))
+    yield (
+        f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $sharded_orm$"
+        f" BEGIN RAISE {literal(_NO_TRUNCATE)} USING ERRCODE = '{SQLSTATE}'; END $sharded_orm$"
+    )
+    yield (
+        f"CREATE OR REPLACE TRIGGER {name} BEFORE TRUNCATE ON {quote(table.name)}"
+        f" FOR EACH STATEMENT EXECUTE FUNCTION {quote(schema)}.{function}()"
+    )
+    yield f"ALTER TABLE {quote(table.name)} ENABLE ALWAYS TRIGGER {name}"
+
+
+def literal(text: str) -> str:
+    """Return text as a constant of SQL, as if standard_conforming_strings were off or on."""
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
+
+
+def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
+    """Return a statement that records a row for all keys, if its own one cannot be found.
+
+    The row with the key was deleted by the same transaction, whose cascade this may be, or is inserted
+    after this one. Its own trigger looks at the fence.
+    """
+    if not table.links:
+        return ""
+    column = quote(table.links[0].column)
+    return "".join(
+        f" IF keys[{number}] IS NULL AND {row}.{column} IS NOT NULL THEN"
+        f" INSERT INTO {quote(JOURNAL)} (fence, tbl, pk) SELECT f.id, {literal(table.name)},"
+        f" {_pk(table, row, quote)} FROM {quote(FENCES)} f WHERE f.state = 'open'; END IF;"
+        for number, row in enumerate(rows, start=1)
+    )
+
+
+def _pk(table: CapturedTable, row: str, quote: Quote) -> str:
+    columns = ", ".join(
+        f"encode(convert_to({row}.{quote(pk)}::text, 'UTF8'), 'hex')" for pk in table.pks
+    )
+    return f"concat_ws(',', {columns})"
+
+
+def _settings(types: Set[str]) -> str:
+    return "".join(
+        f" SET {name} = {value}" for name, (value, needing) in _SETTINGS.items() if types & needing
+    )

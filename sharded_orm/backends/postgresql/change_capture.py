@@ -1,0 +1,222 @@
+"""The triggers, fences and journal of a shard on PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final
+
+from sharded_orm.backends.change_capture import (
+    EVENTS,
+    FENCES,
+    JOURNAL,
+    CapturedTable,
+    ChangeCapture,
+    trigger_name,
+)
+from sharded_orm.backends.postgresql import open_sessions
+from sharded_orm.backends.postgresql.capture_lock import advisory_key, creation, tables_lock
+from sharded_orm.backends.postgresql.capture_triggers import (
+    EPOCH,
+    TRUNCATE,
+    trigger_statements,
+    truncate_statements,
+)
+from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits
+from sharded_orm.backends.postgresql.stock_session import begin_session
+from sharded_orm.backends.snapshot import OWN_PREFIX
+from sharded_orm.exceptions import MoveRefused
+
+_TRIGGERS: Final = (
+    "SELECT t.tgname, c.relname FROM pg_catalog.pg_trigger t"
+    " JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid"
+    " WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace"
+    " WHERE nspname = pg_catalog.current_schema()) AND NOT t.tgisinternal"
+)
+
+
+class PostgreSQLChangeCapture(ChangeCapture):
+    """Each writer of a watched key holds a shared advisory lock, the *gate* of its fence, until it commits.
+
+    So the exclusive lock waits for all writers of this key, and for nobody else. Later writers wait
+    behind it, as they would not behind a lock on the row of the fence.
+    """
+
+    # A trigger that somebody has disabled is missing.
+    _all_triggers = f"SELECT tgname FROM ({_TRIGGERS} AND t.tgenabled = 'A') enabled"
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self._schema = begin_session(connection)
+        self._locks = PostgreSQLLockWaits(self._rows)
+
+    def exclusively(self, patience: float) -> AbstractContextManager[None]:
+        return tables_lock(self._rows, self._schema, patience)
+
+    def check_privileges(self, *, sessions: bool = True) -> None:
+        ((user, may_create, sees_sessions, foreign),) = self._rows(
+            "SELECT current_user, pg_catalog.has_schema_privilege(%s, 'CREATE')"
+            " AND pg_catalog.has_language_privilege('plpgsql', 'USAGE'),"
+            " pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'), ARRAY(SELECT relname::text"
+            " FROM pg_catalog.pg_class WHERE relkind IN ('r', 'p') AND relnamespace ="
+            " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
+            " AND NOT pg_catalog.pg_has_role(relowner, 'USAGE') ORDER BY relname)",
+            self._schema,
+            self._schema,
+        )
+        problems = []
+        if not may_create:
+            problems.append(
+                f"the account {user!r} cannot create triggers on {self._connection.alias!r}: grant it"
+                f" CREATE on the schema {self._schema!r}, and USAGE on the language plpgsql"
+            )
+        if foreign:
+            problems.append(
+                f"the account {user!r} cannot create triggers on {self._connection.alias!r}, because the"
+                f" table {foreign[0]!r} belongs to another role: make the account a member of that role"
+            )
+        if sessions and not sees_sessions:
+            problems.append(
+                f"the account {user!r} cannot see which sessions are open on the server of"
+                f" {self._connection.alias!r}: grant it pg_read_all_stats"
+            )
+        if problems:
+            raise MoveRefused(problems)
+
+    # ##### Fences #####
+
+    def prepare(self) -> None:
+        if not self._is_complete():
+            with creation(self._rows, self._schema):
+                super().prepare()
+
+    def is_prepared(self) -> bool:
+        return FENCES in self._relations()
+
+    def _is_complete(self) -> bool:
+        return {FENCES, JOURNAL, EPOCH} <= self._relations()
+
+    def _relations(self) -> set[str]:
+        rows = self._rows(
+            "SELECT relname FROM pg_catalog.pg_class WHERE relnamespace ="
+            " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s) AND relname = ANY(%s)",
+            self._schema,
+            [FENCES, JOURNAL, EPOCH],
+        )
+        return {str(name) for (name,) in rows}
+
+    def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
+        epoch = self._quote(EPOCH)
+        with self._locks.transaction():
+            super().watch(number, value, closed=closed)
+            # A transaction whose snapshot is older than this one cannot see the fence. By this number,
+            # triggers know such a transaction: a sequence has no snapshots.
+            self._rows(
+                f"SELECT pg_catalog.setval('{epoch}', greatest(last_value,"
+                f" pg_catalog.pg_current_xact_id()::text::bigint)) FROM {epoch}"
+            )
+
+    def close(self, number: int, patience: float) -> None:
+        with self._locks.transaction(patience):
+            self._rows(
+                f"SELECT pg_catalog.pg_advisory_xact_lock(gate) FROM {self._quote(FENCES)}"
+                " WHERE id = %s",
+                number,
+            )
+            self._close(number)
+
+    def _table_statements(self) -> Iterator[str]:
+        seed = advisory_key(self._schema, "gates")
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {self._quote(FENCES)} (id bigint PRIMARY KEY,"
+            ' value text COLLATE "C" NOT NULL UNIQUE, state text NOT NULL, gate bigint NOT NULL'
+            f" GENERATED ALWAYS AS (pg_catalog.hashtextextended(value, {seed})) STORED)"
+        )
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {self._quote(JOURNAL)}"
+            " (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, fence bigint NOT NULL,"
+            " tbl text NOT NULL, pk text NOT NULL)"
+        )
+        index = self._quote(f"{JOURNAL}_fence")
+        yield f"CREATE INDEX IF NOT EXISTS {index} ON {self._quote(JOURNAL)} (fence, id)"
+        yield f"CREATE SEQUENCE IF NOT EXISTS {self._quote(EPOCH)} MINVALUE 0"
+
+    def _stored_key(self, value: Any) -> str:
+        return str(value)
+
+    # ##### Sessions of others #####
+
+    def sessions(self) -> dict[str, Any]:
+        return open_sessions.marker(self._rows)
+
+    def sessions_left(self, markers: Sequence[Any]) -> list[int]:
+        return open_sessions.left(self._rows, markers)
+
+    # ##### Triggers #####
+
+    def install(self, tables: Sequence[CapturedTable], patience: float) -> None:
+        deadline = time.monotonic() + patience
+        for table in tables:
+            self._locks.attempt(deadline, partial(self._install, table))
+
+    def _install(self, table: CapturedTable) -> None:
+        # The lock waits for every transaction that has changed the table before. It stops no reader.
+        self._rows(f"LOCK TABLE {self._quote(table.name)} IN SHARE ROW EXCLUSIVE MODE")
+        present = self.triggers()
+        for event in EVENTS:
+            if trigger_name(table.name, event) not in present:
+                kinds = self._types_of(table)
+                for statement in trigger_statements(
+                    table, event, self._schema, self._quote, self._key_of, kinds
+                ):
+                    self._rows(statement)
+        if trigger_name(table.name, TRUNCATE) not in present:
+            for statement in truncate_statements(table, self._schema, self._quote):
+                self._rows(statement)
+
+    def _types_of(self, table: CapturedTable) -> set[str]:
+        rows = self._rows(
+            "SELECT t.typname FROM pg_catalog.pg_attribute a"
+            " JOIN pg_catalog.pg_type t ON t.oid = a.atttypid WHERE a.attrelid = %s::regclass"
+            " AND a.attname = ANY(%s)",
+            self._quote(table.name),
+            list(table.pks),
+        )
+        return {str(name) for (name,) in rows}
+
+    def uninstall(self, patience: float) -> bool:
+        with self.exclusively(patience):
+            return self._uninstall(time.monotonic() + patience)
+
+    def _uninstall(self, deadline: float) -> bool:
+        if not self.is_prepared():
+            return True
+        if self.fences():
+            return False
+        drops: dict[str, list[str]] = {}
+        for name, table in self._rows(_TRIGGERS):
+            if str(name).startswith(OWN_PREFIX):
+                drop = f"DROP TRIGGER IF EXISTS {self._quote(name)} ON {self._quote(table)}"
+                drops.setdefault(str(table), []).append(drop)
+        for statements in drops.values():
+            self._locks.attempt(deadline, partial(self._run_all, statements))
+        self._locks.attempt(deadline, self._drop_all)
+        return True
+
+    def _drop_all(self) -> None:
+        for (name,) in self._rows(
+            "SELECT p.proname FROM pg_catalog.pg_proc p WHERE p.pronamespace ="
+            " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
+            " AND pg_catalog.starts_with(p.proname::text, %s)",
+            self._schema,
+            OWN_PREFIX,
+        ):
+            self._rows(f"DROP FUNCTION IF EXISTS {self._quote(name)}()")
+        self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}, {self._quote(FENCES)}")
+        self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(EPOCH)}")
+
+    def _run_all(self, statements: Sequence[str]) -> None:
+        for statement in statements:
+            self._rows(statement)

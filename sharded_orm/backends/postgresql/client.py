@@ -1,0 +1,35 @@
+"""The shell of the database, ``psql``, which stands in the shard's schema."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from django.db.backends.postgresql import client as stock
+
+from sharded_orm.backends.postgresql.connection import search_path_option
+
+
+class DatabaseClient(stock.DatabaseClient):
+    @classmethod
+    def settings_to_cmd_args_env(
+        cls, settings_dict: dict[str, Any], parameters: Iterable[str]
+    ) -> tuple[list[str], dict[str, str] | None]:
+        arguments, environment = super().settings_to_cmd_args_env(settings_dict, parameters)
+        schema = settings_dict.get("SCHEMA")
+        if schema is None:
+            return arguments, environment
+        options = f"{os.environ.get('PGOPTIONS', '')} {search_path_option(schema)}".strip()
+        return arguments, {**(environment or {}), "PGOPTIONS": options}
+
+    def runshell(self, parameters: Iterable[str]) -> None:
+        """Run ``psql`` to its end.
+
+        :raises ShardDatabaseMissing: the shard has no schema. The server would accept a search path
+            with it, and CREATE statements would work in another schema.
+        """
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        self.connection.close()
+        super().runshell(parameters)

@@ -1,0 +1,78 @@
+"""Which sessions of a database may still send what they have prepared before a certain moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from django.db import OperationalError
+
+Run = Callable[..., list[tuple[Any, ...]]]
+
+_MICROSECONDS: Final = "(extract(epoch FROM {0}) * 1000000)::bigint"
+# A statement in this database can only come from its sessions. Replication and the server's own
+# processes are none.
+_SESSIONS: Final = (
+    "SELECT pid, {}, {}, {}, state, usename, backend_type FROM pg_catalog.pg_stat_activity"
+    " WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()"
+    " AND (backend_type IS NULL OR backend_type = 'client backend')"
+).format(*map(_MICROSECONDS.format, ("backend_start", "query_start", "xact_start")))
+_PREPARED: Final = (
+    f"SELECT gid, {_MICROSECONDS.format('prepared')} FROM pg_catalog.pg_prepared_xacts"
+    " WHERE database = pg_catalog.current_database()"
+)
+
+
+def marker(run: Run) -> dict[str, Any]:
+    """Return the sessions that are open now, and the prepared transactions, as JSON values.
+
+    :raises django.db.OperationalError: the account may not see the sessions of others.
+    """
+    return {
+        "sessions": [
+            [pid, started, statement, transaction]
+            for pid, started, statement, transaction, _ in _sessions(run)
+        ],
+        "prepared": [list(row) for row in run(_PREPARED)],
+    }
+
+
+def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return for each marker how many of its sessions and prepared transactions are left of before.
+
+    No clock decides: a session has begun another statement if that one has another time.
+
+    :raises django.db.OperationalError: the account may not see the sessions of others.
+    """
+    now = {(pid, started): rest for pid, started, *rest in _sessions(run)}
+    prepared = {tuple(row) for row in run(_PREPARED)}
+    return [
+        sum(
+            _is_left(statement, transaction, now.get((pid, started)))
+            for pid, started, statement, transaction in then["sessions"]
+        )
+        + len(prepared.intersection(map(tuple, then["prepared"])))
+        for then in markers
+    ]
+
+
+def _is_left(statement: int | None, transaction: int | None, now: list[Any] | None) -> bool:
+    if now is None:
+        return False  # The session has ended.
+    last_statement, last_transaction, state = now
+    if transaction is not None and last_transaction == transaction:
+        return True
+    # The statement that runs may be the one that was prepared.
+    has_ended_one = str(state).startswith("idle") and last_statement != statement
+    return not has_ended_one
+
+
+def _sessions(run: Run) -> Iterator[tuple[int, int, int | None, int | None, str | None]]:
+    for pid, started, statement, transaction, state, user, kind in run(_SESSIONS):
+        if kind is None:
+            ((account,),) = run("SELECT current_user")
+            raise OperationalError(
+                f"The account {account!r} may not see what the sessions of {user!r} do: grant it"
+                " pg_read_all_stats."
+            )
+        yield pid, started, statement, transaction, state

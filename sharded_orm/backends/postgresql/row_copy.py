@@ -1,0 +1,213 @@
+"""Copies of the rows of a key on PostgreSQL, and digests that the server computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sharded_orm.backends.change_capture import FENCES, CapturedTable
+from sharded_orm.backends.postgresql.capture_lock import capture_lock, creation
+from sharded_orm.backends.postgresql.capture_triggers import PASSES
+from sharded_orm.backends.postgresql.stock_session import begin_session
+from sharded_orm.backends.row_access import CopiedColumn, RowDigests
+from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
+
+# Seconds that a session waits for another one that works on the same copy.
+_PATIENCE: Final = 50
+# The most numbers that are taken one by one from a sequence, before it is set.
+_TAKEN: Final = 1000
+_RELATION: Final = "%s::pg_catalog.regclass"
+
+
+class PostgreSQLRowCopy(RowCopy):
+    """Values cross as text that the server itself made, and that means the same on each server.
+
+    Foreign keys are checked at the end of a transaction, if they are deferrable.
+    """
+
+    # Also for columns that are GENERATED ALWAYS AS IDENTITY.
+    _as_given = " OVERRIDING SYSTEM VALUE"
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self._schema = begin_session(connection)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with super()._transaction():
+            self._run("SET CONSTRAINTS ALL DEFERRED")
+            yield
+
+    @contextmanager
+    def _passing(self, number: int) -> Iterator[None]:
+        fence = f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed' FOR SHARE"
+        alone = capture_lock(
+            self._run,
+            self._schema,
+            f"fence {number}",
+            _PATIENCE,
+            "changed the rows of the same move",
+        )
+        with alone, self._transaction():
+            if not self._run(fence, number):
+                raise self._not_closed(number)
+            # It ends with the transaction. Writers of the key are refused meanwhile, and do not wait.
+            self._run("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
+            yield
+
+    def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
+        rows = self._run(
+            "SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), l.collname"
+            " FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_collation l"
+            f" ON l.oid = a.attcollation WHERE a.attrelid = {_RELATION} AND a.attnum > 0"
+            " AND NOT a.attisdropped AND a.attgenerated = ''",
+            self._quote(table),
+        )
+        for name, kind, collation in rows:
+            yield CopiedColumn(str(name), str(kind), collation=str(collation or ""))
+
+    # ##### Side tables #####
+
+    def prepare(self, tables: Iterable[CapturedTable]) -> None:
+        present = set(self._side_tables())
+        missing = [table for table in tables if self._side(table).strip('"') not in present]
+        if missing:
+            with creation(self._run, self._schema):
+                super().prepare(missing)
+
+    def _side_tables(self) -> list[str]:
+        rows = self._run(
+            "SELECT relname FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
+            " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
+            " AND pg_catalog.starts_with(relname::text, %s) ORDER BY relname",
+            self._schema,
+            SIDE_PREFIX,
+        )
+        return [str(name) for (name,) in rows]
+
+    def _side_statements(self, table: CapturedTable) -> Iterator[str]:
+        copy, side = self._quote(COPY), self._side(table)
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {side} AS SELECT 0::bigint AS {copy},"
+            f" {self._names(self.columns(table))} FROM {self._quote(table.name)} WITH NO DATA"
+        )
+        index = self._quote(side.strip('"') + "_pk")
+        pks = ", ".join(map(self._quote, table.pks))
+        yield f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {side} ({copy}, {pks})"
+
+    def _delete_batch(self, side: str, number: int) -> int:
+        rows = f"SELECT ctid FROM {side} WHERE {self._quote(COPY)} = %s LIMIT {DELETED:d}"
+        return self._count_changed(f"DELETE FROM {side} WHERE ctid = ANY(ARRAY({rows}))", number)
+
+    # ##### Real tables #####
+
+    def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
+        return set()  # Triggers see what foreign keys change.
+
+    def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
+        rows = self._run(
+            "SELECT ARRAY(SELECT a.attname::text FROM pg_catalog.unnest(i.indkey::int2[])"
+            " WITH ORDINALITY k (number, place) JOIN pg_catalog.pg_attribute a"
+            " ON a.attrelid = i.indrelid AND a.attnum = k.number"
+            " WHERE k.place <= i.indnkeyatts ORDER BY k.place) FROM pg_catalog.pg_index i"
+            f" WHERE i.indrelid = {_RELATION} AND i.indisunique AND i.indpred IS NULL"
+            " AND i.indexprs IS NULL ORDER BY i.indexrelid",
+            self._quote(table),
+        )
+        for (names,) in rows:
+            yield tuple(map(str, names))
+
+    def _advance_counters(self, table: CapturedTable, number: int) -> None:
+        for name, sequence in self._counted_columns(table):
+            if table.fresh_ids and name in table.pks:
+                continue
+            # Larger numbers are none of the sequence.
+            ((largest,),) = self._run(
+                f"SELECT max({self._quote(name)}) FROM {self._side(table)} WHERE"
+                f" {self._quote(COPY)} = %s AND {self._quote(name)} <= (SELECT seqmax"
+                f" FROM pg_catalog.pg_sequence WHERE seqrelid = {_RELATION})",
+                number,
+                sequence,
+            )
+            if largest is not None:
+                self._advance(sequence, int(largest))
+
+    def _counted_columns(self, table: CapturedTable) -> list[tuple[str, str]]:
+        """Return the columns whose default is the next number of a sequence, with its name as SQL."""
+        rows = self._run(
+            "SELECT a.attname, d.objid::pg_catalog.regclass::text FROM pg_catalog.pg_attribute a"
+            " JOIN pg_catalog.pg_depend d ON d.refclassid = 'pg_catalog.pg_class'::regclass"
+            " AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum"
+            " AND d.classid = 'pg_catalog.pg_class'::regclass AND d.deptype IN ('a', 'i')"
+            " JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid"
+            " LEFT JOIN pg_catalog.pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum"
+            f" WHERE a.attrelid = {_RELATION} AND (a.attidentity <> '' OR"
+            # The numbers of any other default are not the values of the column.
+            " pg_catalog.pg_get_expr(e.adbin, e.adrelid) ="
+            " 'nextval(' || pg_catalog.quote_literal(d.objid::regclass::text) || '::regclass)')"
+            " AND a.attnum > 0 AND NOT a.attisdropped AND s.seqincrement > 0",
+            self._quote(table.name),
+        )
+        return [(str(name), str(sequence)) for name, sequence in rows]
+
+    def _advance(self, sequence: str, largest: int) -> None:
+        """Let a sequence return numbers above ``largest`` from now on, beside sessions that use it."""
+        ((last, is_called, increment),) = self._run(
+            f"SELECT q.last_value, q.is_called, s.seqincrement FROM {sequence} q,"
+            f" pg_catalog.pg_sequence s WHERE s.seqrelid = {_RELATION}",
+            sequence,
+        )
+        if largest < last:
+            return
+        missing = -((last - largest) // increment)
+        # A number that is set could be below one that another session takes at this moment. So it is
+        # set only if others cannot take as many in between.
+        if missing > _TAKEN:
+            last += missing * increment
+            self._run(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)
+        elif taken := missing + (not is_called):
+            self._run(
+                f"SELECT count(pg_catalog.nextval({_RELATION}))"
+                " FROM pg_catalog.generate_series(1, %s)",
+                sequence,
+                taken,
+            )
+
+    # ##### Values #####
+
+    def _exact(self, column: CopiedColumn) -> str:
+        name = self._quote(column.name)
+        if column.kind.startswith("character(") or column.kind == "bpchar":
+            # A cast to text would remove blanks at the end.
+            return f"pg_catalog.textin(pg_catalog.bpcharout({name}))"
+        return f"{name}::text"
+
+    def _mark(self, column: CopiedColumn) -> str:
+        return "%s"
+
+    def _key_condition(self, column: str) -> str:
+        # The first comparison uses an index. The second tells keys apart that a collation does not.
+        return f'({column} = %s AND {column}::text COLLATE "C" = %s)'
+
+    def _key_params(self, key: Any) -> list[Any]:
+        return [str(key), str(key)]
+
+    def _row_digest(self, table: CapturedTable) -> str:
+        # The text of a row tells NULL from '', and where each value ends.
+        row = f"ROW({self._names(self._kept_columns(table))})::text"
+        return f"pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to({row}, 'UTF8')), 'hex')"
+
+    def _digests(
+        self, table: CapturedTable, source: str, condition: str, params: list[Any]
+    ) -> RowDigests:
+        halves = ", ".join(
+            f"coalesce(sum(('x' || pg_catalog.substr(d, {start}, 16))::bit(64)::bigint), 0)"
+            for start in (1, 17)
+        )
+        ((count, one, two),) = self._run(
+            f"SELECT count(*), {halves} FROM (SELECT {self._row_digest(table)} d FROM {source}"
+            f" WHERE {condition}) digests",
+            *params,
+        )
+        return RowDigests(int(count), f"{one} {two}")

@@ -1,0 +1,261 @@
+"""What a schema consists of on PostgreSQL, and what of it cannot move to another node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from django.db import ProgrammingError
+
+from sharded_orm.backends.postgresql.creation_order import unknown
+from sharded_orm.backends.postgresql.definitions import USES_TABLES
+from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot, kind_of
+from sharded_orm.exceptions import MoveFailed
+
+Run = Callable[..., list[tuple[Any, ...]]]
+
+_NAMESPACE: Final = "(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
+# Types of primary keys that a trigger writes to the journal exactly: the categories of boolean,
+# enumerated, network, numeric, text and time types, and others by their names.
+_CATEGORIES: Final = "BEINSTD"
+_RECORDABLE: Final = ("uuid", "bytea", "macaddr", "macaddr8")
+# The beginning of the names of functions that make ids. Snapshots have no number of a shard in them.
+_ID_FUNCTION: Final = "sharded_orm_next_id_"
+_NOT_MOVED: Final = frozenset({"view", "trigger", "rule", "policy"})
+
+
+def relations(run: Run, schema: str, kinds: str) -> list[str]:
+    """Return the names of the relations of some kinds (letters of ``pg_class.relkind``), sorted."""
+    rows = run(
+        "SELECT relname FROM pg_catalog.pg_class WHERE relkind::text = ANY(%s) AND relnamespace ="
+        f" {_NAMESPACE} ORDER BY relname",
+        list(kinds),
+        schema,
+    )
+    return [str(name) for (name,) in rows]
+
+
+def primary_key(run: Run, table: str) -> tuple[str, ...]:
+    """Return the columns of the primary key of a table, in their order there.
+
+    :param table: the quoted name.
+    """
+    rows = run(
+        "SELECT a.attname FROM pg_catalog.pg_index i, pg_catalog.unnest(i.indkey::int2[])"
+        " WITH ORDINALITY k (number, place), pg_catalog.pg_attribute a"
+        " WHERE i.indrelid = %s::pg_catalog.regclass AND i.indisprimary"
+        " AND k.place <= i.indnkeyatts AND a.attrelid = i.indrelid AND a.attnum = k.number"
+        " ORDER BY k.place",
+        table,
+    )
+    return tuple(str(name) for (name,) in rows)
+
+
+def foreign_keys(run: Run, schema: str) -> list[tuple[str, str, str]]:
+    """Return table, name and definition of each foreign key."""
+    rows = run(
+        "SELECT c.relname, k.conname, pg_catalog.pg_get_constraintdef(k.oid)"
+        " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid"
+        f" WHERE k.contype = 'f' AND c.relnamespace = {_NAMESPACE} ORDER BY 1, 2",
+        schema,
+    )
+    return [(str(table), str(name), str(definition)) for table, name, definition in rows]
+
+
+def with_default_vacuum(run: Run, schema: str) -> list[str]:
+    """Return the tables for which the server's settings decide whether it vacuums them by itself."""
+    rows = run(
+        "SELECT relname FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
+        f" {_NAMESPACE} AND NOT EXISTS (SELECT FROM pg_catalog.unnest(reloptions) o"
+        " WHERE pg_catalog.starts_with(o, 'autovacuum_enabled=')) AND NOT"
+        " pg_catalog.starts_with(relname::text, %s) ORDER BY relname",
+        schema,
+        OWN_PREFIX,
+    )
+    return [str(name) for (name,) in rows]
+
+
+def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
+    """Yield what a snapshot leaves out: the key of the object there, and a statement.
+
+    That are the privileges of other roles on tables and sequences, and functions that make ids, with the
+    number of the shard.
+    """
+    for name, kind, privileges, role in run(
+        "SELECT c.relname, c.relkind, pg_catalog.string_agg(a.privilege_type ||"
+        " CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END, ',' ORDER BY 1),"
+        " CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END"
+        " FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a"
+        f" WHERE c.relnamespace = {_NAMESPACE} AND c.relkind IN ('r', 'S')"
+        " AND a.grantee <> c.relowner AND NOT pg_catalog.starts_with(c.relname::text, %s)"
+        " GROUP BY c.relname, c.relkind, a.grantee ORDER BY 1, 4",
+        schema,
+        OWN_PREFIX,
+    ):
+        what = "SEQUENCE" if kind == "S" else "TABLE"
+        for grantable in (False, True):
+            granted = [
+                privilege.removesuffix(" WITH GRANT OPTION")
+                for privilege in str(privileges).split(",")
+                if privilege.endswith(" WITH GRANT OPTION") == grantable
+            ]
+            if granted:
+                yield (
+                    str(name),
+                    f"GRANT {', '.join(granted)} ON {what} {_quoted(name)} TO {role}"
+                    f"{' WITH GRANT OPTION' if grantable else ''}",
+                )
+    for name, definition, qualifier in run(
+        "SELECT p.proname || '(' || pg_catalog.pg_get_function_identity_arguments(p.oid) || ')',"
+        " pg_catalog.pg_get_functiondef(p.oid), pg_catalog.quote_ident(%s) || '.'"
+        " FROM pg_catalog.pg_proc p"
+        f" WHERE p.pronamespace = {_NAMESPACE} AND pg_catalog.starts_with(p.proname::text, %s)"
+        " ORDER BY 1",
+        schema,
+        schema,
+        _ID_FUNCTION,
+    ):
+        yield f"function {name}", str(definition).replace(qualifier, "", 1)
+
+
+def obstacles(run: Run, schema: str, definitions: SchemaSnapshot) -> Iterator[str]:
+    """Yield why a schema cannot be moved, as sentences."""
+    for name, definition in definitions.definitions.items():
+        kind = kind_of(definition)
+        if kind in _NOT_MOVED:
+            yield f"it has the {kind} {name.removeprefix(f'{kind} ')!r}, which would not be moved: drop it"
+        elif definition.endswith(USES_TABLES):
+            yield (
+                f"it has the {name!r}, which refers to tables by itself, whatever their names are:"
+                " create it with a body in quotes"
+            )
+    for name in unknown(definitions.definitions):
+        yield f"it has the {name}, for which there is no statement: create it in another schema"
+    for name, problem in run(
+        "SELECT relname, CASE WHEN relkind = 'p' THEN 'is partitioned'"
+        " WHEN relrowsecurity THEN 'has row security, which hides rows'"
+        " WHEN EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attacl IS NOT NULL)"
+        " THEN 'has privileges on columns' ELSE 'inherits from another table, or another from it' END"
+        " FROM pg_catalog.pg_class c WHERE relkind IN ('r', 'p') AND relnamespace ="
+        f" {_NAMESPACE} AND (relkind = 'p' OR relrowsecurity OR EXISTS (SELECT FROM"
+        " pg_catalog.pg_inherits WHERE c.oid IN (inhrelid, inhparent)) OR EXISTS (SELECT FROM"
+        " pg_catalog.pg_attribute WHERE attrelid = c.oid AND attacl IS NOT NULL)) ORDER BY relname",
+        schema,
+    ):
+        yield f"the table {name!r} {problem}: only ordinary tables are moved"
+    for name, column, kind in run(
+        "SELECT c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)"
+        " FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid"
+        " JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey::int2[])"
+        " JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
+        f" WHERE i.indisprimary AND c.relnamespace = {_NAMESPACE}"
+        " AND NOT (t.typcategory::text = ANY(%s) OR t.typname::text = ANY(%s)) AND NOT"
+        " pg_catalog.starts_with(c.relname::text, %s) ORDER BY 1, 2",
+        schema,
+        list(_CATEGORIES),
+        list(_RECORDABLE),
+        OWN_PREFIX,
+    ):
+        yield (
+            f"a trigger cannot record changes of the table {name!r}, because the column {column!r} of"
+            f" its primary key is of the type {kind}"
+        )
+    for name, other in run(
+        "SELECT c.relname, k.confrelid::pg_catalog.regclass::text FROM pg_catalog.pg_constraint k"
+        " JOIN pg_catalog.pg_class c ON c.oid = k.conrelid"
+        " JOIN pg_catalog.pg_class f ON f.oid = k.confrelid WHERE k.contype = 'f'"
+        f" AND c.relnamespace = {_NAMESPACE} AND f.relnamespace <> c.relnamespace ORDER BY 1, 2",
+        schema,
+    ):
+        yield f"a foreign key of the table {name!r} leads to another schema ({other})"
+    for name, other in _users(run, schema):
+        yield f"{other} uses the table or type {name!r}: drop it first"
+
+
+def _users(run: Run, schema: str) -> list[tuple[str, str]]:
+    """Return what other schemas have that needs an object of this one."""
+    rows = run(
+        "SELECT f.relname, 'the foreign key ' || k.conname || ' of ' || k.conrelid::regclass"
+        " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class f ON f.oid = k.confrelid"
+        " JOIN pg_catalog.pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f'"
+        f" AND f.relnamespace = {_NAMESPACE} AND c.relnamespace <> f.relnamespace"
+        " UNION ALL SELECT DISTINCT c.relname, 'the view ' || v.oid::regclass"
+        " FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_class c ON c.oid = d.refobjid"
+        " JOIN pg_catalog.pg_rewrite r ON r.oid = d.objid"
+        " JOIN pg_catalog.pg_class v ON v.oid = r.ev_class"
+        " WHERE d.classid = 'pg_catalog.pg_rewrite'::regclass"
+        " AND d.refclassid = 'pg_catalog.pg_class'::regclass"
+        f" AND c.relnamespace = {_NAMESPACE} AND v.relnamespace <> c.relnamespace"
+        " UNION ALL SELECT t.typname, 'the table ' || c.oid::regclass"
+        " FROM pg_catalog.pg_type t JOIN pg_catalog.pg_attribute a ON a.atttypid = t.oid"
+        " JOIN pg_catalog.pg_class c ON c.oid = a.attrelid"
+        f" WHERE t.typnamespace = {_NAMESPACE} AND c.relnamespace <> t.typnamespace"
+        " AND c.relkind NOT IN ('i', 'I') ORDER BY 1, 2",
+        schema,
+        schema,
+        schema,
+    )
+    return [(str(name), str(other)) for name, other in rows]
+
+
+def require_no_users(run: Run, schema: str) -> None:
+    """Make sure that nothing of another schema goes if this one is dropped.
+
+    :raises MoveFailed: something would.
+    """
+    for name, other in _users(run, schema):
+        raise MoveFailed(
+            f"The schema {schema!r} cannot be dropped, because {other} uses {name!r} of it: drop that first."
+        )
+
+
+def become_owner(run: Run, schema: str, alias: str) -> None:
+    """Let the owner of a schema own what this transaction creates, so that applications may use it.
+
+    :raises MoveFailed: this account may not act for the owner.
+    """
+    ((owner, user, may),) = run(
+        "SELECT pg_catalog.pg_get_userbyid(nspowner), current_user,"
+        " pg_catalog.pg_has_role(nspowner, 'MEMBER') FROM pg_catalog.pg_namespace WHERE nspname = %s",
+        schema,
+    )
+    if not may:
+        raise MoveFailed(
+            f"The account {user!r} cannot create the tables of {alias!r} for {owner!r}, who owns the"
+            f" schema {schema!r}: make it a member of that role (GRANT … TO …)."
+        )
+    if owner != user:
+        run(f"SET LOCAL ROLE {_quoted(owner)}")
+
+
+def empty(run: Run, schema: str) -> None:
+    """Drop functions, types and other objects of a schema that has no tables, in this transaction.
+
+    The privileges on the schema stay.
+
+    :raises MoveFailed: another schema needs one of them.
+    """
+    rows = run(
+        "SELECT o.type, o.identity FROM pg_catalog.pg_depend d CROSS JOIN LATERAL"
+        " pg_catalog.pg_identify_object(d.classid, d.objid, 0) o"
+        " WHERE d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.deptype = 'n'"
+        f" AND d.refobjid = {_NAMESPACE} AND d.classid <> 'pg_catalog.pg_class'::regclass"
+        " AND d.classid <> 'pg_catalog.pg_extension'::regclass AND NOT EXISTS (SELECT FROM"
+        " pg_catalog.pg_depend e WHERE e.classid = d.classid AND e.objid = d.objid"
+        " AND e.deptype IN ('e', 'i'))",
+        schema,
+    )
+    if not rows or relations(run, schema, "rpvmf"):
+        return
+    require_no_users(run, schema)
+    for kind, identity in rows:
+        try:
+            run("SAVEPOINT dropping")
+            run(f"DROP {str(kind).upper()} IF EXISTS {identity} CASCADE")
+        except ProgrammingError:
+            # There is no such statement. What it names is there when the new schema is compared.
+            run("ROLLBACK TO SAVEPOINT dropping")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,57 @@
+"""Sessions of Django's own backend, in which rows of a shard are copied and its tables are moved."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.db import OperationalError
+
+# Functions of triggers are executed with these settings as well, because of what they call.
+_SETTINGS: Final = (
+    "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
+    # The same on all servers, so that equal values are the same text, and an exact one.
+    "SET DateStyle = 'ISO, YMD'",
+    "SET IntervalStyle = 'postgres'",
+    "SET TimeZone = 'UTC'",
+    "SET extra_float_digits = 3",
+    "SET bytea_output = 'hex'",
+    "SET lc_monetary = 'C'",
+    "SET xmloption = 'content'",
+    # A statement whose rows a policy would hide fails.
+    "SET row_security = off",
+)
+
+
+def begin_session(connection: Any) -> str:
+    """Connect, set what the session needs, and return the name of its schema.
+
+    :param connection: a connection object of Django's own backend that has not connected yet, and is
+        used for nothing else. Its sessions come from no pool, because their settings stay.
+    :raises django.db.OperationalError: the first schema of the search path does not exist.
+    """
+    options = connection.settings_dict["OPTIONS"]
+    for name in ("pool", "server_side_binding", "isolation_level"):
+        options.pop(name, None)
+    with connection.cursor() as cursor:
+        # Before anything else: if a shard's schema is missing, its tables must not appear in another.
+        cursor.execute(
+            "SELECT pg_catalog.current_schema(), pg_catalog.current_setting('search_path')"
+        )
+        ((schema, path),) = cursor.fetchall()
+        if schema is None or not _begins_with(path, schema):
+            connection.close()
+            raise OperationalError(
+                f"The schema of {connection.alias!r} does not exist, or its account may not use it (its"
+                f" search_path is {path!r}). Create it ('manage.py migrate_shards --create'), or grant"
+                " the account USAGE on it."
+            )
+        for statement in _SETTINGS:
+            cursor.execute(statement)
+    return str(schema)
+
+
+def _begins_with(path: str, schema: str) -> bool:
+    quoted = '"' + schema.replace('"', '""') + '"'
+    first = path.lstrip()
+    # "$user" may not exist, and is the default.
+    return first.startswith(('"$user"', quoted)) or first.partition(",")[0].strip() == schema

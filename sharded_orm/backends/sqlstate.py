@@ -1,0 +1,27 @@
+"""The SQLSTATE codes of errors, by which the SQL standard and PostgreSQL tell errors apart.
+
+The text of a message depends on the server's language.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SERIALIZATION_FAILURE: Final = "40001"
+DEADLOCK: Final = "40P01"
+#: A statement did not get a lock: at once (``NOWAIT``), or before ``lock_timeout`` was over.
+LOCK_NOT_AVAILABLE: Final = "55P03"
+UNDEFINED_TABLE: Final = "42P01"
+UNDEFINED_SCHEMA: Final = "3F000"
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """Return the SQLSTATE of an error of psycopg, or of the error of Django that it has caused.
+
+    Return "" for errors of other drivers, and for errors that do not come from a server.
+    """
+    for candidate in (error, error.__cause__):
+        state = getattr(candidate, "sqlstate", None)
+        if isinstance(state, str):
+            return state
+    return ""
