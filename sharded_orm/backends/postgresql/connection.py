@@ -8,9 +8,9 @@ A session finds the tables of a shard by its search path. The path is set for on
 in the packet of the statement that needs it: so it costs no round trip, it is undone by the server, and
 it works behind a connection pooler that gives each transaction another session. In autocommit, the
 packet ``SELECT set_config('search_path', …, true), …; statement`` is one transaction by itself. A
-transaction begins with ``BEGIN; SELECT set_config(…), …; statement``. The query also converts the
-schema's name to a ``regnamespace``, which fails if the schema does not exist: without that, a statement
-could find or create a table in another schema of the path.
+transaction begins with ``BEGIN; SELECT set_config(…), …; statement``. The query also fails if the
+schema does not exist or may not be used: without that, a statement could find or create a table in
+another schema of the path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
@@ -66,6 +66,14 @@ def literal(text: str) -> str:
     return "'{}'".format(text.replace("'", "''"))
 
 
+def guard_of(schema: str) -> str:
+    """Return an expression that fails if ``schema`` does not exist, or may not be used.
+
+    The server leaves such a schema out of the search path, and says nothing.
+    """
+    return f"1 / pg_catalog.has_schema_privilege({literal(schema)}, 'USAGE')::int"
+
+
 def packet_of(prefix: list[bytes]) -> bytes:
     """Return the text of the statements ``prefix`` in the packet of another statement.
 
@@ -103,6 +111,9 @@ class PostgreSQLConnection:
     #: while it runs a statement, and this connection at other times.
     _pipeline = None
 
+    #: The driver's cursors lock their connection. A session has one user at a time anyway.
+    lock = nullcontext()
+
     #: The driver's function that makes rows. May be set, as on a connection of the driver.
     row_factory: Any = staticmethod(psycopg.rows.tuple_row)
 
@@ -126,8 +137,7 @@ class PostgreSQLConnection:
         if schema is not None:
             path = literal(search_path_of(schema))
             self.set_path = (
-                f"SELECT pg_catalog.set_config('search_path', {path}, true),"
-                f" {literal(quoted(schema))}::pg_catalog.regnamespace"
+                f"SELECT pg_catalog.set_config('search_path', {path}, true), {guard_of(schema)}"
             ).encode()
             self.set_path_bare = f"SET LOCAL search_path TO {search_path_of(schema)}".encode()
         #: The statements that are sent before a statement in autocommit, and their text in the packet.
@@ -176,6 +186,14 @@ class PostgreSQLConnection:
         if binary:
             cursor.format = psycopg.pq.Format.BINARY
         return cursor
+
+    def wait(self, generator: Any) -> Any:
+        """Refuse what a cursor of the driver wants to do without a session.
+
+        :raises psycopg.InterfaceError: always.
+        """
+        generator.close()
+        raise psycopg.InterfaceError("the cursor is closed, or it was not executed")
 
     @property
     def adapters(self) -> AdaptersMap:
@@ -353,12 +371,28 @@ class PostgreSQLConnection:
         else:
             self._lose(exc)
 
-    def missing(self, exc: BaseException) -> ShardDatabaseMissing:
-        """Return the error for a schema that does not exist. ``exc`` is the server's error."""
-        return ShardDatabaseMissing(
-            f"Shard {self.alias!r} has no schema {self.schema!r} on {self.pool.name!r}. Create it with"
-            f" 'manage.py migrate --database {self.alias}', or correct the topology."
-        )
+    def prefix_error(self, exc: psycopg.Error) -> Exception:
+        """Return the error for callers if the statement that sets the search path failed with ``exc``."""
+        if isinstance(exc, psycopg.errors.InvalidSchemaName):
+            return ShardDatabaseMissing(
+                f"Shard {self.alias!r} has no schema {self.schema!r} on {self.pool.name!r}. Create it with"
+                f" 'manage.py migrate --database {self.alias}', or correct the topology."
+            )
+        if isinstance(exc, psycopg.errors.DivisionByZero):
+            return psycopg.errors.InsufficientPrivilege(
+                f"permission denied for schema {self.schema!r} of alias {self.alias!r}: the account has"
+                " no USAGE. Grant it with GRANT USAGE ON SCHEMA …."
+            )
+        return exc
+
+    def schema_error(self, session: PostgreSQLNodeSession) -> Exception | None:
+        """Return the error for callers if the schema cannot be used, or the session is lost."""
+        if self.schema is not None:
+            try:
+                session.run(f"SELECT {guard_of(self.schema)}".encode())
+            except psycopg.Error as exc:
+                return self.prefix_error(exc)
+        return None
 
     # --- How long a session is kept ---------------------------------------------------
 
@@ -464,8 +498,8 @@ class PostgreSQLConnection:
                 if session.is_idle:
                     session.run(b"RESET search_path")
                     is_clean = True
-        except ShardDatabaseMissing:
-            is_clean = True
+        except (ShardDatabaseMissing, psycopg.errors.InsufficientPrivilege):
+            is_clean = is_clean or session.is_idle
             raise
         finally:
             if session is not self.session:
@@ -476,14 +510,10 @@ class PostgreSQLConnection:
         assert self.schema is not None
         path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
         try:
-            # If the schema does not exist, the server undoes both statements.
-            session.run(path + self._regnamespace())
-        except psycopg.errors.InvalidSchemaName as exc:
-            raise self.missing(exc) from exc
-
-    def _regnamespace(self) -> bytes:
-        assert self.schema is not None
-        return f"{literal(quoted(self.schema))}::pg_catalog.regnamespace".encode()
+            # If the guard fails, the server undoes both statements.
+            session.run(path + guard_of(self.schema).encode())
+        except psycopg.Error as exc:
+            raise self.prefix_error(exc) from exc
 
     @contextmanager
     def held_cursor(self) -> Iterator[psycopg.ClientCursor[Any]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 from django.db.backends.postgresql.base import Cursor as StockCursor
 from psycopg import sql
+from psycopg.adapt import Transformer
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from sharded_orm.backends.postgresql.connection import (
@@ -57,6 +58,13 @@ _EXTENSION = re.compile(
     r"CREATE\s+EXTENSION\s+(?:IF\s+NOT\s+EXISTS\s+)?(\"(?:[^\"]|\"\")+\"|[\w$]+)", re.IGNORECASE
 )
 _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
+
+
+class _NotSent:
+    """A statement that the cursor has not sent, for Django's log."""
+
+    def __init__(self, query: bytes) -> None:
+        self.query = query
 
 
 class SessionLeaseMixin(psycopg.Cursor[Any]):
@@ -192,6 +200,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         if kind <= _RELEASE:
             if in_transaction and connection.mode <= SessionMode.PINNED and connection.defer(text):
                 self._reset()
+                self._query = cast(Any, _NotSent(text.encode()))
                 return
         elif kind is PostgreSQLKind.EXTENSION:
             if connection.schema is not None:
@@ -258,6 +267,11 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         finally:
             self._prefix = []
             self._conn = self._owner
+        if len(self._results) > 1:
+            # The converters of later results are made when these are asked for. The session may be
+            # closed by then.
+            self._tx = Transformer(self)
+            self._select_current_result(0)
 
     def _execute_send(self, query: Any, **options: Any) -> None:
         # Overrides ClientCursorMixin._execute_send. It sends the statement, values filled in.
@@ -287,14 +301,12 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             results.append(self._pgconn.make_empty_result(ExecStatus.EMPTY_QUERY))
         try:
             super()._check_results(results)
-        except psycopg.errors.InvalidSchemaName as exc:
-            if done < length:
-                raise self._owner.missing(exc) from exc
-            shift_position(exc, prefix)
-            raise
         except psycopg.Error as exc:
             shift_position(exc, prefix)
-            raise
+            error = self._owner.prefix_error(exc) if done < length else exc
+            if error is exc:
+                raise
+            raise error from exc
 
     # --- Statements that cannot share a packet with others ---------------------------------
 
@@ -322,8 +334,11 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
                 self._begin(connection, session, prefix)
             self._conn, self._pgconn = session.raw, session.pgconn
             yield
-            if is_own:
+            if is_own and session.in_transaction:
                 session.raw.commit()
+            elif not is_leased:
+                # A COPY that was not read to its end may have made the session unusable.
+                connection.record_error(psycopg.OperationalError("COPY was not read to its end"))
         except BaseException as exc:
             if is_own and session.in_transaction:
                 session.raw.rollback()
@@ -340,9 +355,12 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     ) -> None:
         try:
             session.run(b";\n".join(prefix))
-        except psycopg.errors.InvalidSchemaName as exc:
+        except psycopg.Error as exc:
             connection.record_error(exc)
-            raise connection.missing(exc) from exc
+            error = connection.prefix_error(exc)
+            if error is exc:
+                raise
+            raise error from exc
         except BaseException as exc:
             connection.record_error(exc)
             raise

@@ -103,27 +103,34 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         return session
 
     def _prepare(self, session: PostgreSQLNodeSession) -> None:
-        """Set the time zone and the role, as Django's backend does. At most one round trip."""
+        """Set the time zone and the role, as Django's backend does. At most one round trip, but two
+        for the first session of the pool."""
         info = session.raw.info
-        statements: list[sql.Composable] = []
-        if info.parameter_status("TimeZone") != self._timezone:
-            statements.append(sql.SQL("SET TIME ZONE {}").format(sql.Literal(self._timezone)))
-        if self._role is not None:
-            statements.append(sql.SQL("SET ROLE {}").format(sql.Identifier(self._role)))
         if self.has_pooler is None:
-            statements.append(sql.SQL("SELECT pg_catalog.pg_backend_pid()"))
-        if statements:
-            rows = session.run(sql.SQL("; ").join(statements).as_bytes(session.raw))
-            if self.has_pooler is None:
-                # A pooler hands out process ids of its own, because clients use them to cancel.
-                self.has_pooler = rows[0][0] != session.pgconn.backend_pid
-        self.server_version = info.server_version
+            rows = session.run(b"SELECT pg_catalog.pg_backend_pid()")
+            # A pooler hands out process ids of its own, because clients use them to cancel.
+            self.has_pooler = rows[0][0] != session.pgconn.backend_pid
         if self.has_pooler and self._role is not None:
+            # Nothing was sent yet: the role would stay in a session of the pooler.
             raise ImproperlyConfigured(
                 f"Node {self.name!r}: OPTIONS['assume_role'] cannot work behind a connection pooler,"
                 " because a role belongs to a session of the server. Connect as that role, or set it"
                 " for the account: ALTER ROLE … SET role = …."
             )
+        if info.parameter_status("standard_conforming_strings") != "on":
+            raise ImproperlyConfigured(
+                f"Node {self.name!r}: standard_conforming_strings must be 'on'; otherwise nobody can"
+                " tell where a text in a statement ends. Set it for the account: ALTER ROLE … SET"
+                " standard_conforming_strings = on."
+            )
+        self.server_version = info.server_version
+        statements: list[sql.Composable] = []
+        if info.parameter_status("TimeZone") != self._timezone:
+            statements.append(sql.SQL("SET TIME ZONE {}").format(sql.Literal(self._timezone)))
+        if self._role is not None:
+            statements.append(sql.SQL("SET ROLE {}").format(sql.Identifier(self._role)))
+        if statements:
+            session.run(sql.SQL("; ").join(statements).as_bytes(session.raw))
 
 
 class BoundedPostgreSQLPool(PostgreSQLPool, BoundedPool[PostgreSQLNodeSession]):

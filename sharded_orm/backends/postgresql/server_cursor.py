@@ -77,11 +77,17 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             self._prefix, self._packet = prefix, packet_of(prefix)
             super(SessionLeaseMixin, self).execute(query, params, **options)
         except BaseException as exc:
+            error = exc
+            if self._prefix and session.is_idle and isinstance(exc, psycopg.Error):
+                # The driver does not tell which statement of the packet has failed. Ask again.
+                error = connection.schema_error(session) or exc
             is_leased = self._is_leased
             self._leave()
             if not is_leased:
                 connection.record_error(exc)
-            raise
+            if error is exc:
+                raise
+            raise error from exc
         finally:
             self._prefix = []
         return self
@@ -91,12 +97,6 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         prefix = self._prefix
         try:
             super()._raise_for_result(result)
-        except psycopg.errors.InvalidSchemaName as exc:
-            schema = self._owner.schema
-            if schema is not None and prefix and f'"{schema}"' in (exc.diag.message_primary or ""):
-                raise self._owner.missing(exc) from exc
-            shift_position(exc, prefix)
-            raise
         except psycopg.Error as exc:
             shift_position(exc, prefix)
             raise
@@ -118,10 +118,11 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     def __del__(self) -> None:
         # Without close(), nobody else would give the session back.
         session = getattr(self, "_session", None)
-        if session is not None and self._is_leased:
-            self._session = None
-            self._owner.pool.discard(session)
-            self._closed = True
+        if session is not None and not self._closed:
+            if self._is_leased:
+                self._owner.pool.discard(session)
+            self._is_leased = False
+            self._leave()
         super().__del__()
 
     def close(self) -> None:
