@@ -22,6 +22,9 @@ TRIGGER = {
     "mysql": "CREATE TRIGGER upper BEFORE INSERT ON one FOR EACH ROW SET NEW.word = UPPER(NEW.word)",
     "sqlite": "CREATE TRIGGER upper AFTER INSERT ON one BEGIN"
     " UPDATE one SET word = UPPER(NEW.word) WHERE id = NEW.id; END",
+    "postgresql": "CREATE FUNCTION upper_word() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$ BEGIN NEW.word := UPPER(NEW.word); RETURN NEW; END $$;"
+    " CREATE TRIGGER upper BEFORE INSERT ON one FOR EACH ROW EXECUTE FUNCTION upper_word()",
 }
 
 
