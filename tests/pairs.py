@@ -136,7 +136,7 @@ def _pair(python: str, django: str) -> Versions:
 PAIRS = (_pair("3.12", "6.0"), _pair("3.13", "6.1"), _pair("3.13", "5.2"))
 
 #: Extras of those who work on the project or look at its example, not of sites.
-NOT_OF_SITES = frozenset({"demo", "test", "docs"})
+NOT_OF_SITES = frozenset({"demo", "test", "lanes", "docs"})
 
 
 def _lower_bound(requirement: str) -> str:

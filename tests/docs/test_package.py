@@ -107,4 +107,4 @@ def test_extras_of_the_documentation_exist(page: Path) -> None:
 def test_every_extra_for_users_is_documented() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in pages())
     named = {name for names in EXTRAS_PUBLISHED.findall(text) for name in names.split(",")}
-    assert named == extras() - {"demo", "docs", "test"}
+    assert named == extras() - {"demo", "docs", "lanes", "test"}

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.integration.migrate import project
 from tests.patience import PATIENCE
+from tests.prepared_process import prepared_by
 from tests.python_process import PythonProcess, run_python
 from tests.services.postgresql import DATABASE
 
@@ -179,12 +181,16 @@ class Fleet:
 
     def start(self, *arguments: object, stderr: int = PIPE) -> PythonProcess:
         return PythonProcess(
-            self._command(*arguments), cwd=self.folder, env=self._environment, stderr=stderr
+            self._command(project.__name__, *arguments),
+            cwd=self.folder,
+            env=self._environment,
+            stderr=stderr,
+            prepared=prepared_by(project.prepare),
         )
 
     @staticmethod
     def _command(*arguments: object) -> list[str]:
-        return ["-W", "error", "-m", "django", *map(str, arguments)]
+        return ["-W", "error", "-m", *map(str, arguments)]
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -208,7 +214,7 @@ class Fleet:
     def python_alone(self, code: str) -> str:
         """Run ``code`` like :meth:`python`, in an interpreter that shares no memory with another."""
         done = run_python(
-            self._command("shell", "--no-imports", "-c", code),
+            self._command("django", "shell", "--no-imports", "-c", code),
             cwd=self.folder,
             env=self._environment,
             timeout=PATIENCE,
