@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and types of arguments, for argparse."""
+"""Command-line arguments that several commands have, and the types of such arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def days(text: str) -> timedelta:
 
 
 def add_kill(parser: CommandParser) -> None:
-    """Add the option to end what a paused process holds up."""
+    """Add the option ``--kill``: end the sessions in which a paused or hanging process holds locks."""
     parser.add_argument(
         "--kill",
         action="store_true",

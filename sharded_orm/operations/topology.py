@@ -85,7 +85,7 @@ def change(edit: Callable[[Document], Document], comment: str = "") -> Document:
 
 @dataclass(frozen=True)
 class PreparedChange:
-    """A checked change, which only has to be sent; see :func:`prepare`.
+    """A change of the topology that was made and checked, but not published; see :func:`prepare`.
 
     :param before: the document that the source held.
     :param after: the document to publish.
@@ -108,7 +108,7 @@ def prepare(edit: Callable[[Document], Document]) -> PreparedChange:
 
 
 def publish_prepared(prepared: PreparedChange, comment: str = "") -> None:
-    """Publish a change in as few steps as possible. This process does not use it yet on return.
+    """Publish a change in as few steps as possible. This process goes on with its old topology.
 
     :raises TopologyConflict: another process has published since the change was prepared.
     :raises TopologyUnavailable: the source does not answer.

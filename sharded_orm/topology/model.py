@@ -25,7 +25,7 @@ MAX_SHARDS = 1 << 16
 #: The largest weight of a range (a shard's share of new keys). Even if every shard of the largest
 #: group has this weight, a float represents the sum of the weights exactly.
 MAX_WEIGHT = 1_000_000
-# The most bytes in a name on PostgreSQL.
+# The largest number of bytes in a name on PostgreSQL.
 _POSTGRESQL_NAME = 63
 
 
@@ -247,9 +247,9 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
 
 
 def _long_names(topology: Topology, group: ShardGroup) -> Iterator[str]:
-    """Yield a problem if PostgreSQL would cut names of schemas off.
+    """Yield a problem if PostgreSQL would truncate the name of a schema of ``group``.
 
-    It does so without an error, so that two shards could get one schema.
+    PostgreSQL truncates a long name without an error, so two shards could get the same schema.
     """
     engines = [
         str(topology.nodes[r.primary].get("ENGINE"))
@@ -261,7 +261,7 @@ def _long_names(topology: Topology, group: ShardGroup) -> Iterator[str]:
     try:
         SchemaNames.of(group.database_name, group.name)
     except ValueError:
-        return  # _name_problems() tells what is wrong.
+        return  # _name_problems() yields this problem.
     longest = group.schema_name(max(r.last for r in group.ranges))
     size = len(longest.encode())
     if size > _POSTGRESQL_NAME:
@@ -320,7 +320,8 @@ def server_of(node: Mapping[str, Any], name: str) -> object:
     port = str(node.get("PORT", "") or (5432 if is_postgresql else 3306))
     options = node.get("OPTIONS", {})
     if is_postgresql:
-        # The schemas of two databases have nothing to do with each other.
+        # On PostgreSQL, a server here means one database, because each database has schemas of its
+        # own.
         return (engine, host, port, str(node.get("NAME", "")), str(options.get("service", "")))
     socket = str(options.get("unix_socket", ""))
     return (engine, host, port, socket) if (host or socket) else name

@@ -23,10 +23,11 @@ from sharded_orm.routing.placement_uses import PlacementUses, current_uses, reco
 
 R = TypeVar("R")
 
-# The most seconds between two attempts.
+# The largest number of seconds to wait before the next attempt.
 _PAUSE = 0.02
-# The least seconds between two looks at the moves. Later ones wait for this part of the time that has
-# passed, so few of them are sent if a switch takes long.
+# A waiting writer asks again and again which keys are being moved. _LOOK is the smallest number of
+# seconds between two questions. This interval grows with the time that the writer has waited: it is the
+# share _PART of that time, so a long switch causes few questions.
 _LOOK, _PART = 0.003, 0.125
 
 
@@ -46,7 +47,7 @@ class WriteAttempt(PlacementUses):
         return sum(map(len, self.placements.values())) > 1
 
     def is_stopped_by(self, moves: Iterable[KeyInFlight]) -> bool:
-        """Whether a key of this attempt is being switched, so another attempt would be refused."""
+        """Whether one of ``moves`` now switches a key of this attempt. Another attempt would be refused."""
         switching = {(m.group, m.key) for m in moves if m.phase == "switching"}
         return bool(switching) and any(
             (source.group.name, key) in switching
@@ -128,13 +129,15 @@ def repeated(
 
 
 def _wait_for_switch(attempt: WriteAttempt, began: float) -> None:
-    """Wait until another attempt may pass. Renews the lease, so the keys are looked up again.
+    """Wait until no key of ``attempt`` is being switched, or until :data:`_PAUSE` is over.
+
+    Renews the lease, so the next attempt looks its keys up again. One query or more.
 
     :param began: when the writer began to wait, by ``time.monotonic()``.
     """
     until = time.monotonic() + _PAUSE
     while True:
-        # The fence tells nobody when it is removed.
+        # Nobody reports that a switch has ended, so ask from time to time.
         time.sleep(min(max((time.monotonic() - began) * _PART, _LOOK), _PAUSE))
         poll = runtime.placement_lease().renew()
         if (

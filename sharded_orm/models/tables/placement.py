@@ -74,8 +74,8 @@ class DatabaseDirectory:
         # For each number of keys: the compiled statement that looks up so many keys, and its first
         # parameters. To compile the statement takes longer than to run it.
         self._lookups: dict[tuple[type, int], tuple[str, tuple[Any, ...]]] = {}
-        # By the backend: the statement that reads the moves in flight. Writers whose key switches send
-        # it every few milliseconds.
+        # For each backend: the compiled statement that reads the moves in flight, and its parameters.
+        # A writer whose key is being switched sends this statement every few milliseconds.
         self._open_moves: dict[type, tuple[str, tuple[Any, ...]]] = {}
 
     def find(self, group: str, keys: Iterable[str]) -> dict[str, StoredPlacement]:
@@ -110,8 +110,8 @@ class DatabaseDirectory:
             if since is None:
                 self._open_moves[type(connection)] = statement
         sql, params = statement
-        # Pass by Django's cursor, which would log the query: it is sent every few seconds, and tests
-        # count logged queries.
+        # Do not use Django's cursor, which would log the query. The query is sent every few
+        # seconds, and tests count logged queries.
         cursor: Any
         with connection.cursor() as cursor, connection.wrap_database_errors:
             cursor.cursor.execute(sql, params)
