@@ -347,7 +347,7 @@ def wait_for_sessions(store: PostgreSQLSchemas, event: str, text: str) -> None:
     until = time.monotonic() + PATIENCE
     while not store.rows(
         store.first,
-        "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         f" AND wait_event = '{event}' AND position('{text}' in query) > 0",
     ):
         assert time.monotonic() < until, f"no {text!r} waits for {event!r}"
