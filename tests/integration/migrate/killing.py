@@ -364,7 +364,7 @@ class PostgreSQLSchemas(Store):
     def execute(self, alias: str, statement: str) -> None:
         schema = f"{self._prefix}{alias}"
         for connection in self._connections:
-            if self.rows(connection, f"SELECT FROM pg_namespace WHERE nspname = '{schema}'"):
+            if self.rows(connection, f"SELECT 1 FROM pg_namespace WHERE nspname = '{schema}'"):
                 self.rows(connection, f'SET search_path TO "{schema}"')
                 self.rows(connection, statement)
 
