@@ -58,7 +58,7 @@ def nullable_key():
     field.model = Book
     return field
 def unchecked(sql):
-    with connections["default"].constraint_checks_disabled():
+    with unchecked("default"):
         execute("default", sql)
 """
 
