@@ -50,6 +50,9 @@ class ShardFeatures:
     default_isolation_level: ClassVar[str | None] = None
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
+    #: A statement after which a transaction checks no foreign keys. "" if Django's
+    #: ``constraint_checks_disabled()`` does that.
+    foreign_keys_off: ClassVar[str] = ""
     #: Whether a statement that fails ends its transaction, so that nothing can follow but a rollback.
     errors_end_transactions: ClassVar[bool] = False
     #: Whether a replica of a node can be promoted to primary.
@@ -85,6 +88,8 @@ class PostgreSQLFeatures(ShardFeatures):
     exact_averages = "significant"
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
+    # Neither does the transaction call triggers, but for those that are always called.
+    foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from django.apps import apps
 from django.conf import settings
-from django.db import connections
+from django.db import Error, connections, transaction
 
 from sharded_orm import runtime
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import ImportRefused
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.sharding.options import group_of, target_field
@@ -20,6 +21,7 @@ from sharded_orm.operations.migrate import MigrateOptions, Migrator, migration_r
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.selection import numbers_text
 from sharded_orm.operations.shards.status import error_line
+from sharded_orm.topology.model import Shard
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,9 @@ def _target_problems(request: ImportRequest) -> Iterator[str]:
             )
     for alias, exc in state.unreachable.items():
         yield f"shard {alias!r} does not answer: {error_line(exc)}"
+    yield from _privilege_problems(
+        [s for s in shards if s.alias not in state.unreachable and s not in state.missing]
+    )
     last = journal.last_run(migration_run.KIND, group.name)
     if last is not None and last.state in ("running", "broken off"):
         yield (
@@ -179,6 +184,26 @@ def _target_problems(request: ImportRequest) -> Iterator[str]:
     ]
     if uses_tickets and not runtime.config().tickets:
         yield "SHARDED_ORM['TICKETS'] names no ticket server, but new rows need ids from them"
+
+
+def _privilege_problems(shards: Sequence[Shard]) -> Iterator[str]:
+    """Yield the nodes on which rows cannot be stored before the rows to which they refer."""
+    for shard in {shard.node: shard for shard in shards}.values():
+        connection = connections[shard.alias]
+        statement = features_of(connection).foreign_keys_off
+        if not statement:
+            continue
+        try:
+            with transaction.atomic(using=shard.alias), connection.cursor() as cursor:
+                cursor.execute(statement)
+        except Error as exc:
+            yield (
+                f"the account of the node {shard.node!r} cannot store rows before the rows to which they"
+                f" refer ({error_line(exc)}): GRANT SET ON PARAMETER session_replication_role TO it, as"
+                " long as the import lasts (PostgreSQL 15 and later; a superuser may do so always)"
+            )
+        finally:
+            connection.close()
 
 
 def _left_out(request: ImportRequest, names: set[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from django.db import IntegrityError, connections, transaction
 from django.db.models import ForeignKey
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import ImportConflict
 from sharded_orm.models.sharding.options import group_of
 from sharded_orm.operations.imports.source_tables import LOOK_UPS, SourceRow, SourceTable
@@ -194,6 +195,8 @@ class ShardTable:
         # Outside of the transaction, because SQLite cannot switch off the check inside.
         with self._connection.constraint_checks_disabled():
             with transaction.atomic(using=self._alias), self._connection.cursor() as cursor:
+                if statement := features_of(self._connection).foreign_keys_off:
+                    cursor.execute(statement)
                 yield cursor
 
     def _insert(self, rows: Sequence[SourceRow]) -> None:

@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 CHANGES = """
 def change(sql, *params):
     # The tables' own foreign keys do not matter here.
-    with connections["default"].constraint_checks_disabled():
+    with unchecked("default"):
         execute("default", sql, *params)
 
 change("UPDATE library_book SET title = 'changed' WHERE id = 5")

@@ -99,7 +99,7 @@ from sharded_orm.operations.imports import row_copy
 check = row_copy.check_import
 def check_then_delete(request):
     check(request)
-    with connections["default"].constraint_checks_disabled():
+    with unchecked("default"):
         execute("default", "DELETE FROM library_book WHERE id = 15")
 row_copy.check_import = check_then_delete
 print(copy())
@@ -195,7 +195,7 @@ Review._meta.ordering = ["book__title"]
 check = row_copy.check_import
 def check_then_delete(request):
     check(request)
-    with connections["default"].constraint_checks_disabled():
+    with unchecked("default"):
         execute("default", "DELETE FROM library_book WHERE id = 15")
 row_copy.check_import = check_then_delete
 print(copy("library.Review"))

@@ -15,7 +15,7 @@ FAULTS = {
     "a changed time zone": ("UPDATE library_book SET changed_at = '2020-03-04 06:06:07.890123' WHERE id = 7",
                             "has another 'changed_at'"),
     "NULL for 0": ("UPDATE library_book SET pages = NULL WHERE id = 7", "has another 'pages'"),
-    "0 for NULL": ("UPDATE library_book SET published = 0 WHERE id = 7",
+    "0 for NULL": ("UPDATE library_book SET published = (1 = 0) WHERE id = 7",
                    "has another 'published'"),
     "an empty text for NULL": ("UPDATE library_book SET secret = '' WHERE id = 7",
                                "has another 'secret'"),

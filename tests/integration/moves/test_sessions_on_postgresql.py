@@ -95,22 +95,24 @@ def test_a_session_counts_while_its_statement_runs(
 ) -> None:
     capture, (holder, waiting, observer) = database.capture(), sessions
     holder.run("SELECT pg_advisory_lock(4711)")
-    with ThreadPoolExecutor() as executor:
-        statement = None
-        if begun == "after":
-            marker, before = taken(capture)
-        statement = executor.submit(waiting.run, "SELECT pg_advisory_lock(4711)")
+    pool = ThreadPoolExecutor()
+    if begun == "after":
+        marker, before = taken(capture)
+    statement = pool.submit(waiting.run, "SELECT pg_advisory_lock(4711)")
+    try:
         eventually(lambda: waits(waiting, observer))
         if begun == "before":
             marker, before = taken(capture)
         observer.run("SELECT 1")
         eventually(lambda: left(capture, marker) == before - 1)
+    finally:
         holder.run("SELECT pg_advisory_unlock(4711)")
-        statement.result(PATIENCE)
-        # A statement of before tells nothing: the session may have read the next one already.
-        eventually(lambda: left(capture, marker) == before - (3 if begun == "after" else 2))
-        waiting.run("SELECT 1")
-        eventually(lambda: left(capture, marker) == before - 3)
+        pool.shutdown()
+    statement.result(PATIENCE)
+    # A statement of before tells nothing: the session may have read the next one already.
+    eventually(lambda: left(capture, marker) == before - (3 if begun == "after" else 2))
+    waiting.run("SELECT 1")
+    eventually(lambda: left(capture, marker) == before - 3)
 
 
 def test_sessions_that_nobody_may_see_are_not_taken_for_ended(

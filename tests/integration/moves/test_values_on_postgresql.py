@@ -59,8 +59,9 @@ SCHEMA = (
     + ", ".join(f"v{number} {kind}" for number, kind in enumerate(VALUES))
     + ")",
     "CREATE TABLE counted (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner int NOT NULL,"
-    " number serial, other bigint DEFAULT nextval('counted_number_seq') * 1000,"
-    " twice bigint GENERATED ALWAYS AS (owner * 2) STORED)",
+    " number serial, other bigint, twice bigint GENERATED ALWAYS AS (owner * 2) STORED)",
+    "CREATE SEQUENCE others OWNED BY counted.other",
+    "ALTER TABLE counted ALTER COLUMN other SET DEFAULT nextval('others') * 1000",
 )
 
 
@@ -87,7 +88,13 @@ def pair(
 
 def test_each_value_is_the_same_and_no_other(pair: tuple[Database, Database]) -> None:
     source, target = pair
-    session, reader, writer = source.session(), source.copy(), target.copy()
+    session, writer = source.session(), target.copy()
+    # Settings of an account, which change the texts of values.
+    source._settings["OPTIONS"]["options"] += (
+        " -c extra_float_digits=-10 -c DateStyle=German -c TimeZone=Asia/Tokyo -c bytea_output=escape"
+        " -c IntervalStyle=sql_standard -c lc_monetary=C"
+    )
+    reader = source.copy()
     number = 0
     for place, texts in enumerate(VALUES.values()):
         for text in texts:
@@ -156,11 +163,11 @@ def test_new_ids_are_above_those_that_were_published(
     published(largest)
     ((number,),) = run(session, "INSERT INTO counted (owner) VALUES (8) RETURNING id")
     assert number == max(largest, used) + 1
-    # The same sequence as default of another column, whose values are no numbers of it.
+    # The values of a column may be no numbers of its sequence.
     ((number, other),) = run(
         session, "INSERT INTO counted (owner) VALUES (8) RETURNING number, other"
     )
-    assert (number, other) == (largest % 1000 + 3, (largest % 1000 + 4) * 1000)
+    assert (number, other) == (largest % 1000 + 2, 2000)
 
 
 def test_a_sequence_that_is_ahead_stays(pair: tuple[Database, Database], published: Any) -> None:
