@@ -212,7 +212,11 @@ def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outc
             value = comparable_value(call(world))
         except Exception as exc:
             error = exc
-        if errors_end and isinstance(error, DatabaseError):
+        if (
+            errors_end
+            and isinstance(error, DatabaseError)
+            and not isinstance(error, ShardedOrmError)
+        ):
             return Outcome(value, error, {})
         for alias in ("default", GROUP):
             # The rows that were written before the error must stay visible.
