@@ -62,6 +62,16 @@ class Collations:
         """
         return None
 
+    def exact_column_sql(self, table: str, column: str, definition: str, collation: str) -> str:
+        """Return the statement by which an operator gives a column of a table an exact collation.
+
+        :param definition: the column's type and ``NULL`` or ``NOT NULL``, in SQL.
+        :param collation: the collation that :meth:`exact_collation` returns, or "".
+        """
+        kind = definition.removesuffix(" NOT NULL").removesuffix(" NULL")
+        null = definition.removeprefix(kind)
+        return f"ALTER TABLE `{table}` MODIFY `{column}` {kind} COLLATE {collation}{null}"
+
 
 class SQLiteCollations(Collations):
     exact_for_cache = exact_for_shard_key = "BINARY"
@@ -111,6 +121,12 @@ class PostgreSQLCollations(Collations):
 
     def equality(self, collation: str | None) -> TextEquality:
         return TextEquality(collation is None or collation.lower() in ("c", "posix", "ucs_basic"))
+
+    def exact_column_sql(self, table: str, column: str, definition: str, collation: str) -> str:
+        kind = definition.removesuffix(" NOT NULL").removesuffix(" NULL")
+        if not kind.startswith(("character varying", "text")):
+            kind = "text"  # Other types of text, such as citext, compare in their own way.
+        return f'ALTER TABLE "{table}" ALTER COLUMN "{column}" TYPE {kind} COLLATE "C"'
 
 
 def is_exact_collation(collation: str) -> bool:

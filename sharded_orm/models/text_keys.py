@@ -43,6 +43,8 @@ _COMPARED_BY_VALUE = (
     models.UUIDField,
     models.BinaryField,
 )
+# The types of text that compare by nothing but their collation.
+_TEXT_TYPES = frozenset({"varchar", "tinytext", "text", "mediumtext", "longtext"})
 _COLLATE = re.compile(r"\bCOLLATE\s+[\"'\[`]?(\w+)", re.IGNORECASE)
 
 
@@ -207,7 +209,7 @@ def _inexact_key(
     if column is None or column.is_exact:
         return None
     what = f"has the collation {column.collation!r}"
-    if column.data_type in ("char", "enum", "set"):
+    if column.data_type not in _TEXT_TYPES:
         what = f"has the type {column.data_type.upper()} and the collation {column.collation!r}"
     return InexactKey(shard, key, what, _remedy(connection, key, column))
 
@@ -217,12 +219,12 @@ def _remedy(connection: Any, key: KeyColumn, column: ColumnType | None) -> str:
     if column is not None and not key.is_colocated_with_target:
         # The foreign key refers to another group or to the global database. The migrations of its
         # target do not run on these shards, so the operator must change this column with RunSQL.
-        definition = column.definition.removesuffix(" NOT NULL").removesuffix(" NULL")
-        null = column.definition.removeprefix(definition)
+        change = features_of(connection).collations.exact_column_sql(
+            key.table, key.field.column, column.definition, collation or ""
+        )
         app = key.model._meta.app_label
         return (
-            f"Change it by a migration of {app!r} with RunSQL: ALTER TABLE `{key.table}` MODIFY"
-            f" `{key.field.column}` {definition} COLLATE {collation}{null}. Then run migrate_shards."
+            f"Change it by a migration of {app!r} with RunSQL: {change}. Then run migrate_shards."
         )
     target = key.target
     exact = f"db_collation={collation!r}" if collation else "no db_collation"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.db.models import Avg, Count, F, Max, Min, Q, QuerySet, Sum, Value
-from django.db.models.functions import Length, Lower
+from django.db.models.functions import Length, Lower, Now
 
 from sharded_orm import scatter
 from sharded_orm.exceptions import ScatterNotSupported
@@ -259,3 +259,20 @@ def test_refused(rows: None, subtests: pytest.Subtests) -> None:
         queryset: QuerySet[Any] = make(one_database(Sample))
         with subtests.test(case), pytest.raises(ScatterNotSupported, match="Remedy"):
             fetch(queryset)
+
+
+def test_groups_ordered_by_an_extreme_text_with_a_default() -> None:
+    names = [(1, 0, None), (1, 1, "z"), (2, 0, "r"), (2, 1, "r"), (3, 1, None), (3, 2, "a")]
+    store([Sample(id=n, number=g, owner=o, name=name) for n, (g, o, name) in enumerate(names)])
+    queryset = (
+        one_database(Sample).values("number").annotate(last=Max("name", default=Value("q")))
+    ).order_by("last")
+    expected = [(3, "a"), (2, "r"), (1, "z")]
+    for read in (list, fetch):
+        assert [(row["number"], row["last"]) for row in read(queryset)] == expected
+
+
+def test_an_order_by_the_time_is_refused(rows: None) -> None:
+    queryset = one_database(Sample).annotate(age=Now() - F("at")).order_by("-age", "id")
+    with pytest.raises(ScatterNotSupported, match=r"timezone\.now"):
+        fetch(queryset)
