@@ -96,7 +96,10 @@ class Done:
 
 
 class Site:
-    """Groups ``books`` (directory), ``accounts`` (modulo) and ``pins`` (embedded) have four shards on two nodes."""
+    """Groups ``books`` (directory), ``accounts`` (modulo) and ``pins`` (embedded) have four shards on two nodes.
+
+    A third node has none at first.
+    """
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Site:
         options = {"charset": "utf8mb4"} if backend == "mysql" else {}
         self.nodes = dict(
             zip(
-                ("db1", "db2"),
+                ("db1", "db2", "db3")[: len(nodes) or 2],
                 [{"ENGINE": engine, "OPTIONS": options, **node} for node in nodes]
                 or [{"ENGINE": engine, "NAME": str(folder / name)} for name in ("db1", "db2")],
                 strict=True,

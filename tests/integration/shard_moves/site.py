@@ -40,7 +40,7 @@ from sharded_orm.operations.nodes import node_connection
 from sharded_orm import runtime
 for group in ("books", "accounts"):
     for shard in runtime.group(group).shards():
-        for node in ("db1", "db2"):
+        for node in sorted(runtime.topology().nodes):
             with node_connection(node) as wrapper:
                 if shard.schema not in wrapper.schemas_present():
                     continue

@@ -138,7 +138,7 @@ class Conductor:
             move = ["keys", "move", "books", *keys, "--to", to, "--keep", "0", "--json"]
             return move, [["keys", "repair", "books", "--json"]]
         group = self._dice.choice(["books", "accounts"])
-        shards, node = str(self._dice.randrange(4)), self._dice.choice(["db1", "db2"])
+        shards, node = str(self._dice.randrange(4)), self._dice.choice([*self._site.nodes])
         move = ["shards", "move", group, shards, "--to", node, "--keep", "0", "--json"]
         return move, [["shards", "move", group, "--repair", "--json"]]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,21 @@ _DURABLE: dict[str, str | None] = {
 
 
 @pytest.fixture(scope="module")
-def own_servers() -> Iterator[list[MariaDBServer]]:
-    """Two MariaDB servers, which a test may kill."""
-    try:
-        with servers(2, **_DURABLE) as started:
-            yield started
-    except ServiceMissing as exc:
-        service_missing(exc)
+def own_servers() -> Iterator[Callable[[int], list[MariaDBServer]]]:
+    """A function that returns as many MariaDB servers, which a test may kill."""
+    started: list[MariaDBServer] = []
+    with ExitStack() as stack:
+
+        def first(count: int) -> list[MariaDBServer]:
+            missing = count - len(started)
+            try:
+                if missing > 0:
+                    started.extend(stack.enter_context(servers(missing, **_DURABLE)))
+            except ServiceMissing as exc:
+                service_missing(exc)
+            return started[:count]
+
+        yield first
 
 
 class Weather:
@@ -53,7 +61,7 @@ class Weather:
         self.site, self.servers, self.proxies = site, servers, proxies
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[*BACKENDS, pytest.param("mariadb-three", marks=pytest.mark.long)])
 def weather(
     request: pytest.FixtureRequest, tmp_path: Path, memcached: MemcachedServer
 ) -> Iterator[Weather]:
@@ -64,8 +72,9 @@ def weather(
         proxies: list[Proxy] = []
         nodes: list[dict[str, Any]] = []
         prefix = ""
-        if request.param == "mariadb":
-            running = request.getfixturevalue("own_servers")
+        if request.param.startswith("mariadb"):
+            count = 3 if request.param == "mariadb-three" else 2
+            running = request.getfixturevalue("own_servers")(count)
             for server in running:
                 proxy = stack.enter_context(Proxy(server.address.host, server.address.port))
                 proxies.append(proxy)
