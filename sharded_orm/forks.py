@@ -42,8 +42,8 @@ def hold_during_forks(locks: Callable[[], Iterable[threading.Lock]]) -> None:
 
     :param locks: a function that yields the locks; called before each fork.
     """
-    # Two threads may fork at the same time. The functions run in the thread that forks, and in the
-    # child in the copy of that thread.
+    # Two threads may fork at the same time. So keep the locks per thread: before and after a fork,
+    # the functions below run in the thread that forks, and in its copy in the child.
     state = threading.local()
 
     def hold() -> None:

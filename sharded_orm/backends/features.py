@@ -50,6 +50,8 @@ class ShardFeatures:
     default_isolation_level: ClassVar[str | None] = None
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
+    #: Whether a statement that fails ends its transaction, so that nothing can follow but a rollback.
+    errors_end_transactions: ClassVar[bool] = False
     #: Whether a replica of a node can be promoted to primary.
     supports_promotion: ClassVar[bool] = False
 
@@ -83,6 +85,7 @@ class PostgreSQLFeatures(ShardFeatures):
     exact_averages = "significant"
     collations = PostgreSQLCollations()
     makes_timestamped_ids = True
+    errors_end_transactions = True
 
 
 _BY_VENDOR: dict[str, type[ShardFeatures]] = {

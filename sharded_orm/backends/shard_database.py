@@ -140,6 +140,18 @@ class ShardDatabaseMixin:
         """
         raise NotImplementedError
 
+    def undo_unfinished(self, sql: str) -> bool:
+        """Undo what an interrupted or failed statement has left half done. Return whether it left
+        anything.
+
+        On PostgreSQL, ``CREATE INDEX CONCURRENTLY`` and ``DROP INDEX CONCURRENTLY`` may leave an index
+        that is not valid. Such an index is dropped. Must not be called in a transaction, and only by
+        the session that has locked the schema.
+
+        :param sql: the statement; several are separated by semicolons.
+        """
+        return False
+
     def lock_schema(self, seconds: float) -> bool:
         """Take the lock that prevents other sessions from migrating this schema.
 

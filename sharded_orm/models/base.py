@@ -350,8 +350,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
             alias, on_shard = current_alias(options, self), using
             if from_queryset is not None and using is None and from_queryset._db is None:
                 on_shard = alias if runtime.topology().resolve(str(alias)) is not None else None
-            # Without this, the project's base manager might read through the cache, or filter by
-            # the bound key.
+            # The project's base manager might read through the cache, or filter by the bound key.
             with request_cache.uncached(), unbound():
                 super(ShardedModel, self).refresh_from_db(
                     using=on_shard, fields=fields, from_queryset=from_queryset
@@ -442,8 +441,7 @@ class ShardedModel(models.Model, metaclass=ShardedModelBase):
         if alias is None:
             return {}
         check_insert(colocation_on(self._shard_options(), alias), [self])
-        # A unique value must also differ from the values of rows of other keys, so look at all
-        # keys.
+        # A unique value must differ from those in rows of other keys, too. So look at all keys.
         with scoped(alias), unbound():
             return super()._perform_unique_checks(unique_checks)  # type: ignore[misc]  # not in the stubs
 

@@ -42,7 +42,9 @@ SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
     COALESCE(to_jsonb(b) -> 'daticulocale', to_jsonb(b) -> 'datlocale'), to_jsonb(b) -> 'daticurules')
     FROM pg_database b WHERE b.datname = current_database())
   ELSE jsonb_build_array(pg_collation_actual_version(k.oid), jsonb_strip_nulls(to_jsonb(k)
-    - '{{oid,collname,collnamespace,collowner,collversion}}'::text[])) END{settings})::text
+    - '{{oid,collname,collnamespace,collowner,collversion}}'::text[])) END,
+  (SELECT jsonb_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_enum e WHERE e.enumtypid = t.oid)
+  {settings})::text
 FROM (SELECT 1) one LEFT JOIN ({rows} LIMIT 0) u ON true
 CROSS JOIN LATERAL (VALUES {columns}) d (n, type, collate_name)
 JOIN pg_type t ON t.oid = d.type JOIN pg_namespace tn ON tn.oid = t.typnamespace
@@ -167,9 +169,12 @@ class Ranking:
             ).replace("{rows}", named_union(rows, width))
             for number, *facts in self._ask(statement, sql, params):
                 kind = ValueType(*facts)
-                if self._statement is not None and types[number].facts != kind.facts:
+                # The names are those of the first node, which will be asked. A collation may have
+                # another name on another node if it is the same one.
+                first = types.setdefault(number, kind)
+                if (first.type, first.facts) != (kind.type, kind.facts):
+                    assert self._statement is not None
                     raise _refuse_nodes(self._statement.node, statement.node, kind)
-                types[number] = kind
             self._statement = self._statement or statement
         self._types = types
         return types

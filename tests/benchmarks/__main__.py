@@ -51,6 +51,7 @@ def subjects() -> dict[str, Subject]:
         "migrations": migrate.migrations,
         "topology": topology.topology_change,
         "moves": moves.key_moves,
+        "beside_moves": moves.beside_moves,
         "shard_moves": shard_moves.shard_moves,
         "balance": balance.balance_plan,
     }
@@ -58,7 +59,7 @@ def subjects() -> dict[str, Subject]:
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
-    "tickets", "cache", "migrations", "topology", "moves", "shard_moves", "balance",
+    "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
 )  # fmt: skip
 
 

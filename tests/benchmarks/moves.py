@@ -1,6 +1,6 @@
 """Times what writers notice of a key that moves: its own writers, and those of other keys.
 
-:func:`key_moves` starts a server of its own that flushes each commit, a process that moves keys, and
+Each benchmark starts a server of its own that flushes each commit, a process that moves keys, and
 processes that write. All times come from the machine's monotonic clock, which the processes share.
 """
 
@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -37,46 +37,45 @@ STALL, SLOWER, SLOWER_READ = 0.05, 1.3, 1.05
 #: The variable with the folder of an older checkout; and how much slower a write may be than with that.
 BEFORE, SLOWER_WRITE = "SHARDED_ORM_BENCHMARK_BEFORE", 1.02
 KEY, OTHER = 7, 8
-# Reads and writes of the comparison with a site that moves no keys.
-CALLS = 200
+# Reads or writes of a turn, and turns per round, of the comparison with a site that moves no keys. Turns
+# are short, because other work on the machine comes and goes.
+CALLS, TURNS = 20, 10
 
 
 def key_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
-    """Move a key back and forth while its writers, then those of another key, are timed."""
-    with contextlib.ExitStack() as stack:
-        durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
-        (server,) = stack.enter_context(mariadb.servers(1, **durable))
-        prefix = new_prefix()
-
-        def process(role: str, path: str | None = None) -> OrderedProcess:
-            address = json.dumps(vars(server.address))
-            return stack.enter_context(OrderedProcess(__name__, address, prefix, role, path=path))
-
+    """Move a key back and forth while its writers are timed."""
+    with _processes() as process:
         mover = process("mover")
         mover.ask("create")
-        writers = [process("writer") for _ in range(WRITERS)]
-        yield _stalls(mover, writers, rounds)
+        yield _stalls(mover, [process("writer") for _ in range(WRITERS)], rounds)
+
+
+def beside_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
+    """Time reads and writes of other keys while a key moves, and those of a site that moves none."""
+    with _processes() as process:
+        mover, client, without_lease = process("mover"), process("client"), process("no lease")
+        mover.ask("create")
         for what, slower in (("write", SLOWER), ("read", SLOWER_READ)):
             yield at_most(
                 slower,
                 f"a {what} of another key on the shard, while a key of it moves",
                 "the same, while none moves",
-                _other_key(mover, writers[0], what, rounds),
+                _other_key(mover, client, what, rounds),
             )
-        without_lease = process("no lease")
         for what in ("read", "write"):
             yield at_most(
                 1.0,
                 f"a {what} by key with PLACEMENT_LEASE, while no key moves",
                 "the same without PLACEMENT_LEASE",
-                _ordinary(writers[0], without_lease, what, rounds),
+                _ordinary(client, without_lease, what, rounds),
                 goal=False,
             )
-        if BEFORE in os.environ:
-            folder = stack.enter_context(TemporaryDirectory())
+        if BEFORE not in os.environ:
+            return
+        with TemporaryDirectory() as folder:
             Path(folder, "sharded_orm").symlink_to(Path(os.environ[BEFORE], "sharded_orm"))
             before = process("no lease", folder)
-            for ours, setting in ((without_lease, "without"), (writers[0], "with")):
+            for ours, setting in ((without_lease, "without"), (client, "with")):
                 for what in ("write", "read"):
                     yield at_most(
                         SLOWER_WRITE,
@@ -85,6 +84,20 @@ def key_moves(site: Site, rounds: Rounds) -> Iterator[Line]:
                         _ordinary(ours, before, what, rounds),
                         goal=what == "write",
                     )
+
+
+@contextlib.contextmanager
+def _processes() -> Iterator[Callable[..., OrderedProcess]]:
+    """Start a server, and yield a function that starts a process with the role that it is given."""
+    with contextlib.ExitStack() as stack:
+        durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
+        (server,) = stack.enter_context(mariadb.servers(1, **durable))
+        address, prefix = json.dumps(vars(server.address)), new_prefix()
+
+        def process(role: str, path: str | None = None) -> OrderedProcess:
+            return stack.enter_context(OrderedProcess(__name__, address, prefix, role, path=path))
+
+        yield process
 
 
 def _stalls(mover: OrderedProcess, writers: Sequence[OrderedProcess], rounds: Rounds) -> Line:
@@ -134,7 +147,7 @@ def _ordinary(ours: OrderedProcess, other: OrderedProcess, what: str, rounds: Ro
     for process in (ours, other):
         process.ask("timed", what, calls)
     pairs = []
-    for number in range(rounds.count):
+    for number in range(rounds.count * TURNS):
         seconds = {}
         for process in (ours, other) if number % 2 else (other, ours):
             seconds[process] = process.ask("timed", what, calls)

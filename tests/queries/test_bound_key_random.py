@@ -105,7 +105,9 @@ class Program:
             lambda: (rows.first(), rows.last()),
             lambda: rows.get(pk=pick.choice([11, 21, 101, 102])),
             lambda: list(rows.iterator(chunk_size=2)),
-            lambda: list(rows.values("pk").union(self.rows(world, "Shelf").values("pk"))),
+            lambda: sorted(
+                rows.order_by().values_list("pk").union(self.rows(world, "Shelf").values_list("pk"))
+            ),
             lambda: (
                 self.rows(world, model.__name__)
                 .filter(self.condition())

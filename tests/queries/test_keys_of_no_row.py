@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ObjectDoesNotExist
+from django.db import connections
 from django.db.models import Q
 
 from sharded_orm.exceptions import InvalidShardKey
@@ -144,5 +145,7 @@ def test_a_key_outside_the_ranges_is_not_written(sensor: int) -> None:
 
 
 def test_text_that_no_row_has() -> None:
-    for text in ("", "\0", "x" * 1000, "'", "%", "🦆"):
+    # PostgreSQL refuses NUL in a text, and Django leaves that to PostgreSQL.
+    nul = [] if connections["events_00000"].vendor == "postgresql" else ["\0"]
+    for text in ("", *nul, "x" * 1000, "'", "%", "🦆"):
         assert not Event.objects.filter(account=text).exists()

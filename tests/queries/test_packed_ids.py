@@ -49,9 +49,12 @@ def shard_of(row: Any) -> int:
 
 def restart_counter(alias: str, table: str, first: int) -> None:
     """Reset a table's counter, as TRUNCATE, CREATE TABLE LIKE or a mistake would."""
+    vendor = connections[alias].vendor
     with connections[alias].cursor() as cursor:
-        if connections[alias].vendor == "mysql":
+        if vendor == "mysql":
             cursor.execute(f"ALTER TABLE {table} AUTO_INCREMENT = {first}")
+        elif vendor == "postgresql":
+            cursor.execute(f"ALTER TABLE {table} ALTER COLUMN id RESTART WITH {first}")
         else:
             cursor.execute(f"DELETE FROM sqlite_sequence WHERE name = '{table}'")
             cursor.execute(f"INSERT INTO sqlite_sequence VALUES ('{table}', {first - 1})")

@@ -11,7 +11,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections, models, transaction
+from django.db import DatabaseError, connections, models, transaction
 from django.db.models.query import BaseIterable, QuerySet
 
 from sharded_orm.exceptions import ShardedOrmError
@@ -205,11 +205,15 @@ def outcome(world: World, call: Callable[[World], Any], *, writes: bool) -> Outc
     """
     value: Any = None
     error: BaseException | None = None
-    with rolled_back() if writes else nullcontext():
+    # PostgreSQL runs nothing in a transaction after an error.
+    errors_end = connections["default"].vendor == "postgresql"
+    with rolled_back() if writes or errors_end else nullcontext():
         try:
             value = comparable_value(call(world))
         except Exception as exc:
             error = exc
+        if errors_end and isinstance(error, DatabaseError):
+            return Outcome(value, error, {})
         for alias in ("default", GROUP):
             # The rows that were written before the error must stay visible.
             transaction.set_rollback(False, using=alias)

@@ -51,8 +51,8 @@ _OPTIONS = {
     "log_destination": "stderr",
     "logging_collector": "off",
 }
-# Debian keeps the programs of each version in a folder of their own.
-_FOLDERS = tuple(f"/usr/lib/postgresql/{version}/bin" for version in range(18, 12, -1))
+#: Debian keeps the programs of each version in a folder of their own.
+FOLDERS = tuple(f"/usr/lib/postgresql/{version}/bin" for version in range(18, 12, -1))
 
 _template = DataTemplate()
 # Servers of one template have its password.
@@ -91,7 +91,7 @@ def find() -> str:
 
     :raises ServiceMissing: it is not installed.
     """
-    return find_program("PostgreSQL", "postgres", folders=_FOLDERS)
+    return find_program("PostgreSQL", "postgres", folders=FOLDERS)
 
 
 class PostgreSQLServer(PrivateServer):

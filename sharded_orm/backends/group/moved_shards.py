@@ -16,6 +16,7 @@ from typing import Any, Final
 from django.db import Error, OperationalError, ProgrammingError
 from django.db.backends.utils import CursorDebugWrapper, CursorWrapper
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.schema_move import NAMES
 from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
@@ -107,7 +108,12 @@ class PlaceWait:
         self._offered: Mapping[str, Any] | None = None
 
     def next_place(
-        self, place: Mapping[str, Any], *, may_wait: bool = True, nothing_done: bool = True
+        self,
+        place: Mapping[str, Any],
+        *,
+        may_wait: bool = True,
+        nothing_done: bool = True,
+        may_repeat: bool = True,
     ) -> Mapping[str, Any] | None:
         """Return the settings of the place where the statement may run again.
 
@@ -117,6 +123,7 @@ class PlaceWait:
         :param place: the settings with which the statement was sent last.
         :param may_wait: False in a transaction.
         :param nothing_done: False if a part of the statement may have been executed.
+        :param may_repeat: False if the error has ended the transaction of the statement.
         :raises ShardMoved: the shard has moved and the statement cannot follow it, or it moves for
             longer than ``MOVE_WAIT``.
         """
@@ -129,6 +136,10 @@ class PlaceWait:
             if not has_moved and not has_hidden_tables(self._wrapper, place):
                 # The tables may have got their names between the statement and this look. So the
                 # statement runs once more. If it finds no table then, there is none.
+                if not may_repeat:
+                    if rows_move(self._wrapper.shard.group):
+                        raise self._cannot_follow(nothing_done=nothing_done)
+                    return None
                 self._last_chance = not self._last_chance
                 return place if self._last_chance else None
             self._last_chance = False
@@ -208,7 +219,10 @@ class ShardCursor(CursorWrapper):
                     raise
                 wait = wait or self._wait()
                 may_wait = not relocation.must_stay(self.db)
-                place = wait.next_place(self.db.settings_dict, may_wait=may_wait)
+                may_repeat = may_wait or not features_of(self.db).errors_end_transactions
+                place = wait.next_place(
+                    self.db.settings_dict, may_wait=may_wait, may_repeat=may_repeat
+                )
                 if place is None:
                     raise
             if not relocation.same_place(place, self.db.settings_dict):

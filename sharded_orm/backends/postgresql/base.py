@@ -359,6 +359,10 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             node_cursor.execute(sql, params)
             return node_cursor.fetchall()
 
+    def undo_unfinished(self, sql: str) -> bool:
+        with self._catalog_cursor() as cursor:
+            return snapshot.drop_unfinished_indexes(cursor, sql)
+
     def lock_schema(self, seconds: float) -> bool:
         self.ensure_connection()
         assert self.connection is not None

@@ -23,7 +23,12 @@ from sharded_orm.exceptions import SessionStateRefused
 
 # The search path of a shard without the shard's schema. Operators and functions of extensions are
 # found: without those of citext, for one, its texts would be compared as other texts.
-_PATH = f"SELECT pg_catalog.set_config('search_path', {literal(quoted(EXTENSIONS))}, true)".encode()
+# The server does not compile expressions to machine code. For hundreds of tables, that would take longer
+# than to read them: 48 s instead of 0.13 s in a test.
+_PATH = (
+    f"SELECT pg_catalog.set_config('search_path', {literal(quoted(EXTENSIONS))}, true),"
+    " pg_catalog.set_config('jit', 'off', true)"
+).encode()
 
 
 class _QualifiedNamesMixin(SessionLeaseMixin):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from sharded_orm.backends.postgresql import catalog
@@ -23,6 +24,8 @@ _RECORDS = "django_migrations"
 # SQLSTATEs for a schema or a table that does not exist.
 _NOT_THERE = frozenset(("3F000", "42P01"))
 _BITS = (1 << 64) - 1
+_WITHOUT_NAME = re.compile(r"\bINDEX\s+CONCURRENTLY\s+ON\b", re.IGNORECASE)
+_CONCURRENTLY = re.compile(r"\bINDEX\s+CONCURRENTLY\b", re.IGNORECASE)
 
 
 def read(cursor: CatalogCursor, schema: str) -> SchemaSnapshot:
@@ -98,6 +101,34 @@ def _has_rows(cursor: CatalogCursor, schema: str) -> bool:
 def drop_schema(cursor: CatalogCursor, schema: str) -> None:
     """Drop a schema with all that it contains. Does nothing if the schema does not exist."""
     cursor.execute(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE")
+
+
+def drop_unfinished_indexes(cursor: CatalogCursor, sql: str) -> bool:
+    """Drop the indexes of the current schema that ``sql`` names and that are not valid.
+
+    Return whether there were any. Does nothing if ``sql`` does not create or drop an index concurrently.
+    Otherwise costs one query, and one statement for each index. The caller must know that no session is
+    working on such an index.
+    """
+    if not _CONCURRENTLY.search(sql):
+        return False
+    cursor.execute(
+        "SELECT c.relname, t.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+        " JOIN pg_class t ON t.oid = i.indrelid WHERE NOT i.indisvalid AND c.relkind = 'i'"
+        " AND c.relnamespace = quote_ident(current_schema())::regnamespace"
+    )
+    # An index without a name gets one from the server. Then the statement names the table only.
+    has_name = not _WITHOUT_NAME.search(sql)
+    names = [
+        index for index, table in cursor.fetchall() if _is_named(index if has_name else table, sql)
+    ]
+    for name in names:
+        cursor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {quoted(name)}")
+    return bool(names)
+
+
+def _is_named(name: str, sql: str) -> bool:
+    return re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", sql) is not None
 
 
 def digests(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, str | None]:

@@ -84,8 +84,8 @@ class CheckedSequence:
 
     row: SequenceRow
     until: float
-    #: The number of times that the server had been found to have forgotten ids of the sequence, as
-    #: of this check. If that number has grown since this check, the row must be checked again.
+    #: How often, at the time of this check, the server had been found to have forgotten ids of the
+    #: sequence. If this number has grown since, the row must be checked again.
     refusals: int
 
 

@@ -144,7 +144,7 @@ class Repair(Action):
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         report = moves.repair(options["group"], options=moves.MoveOptions(kill=options["kill"]))
-        show_report(command, report, as_json=options["json"])
+        show_report(command, report, as_json=options["json"], moves_keys=False)
         if not report.ok:
             raise problems_error(report.problems())
 
@@ -159,8 +159,8 @@ def add_move_options(parser: CommandParser) -> None:
         type=positive,
         default=1000,
         metavar="MS",
-        help="Milliseconds for which writes of a key may wait until its copy is complete; publishing"
-        " and comparing the rows come in addition. If they are not enough, the key stays where it"
+        help="Milliseconds for which writes of a key may wait until its copy is complete; storing the"
+        " last changes and comparing the rows come in addition. If they are not enough, the key stays where it"
         " is. Default: %(default)s",
     )
     parser.add_argument(
@@ -195,19 +195,34 @@ def move_options(options: dict[str, Any]) -> moves.MoveOptions:
     )
 
 
-def show_report(command: BaseCommand, report: moves.MoveReport, *, as_json: bool) -> None:
+def show_report(
+    command: BaseCommand,
+    report: moves.MoveReport,
+    *,
+    as_json: bool,
+    moves_keys: bool = True,
+) -> None:
+    """Print what became of a command.
+
+    :param moves_keys: whether it was to move keys, and not only to end moves.
+    """
     if as_json:
         command.stdout.write(json.dumps(report.to_json(), indent=2))
         return
     if report.recovered:
         places = [f"{key!r} is on shard {shard}" for key, shard in report.recovered.items()]
         command.stdout.write(
-            f"{len(places)} moves that were broken off were ended first: {', '.join(places)}."
+            f"{len(places)} moves that were broken off were ended{' first' if moves_keys else ''}:"
+            f" {', '.join(places)}."
         )
     if report.already:
         command.stdout.write(f"{len(report.already)} keys were there already.")
     for note in report.notes:
         command.stdout.write(f"Note: {note}.")
+    if not moves_keys:
+        if not report.recovered and report.ok:
+            command.stdout.write("No move was broken off.")
+        return
     text = f"{len(report.moved)} keys moved"
     if report.pauses:
         text += f", {report.rows:,} rows; writes of a key waited for {max(report.pauses) * 1000:.0f} ms at most"

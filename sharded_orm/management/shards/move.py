@@ -89,7 +89,8 @@ class MoveShards(Action):
                 refusal = {"ok": False, "group": group, "problems": list(problems)}
                 command.stdout.write(json.dumps(refusal, indent=2))
             raise
-        _show(command, report, as_json=options["json"])
+        is_repair = options["repair"] or options["cleanup"]
+        _show(command, report, as_json=options["json"], is_repair=is_repair)
         if not options["repair"]:
             raise_failures([report], status)
 
@@ -118,7 +119,9 @@ def _check(command: BaseCommand, options: dict[str, Any], numbers: list[int]) ->
     command.stdout.write("Nothing was changed.")
 
 
-def _show(command: BaseCommand, report: shard_moves.ShardMoveReport, *, as_json: bool) -> None:
+def _show(
+    command: BaseCommand, report: shard_moves.ShardMoveReport, *, as_json: bool, is_repair: bool
+) -> None:
     if as_json:
         command.stdout.write(json.dumps(report.to_json(), indent=2))
         return
@@ -126,6 +129,9 @@ def _show(command: BaseCommand, report: shard_moves.ShardMoveReport, *, as_json:
         command.stdout.write(f"{len(report.already)} shards were there already.")
     for note in report.notes:
         command.stdout.write(f"Note: {note}.")
+    if is_repair and report.ok and not report.moved:
+        command.stdout.write(command.style.SUCCESS("No shard is on its way any more."))
+        return
     text = f"{len(report.moved)} shards moved"
     if report.pauses:
         text += f", {report.rows:,} rows{pauses_text([report])}"

@@ -79,6 +79,7 @@ class PerShardOperation:
         sql = statements[checkpoint.index][0]
         effect = self._effect(sql)
         done = effect is not Effect.NOTHING and check.raw(checkpoint, self.label, sql, effect)
+        self.schema = check.schema  # The check may have dropped an unfinished index.
         self._run_raw(checkpoint.index + done)
 
     @property

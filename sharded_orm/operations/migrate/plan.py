@@ -32,6 +32,19 @@ Key = tuple[str, str]
 _SCHEMA_OPERATIONS = frozenset(
     f"django.db.migrations.operations.{module}" for module in ("fields", "models")
 )
+# Likewise operations of django.contrib.postgres, which is not imported here. CreateExtension is none of
+# them: what it sends depends on the extensions of the database, which no snapshot of a shard shows.
+_POSTGRESQL = "django.contrib.postgres.operations"
+_POSTGRESQL_OPERATIONS = frozenset(
+    {
+        "AddIndexConcurrently",
+        "RemoveIndexConcurrently",
+        "AddConstraintNotValid",
+        "ValidateConstraint",
+        "CreateCollation",
+        "RemoveCollation",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,10 @@ class Unit:
             # belong to apps without tables on shards, and so need not run on each shard.
             hints: dict[str, Any] = operation.hints  # type: ignore[attr-defined]  # Both have it
             return router.allow_migrate(self.alias, self.migration.app_label, **hints)
-        return type(operation).__module__ not in _SCHEMA_OPERATIONS
+        kind = type(operation)
+        return kind.__module__ not in _SCHEMA_OPERATIONS and (
+            kind.__module__ != _POSTGRESQL or kind.__name__ not in _POSTGRESQL_OPERATIONS
+        )
 
     def is_atomic(self, number: int) -> bool:
         """Whether an operation gets a transaction of its own if its migration has none.

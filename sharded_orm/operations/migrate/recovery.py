@@ -30,7 +30,8 @@ class RecoveryCheck:
         self, connection: ShardConnectionMixin, schema: SchemaSnapshot, records: Records
     ) -> None:
         self._connection = connection
-        self._schema = schema
+        #: The present schema of the shard.
+        self.schema = schema
         self._records = records
 
     def statements(self, checkpoint: Checkpoint, script: RecordedScript) -> int:
@@ -48,11 +49,12 @@ class RecoveryCheck:
         if checkpoint.settled:
             return len(statements) if checkpoint.settled == "done" else 0
         label, sql = statements[0].label, "; ".join(statement.sql for statement in statements)
+        self._undo_unfinished(sql)
         if statements[0].effect is Effect.ROWS:
             return int(self._by_marker(checkpoint, label, sql))
         before = script.fingerprint_before(checkpoint.index)
         fingerprints = [before, *(statement.after for statement in statements)]
-        fingerprint = self._schema.fingerprint
+        fingerprint = self.schema.fingerprint
         if fingerprints == [before, before]:
             if fingerprint == before and is_repeatable(sql):
                 return 0
@@ -78,7 +80,8 @@ class RecoveryCheck:
             return checkpoint.settled == "done"
         if effect is Effect.ROWS:
             return self._by_marker(checkpoint, label, sql)
-        changed = self._schema.fingerprint != checkpoint.before
+        self._undo_unfinished(sql)
+        changed = self.schema.fingerprint != checkpoint.before
         if is_repeatable(sql):
             # The server runs a single CREATE, ALTER or DROP as a whole or not at all. So the
             # statement took effect if the schema has changed.
@@ -97,6 +100,10 @@ class RecoveryCheck:
         if checkpoint.settled:
             return checkpoint.settled == "done"
         return self._by_marker(checkpoint, label, "")
+
+    def _undo_unfinished(self, sql: str) -> None:
+        if self._connection.undo_unfinished(sql):
+            self.schema = self._connection.schema_snapshot()
 
     def _by_marker(self, checkpoint: Checkpoint, label: str, sql: str) -> bool:
         is_marked = bool(checkpoint.marker) and self._records.is_marked(checkpoint.marker)
@@ -120,7 +127,7 @@ class RecoveryCheck:
         alias = self._connection.alias
         ops: Any = self._connection.ops
         commands = [
-            ops.show_definition_sql(name) for name in self._schema.definitions if name in sql
+            ops.show_definition_sql(name) for name in self.schema.definitions if name in sql
         ]
         return OperationUnclear(
             f"{'.'.join(checkpoint.migration)}{', on the way back' if checkpoint.backwards else ''}:"

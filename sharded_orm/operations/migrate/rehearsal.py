@@ -32,7 +32,9 @@ from sharded_orm.topology.model import ShardGroup
 
 _SUFFIX = "_rehearsal"
 _MAX_SCRIPTS = 64  # Number of scripts that are kept in memory.
-_MAX_SCHEMA_NAME = 64  # Maximum length of a schema's name, in characters.
+_MAX_SCHEMA_NAME = (
+    63  # Maximum length of a schema's name, in bytes (PostgreSQL; MySQL: 64 characters).
+)
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,6 @@ class Rehearsals:
 
 
 def _rehearsal_schema(schema: str) -> str:
-    if len(schema) + len(_SUFFIX) > _MAX_SCHEMA_NAME:
+    if len(schema.encode()) + len(_SUFFIX) > _MAX_SCHEMA_NAME:
         schema = hashlib.sha256(schema.encode()).hexdigest()[:32]
     return schema + _SUFFIX

@@ -15,7 +15,8 @@ class MoveOptions:
     """How keys are moved.
 
     :param max_pause: seconds for which writes of a key may wait until its copy is complete. If they
-        are over, the switch is tried again later. Publishing and comparing come in addition.
+        are over, the switch is tried again later. Storing the last changes and comparing the rows come
+        in addition.
     :param rate: the most rows per second that a worker copies; None for no limit.
     :param workers: number of keys that are moved at once.
     :param keep: for how long the old rows are kept, in tables of their own on the former shard.

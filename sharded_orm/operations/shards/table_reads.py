@@ -38,8 +38,8 @@ class TableRows:
         self._table = self._quote(model._meta.db_table)
         pks = model._meta.pk_fields
         self._pks = [self._quote(pk.column) for pk in pks]
-        # Below, ``_number`` is the SQL type to which an integer primary key is cast. It is None for
-        # other primary keys, because their samples begin at the first row, not at a random one.
+        # ``_number`` is the SQL type to which an integer primary key is cast. It is None for other
+        # primary keys, because their samples begin at the first row, not at a random one.
         number = len(pks) == 1 and isinstance(target_field(pks[0]), IntegerField)
         self._number = _BIG_INTEGER.cast_db_type(wrapper) if number else None
 

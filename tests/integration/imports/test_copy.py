@@ -262,8 +262,7 @@ def test_another_database_with_another_time_zone(site: Site) -> None:
     name = default["NAME"].replace("default", "old")
     site.content["databases"]["old"] = {**default, "NAME": name, "TIME_ZONE": "Asia/Tokyo"}
     site.save()
-    if site.backend == "mysql":
-        site.run("connections['old'].create_shard_database()")
+    site.create_databases()
     site.run(
         """
 with connections["old"].schema_editor() as editor:

@@ -115,9 +115,10 @@ with connections["default"].cursor() as cursor:
 if connections["default"].vendor == "sqlite":
     triggers = execute("default", "SELECT name FROM sqlite_master WHERE type = 'trigger'")
 else:
+    schema = "current_schema()" if connections["default"].vendor == "postgresql" else "DATABASE()"
     triggers = execute(
         "default",
-        "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()",
+        f"SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = {schema}",
     )
 print([name for name in [*names, *(name for name, in triggers)] if "capture" in name])
 """
@@ -324,9 +325,8 @@ def test_an_open_transaction_keeps_the_source_open(site: Site) -> None:
     )
     assert writer.stdout is not None
     assert writer.stdout.readline() == "open\n"
-    if (
-        site.backend == "mysql"
-    ):  # On SQLite, nobody else can write, not even to the journal of runs.
+    # On SQLite, nobody else can write, not even to the journal of runs.
+    if site.backend != "sqlite3":
         error = site.copy("--switch", "--patience", "0.2", code=1).err
         assert "was not closed and can be written as before" in error, error
         assert refused(site, "UPDATE library_book SET title = 'free' WHERE id = 2") == ""
@@ -342,13 +342,15 @@ def test_missing_triggers_are_noticed(site: Site) -> None:
     follow(site)
     site.run(
         "from sharded_orm.backends.change_capture import trigger_name\n"
-        "execute('default', f\"DROP TRIGGER {trigger_name('library_book', 'DELETE')}\")"
+        "table = ' ON library_book' if connections['default'].vendor == 'postgresql' else ''\n"
+        "execute('default', f\"DROP TRIGGER {trigger_name('library_book', 'DELETE')}{table}\")"
     )
     assert "Triggers of --follow are missing on 'default'" in follow(site, code=1).err
     site.copy("--unfollow")
     follow(site)
 
 
+@pytest.mark.parametrize("site", ["sqlite", "mariadb"], indirect=True)
 def test_what_cannot_be_followed_is_refused_before_anything_is_written(site: Site) -> None:
     site.fill()
     site.run(

@@ -80,7 +80,8 @@ class Events:
 
 
 def _place(connection: Any) -> str:
-    name = str(connection.settings_dict["NAME"])
+    settings = connection.settings_dict
+    name = str(settings.get("SCHEMA") or settings["NAME"])
     is_copy = name.endswith("_rehearsal") or name == ":memory:"
     return "copy" if is_copy else str(connection.alias)
 
@@ -106,10 +107,11 @@ def listen(events: Events) -> None:
     CursorWrapper._execute = _execute  # type: ignore[method-assign]
     CursorWrapper._executemany = _executemany  # type: ignore[method-assign]
     BaseDatabaseWrapper._commit = _commit  # type: ignore[method-assign]
-    _listen_below(events)
+    _listen_on_mysql(events)
+    _listen_on_postgresql(events)
 
 
-def _listen_below(events: Events) -> None:
+def _listen_on_mysql(events: Events) -> None:
     """Report statements without a cursor: of schemas, and of several tables in one packet."""
     try:
         from sharded_orm.backends.mysql import snapshot
@@ -140,6 +142,27 @@ def _listen_below(events: Events) -> None:
 
     NodeSession.rows_in = one_by_one  # type: ignore[method-assign]
     snapshot.create_schema, snapshot.drop_schema = recorded_create, recorded_drop
+
+
+def _listen_on_postgresql(events: Events) -> None:
+    """Report statements without a cursor of Django's: what is about whole schemas."""
+    try:
+        from sharded_orm.backends.postgresql.base import DatabaseWrapper
+    except ImportError:
+        return
+
+    def report(name: str) -> None:
+        method = getattr(DatabaseWrapper, name)
+
+        def reported(self: Any, *arguments: Any) -> Any:
+            events(_place(self), name)
+            return method(self, *arguments)
+
+        setattr(DatabaseWrapper, name, reported)
+
+    # A schema is built in one transaction. The copy is dropped, and made anew, before its definitions are.
+    for name in ("create_shard_database", "build_schema", "structural_copy"):
+        report(name)
 
 
 # ##### Weaker engines, which the tests must detect #####
@@ -220,9 +243,12 @@ def _marker_alone() -> None:
 
 def _no_lock() -> None:
     """The engine does not wait for a statement that is still running in the server."""
-    from sharded_orm.backends.mysql.base import DatabaseWrapper
+    from sharded_orm import runtime
+    from sharded_orm.backends.group.member import ShardConnectionMixin
 
-    DatabaseWrapper.lock_schema = lambda self, seconds: True  # type: ignore[method-assign]
+    connection: Any = connections[runtime.group("shop").shard(0).alias]
+    assert isinstance(connection, ShardConnectionMixin)
+    type(connection).lock_schema = lambda self, seconds: True  # type: ignore[method-assign]
 
 
 def _never_unclear() -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tests.integration.migrate import kill_plan, kill_server
 from tests.integration.migrate.fleet_project import NODES, ROOT, Done, Fleet, fleet_on
 from tests.integration.migrate.kill_server import Moment
 from tests.patience import PATIENCE
+from tests.services import find_program
+from tests.services.postgresql import DATABASE, FOLDERS
 
 SHARDS = 6
 NEVER = Moment()
@@ -37,6 +39,7 @@ class Killing:
     fleet: Fleet
     store: Store
     server: subprocess.Popen[str]
+    backend: str
     #: Ablations of the engine that all commands use; see ``kill_server.ABLATIONS``.
     ablations: Sequence[str] = ()
     _number: int = 0
@@ -224,6 +227,7 @@ class Store:
     def keep(self) -> None: ...
     def put_back(self) -> None: ...
     def execute(self, alias: str, statement: str) -> None: ...
+    def close(self) -> None: ...
 
 
 class Files(Store):
@@ -324,6 +328,67 @@ class Schemas(Store):
             connection.close()
 
 
+class PostgreSQLSchemas(Store):
+    """Schemas of PostgreSQL servers, restored from what ``pg_dump`` has written."""
+
+    def __init__(self, addresses: Sequence[Any], prefix: str) -> None:
+        self._addresses = addresses[: len(NODES)]
+        self._prefix = prefix
+        self._connections = [self._connect(address) for address in self._addresses]
+        self._kept: list[str] = []
+
+    def keep(self) -> None:
+        program = find_program("PostgreSQL", "pg_dump", folders=FOLDERS)
+        for address in self._addresses:
+            given = address.psycopg(DATABASE)
+            dumped = subprocess.run(
+                [program, "--inserts", "--host", given["host"], "--port", str(given["port"]),
+                 "--username", given["user"], "--schema", f"{self._prefix}shop*", DATABASE],
+                env={**os.environ, "PGPASSWORD": given["password"]},
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            lines = dumped.stdout.splitlines(keepends=True)
+            # Lines with a backslash are for psql.
+            self._kept.append("".join(line for line in lines if not line.startswith("\\")))
+
+    def put_back(self) -> None:
+        for connection, kept in zip(self._connections, self._kept, strict=True):
+            names = f"SELECT nspname FROM pg_namespace WHERE nspname ^@ '{self._prefix}shop'"
+            gone = [f'DROP SCHEMA "{name}" CASCADE' for (name,) in self.rows(connection, names)]
+            for statement in [*gone, kept, "RESET ALL"]:
+                self.rows(connection, statement)
+        with closing(self._connect(self._addresses[0], f"{self._prefix}default")) as connection:
+            for table in ("script", "step", "run"):
+                self.rows(connection, f"DELETE FROM sharded_orm_{table}")
+
+    def execute(self, alias: str, statement: str) -> None:
+        schema = f"{self._prefix}{alias}"
+        for connection in self._connections:
+            if self.rows(connection, f"SELECT FROM pg_namespace WHERE nspname = '{schema}'"):
+                self.rows(connection, f'SET search_path TO "{schema}"')
+                self.rows(connection, statement)
+
+    @property
+    def first(self) -> Any:
+        """A connection to the server of shard 0."""
+        return self._connections[0]
+
+    @staticmethod
+    def rows(connection: Any, statement: str) -> list[Any]:
+        done = connection.execute(statement)
+        return list(done.fetchall()) if done.description else []
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    @staticmethod
+    def _connect(address: Any, database: str = DATABASE) -> Any:
+        import psycopg
+
+        return psycopg.connect(**address.psycopg(database), autocommit=True)
+
+
 @contextmanager
 def killing_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Killing]:
     """Shards 0, 1, 3 and 4 have the first migration and rows; 2 and 5 do not exist."""
@@ -336,8 +401,9 @@ def killing_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
             name = fleet.python(
                 "from django.conf import settings as s\nprint(s.DATABASES['default']['NAME'])"
             ).strip()
-            store = Schemas(request.getfixturevalue("mariadb_nodes"), name.removesuffix("default"))
-        killing = Killing(fleet, store, _serve(fleet))
+            kind = Schemas if backend == "mariadb" else PostgreSQLSchemas
+            store = kind(request.getfixturevalue(f"{backend}_nodes"), name.removesuffix("default"))
+        killing = Killing(fleet, store, _serve(fleet), backend)
         try:
             some = ("--shards", "0,1,3,4")
             done = killing.run("migrate_shards", "shop", "0001", "--create", *some)
@@ -352,8 +418,7 @@ def killing_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> It
             yield killing
         finally:
             killing.close()
-            if isinstance(store, Schemas):
-                store.close()
+            store.close()
 
 
 def _serve(fleet: Fleet) -> subprocess.Popen[str]:

@@ -21,6 +21,7 @@ from tests.integration.migrate.kill_server import Moment
 from tests.integration.migrate.killing import (
     Killing,
     NotAsItShouldBe,
+    PostgreSQLSchemas,
     Schemas,
     killing_on,
 )
@@ -44,7 +45,7 @@ class Undisturbed:
     promised: dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "mariadb"])
+@pytest.fixture(scope="module", params=["sqlite", "mariadb", "postgresql"])
 def undisturbed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Undisturbed]:
@@ -70,7 +71,14 @@ def killing(undisturbed: Undisturbed) -> Iterator[Killing]:
 @pytest.fixture
 def on_mariadb(killing: Killing) -> Schemas:
     if not isinstance(killing.store, Schemas):
-        pytest.skip("no server outlives its client")
+        pytest.skip("a test of MariaDB's statements")
+    return killing.store
+
+
+@pytest.fixture
+def on_postgresql(killing: Killing) -> PostgreSQLSchemas:
+    if not isinstance(killing.store, PostgreSQLSchemas):
+        pytest.skip("a test of PostgreSQL's statements")
     return killing.store
 
 
@@ -277,17 +285,87 @@ def test_a_statement_that_dies_with_its_client_is_run_again(
     killing.check(undisturbed.promised, ["shop_00000"])
 
 
+# An ALTER TABLE that waits, in the server, as long as a test has the lock 42.
+_WAITING_MIGRATION = """
+from django.db import migrations
+
+class Migration(migrations.Migration):
+    atomic = {atomic}
+    dependencies = [("shop", "0007_nothing")]
+    operations = [
+        migrations.RunSQL(
+            "ALTER TABLE shop_order ADD COLUMN late integer"
+            " DEFAULT length(pg_advisory_xact_lock_shared(42)::text)"
+        )
+    ]
+"""
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["alone", "in a transaction"])
+@pytest.mark.parametrize("ablations", [[], ["no lock"]], ids=["", "no lock"])
+def test_a_statement_in_the_server_is_waited_for(
+    atomic: bool, ablations: list[str], killing: Killing, on_postgresql: PostgreSQLSchemas
+) -> None:
+    """The session of a killed process holds its locks until its statement has ended.
+
+    The statement has taken effect then, or is rolled back if the migration is one transaction.
+    """
+    store = on_postgresql
+    assert not killing.migrate(ONE).status
+    path = killing.fleet.folder / "shop/migrations/0008_waits.py"
+    path.write_text(_WAITING_MIGRATION.format(atomic=atomic))
+    killing.ablations = ablations
+    store.rows(store.first, "SELECT pg_advisory_lock(42)")
+    try:
+        started = killing.start("migrate_shards", *ONE)
+        wait_for_sessions(store, "advisory", "ALTER TABLE")
+        started.kill()
+        assert started.end().status == -signal.SIGKILL
+        again = killing.start("migrate_shards", *ONE)
+        if ablations:
+            # It reads the schema as it was before, and tries the statement a second time.
+            wait_for_sessions(store, "relation", "ALTER TABLE")
+        else:
+            wait_for_sessions(store, "advisory", "pg_advisory_lock")
+    finally:
+        store.rows(store.first, "SELECT pg_advisory_unlock(42)")
+    done = again.end()
+    path.unlink()
+    if ablations and not atomic:
+        assert done.status == 1
+        assert 'column "late" of relation "shop_order" already exists' in done.err
+        return
+    assert done.status == 0, done.err
+    found = killing.look()
+    assert '"late" integer' in found["shards"]["shop_00000"]["definitions"]["shop_order"]
+    assert ["shop", "0008_waits"] in found["shards"]["shop_00000"]["records"]
+    assert not found["left"] and not found["unfinished"]
+
+
+def wait_for_sessions(store: PostgreSQLSchemas, event: str, text: str) -> None:
+    """Wait until a statement with ``text`` waits for a lock of the kind ``event``."""
+    until = time.monotonic() + PATIENCE
+    while not store.rows(
+        store.first,
+        "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        f" AND wait_event = '{event}' AND position('{text}' in query) > 0",
+    ):
+        assert time.monotonic() < until, f"no {text!r} waits for {event!r}"
+
+
 # ##### Weaker engines #####
 
 # A statement that changes the schema, in no transaction, has just run.
 AFTER_A_CHANGE = {
     "sqlite": Moment(1, parts=["shop_00000 CREATE TABLE", '"old" bigint']),
     "mariadb": Moment(1, parts=["shop_00000 ALTER TABLE", "ADD COLUMN `mark`"]),
+    "postgresql": Moment(1, parts=["shop_00000 ALTER TABLE", 'ADD COLUMN "extra"']),
 }
 # The first of two statements of one operation has just run.
 IN_A_STRETCH = {
     "sqlite": Moment(1, parts=["shop_00000 DROP TABLE"], nth=5),
     "mariadb": Moment(1, parts=["shop_00000 ALTER TABLE", "ADD COLUMN `extra`"]),
+    "postgresql": Moment(1, parts=["shop_00000 ALTER TABLE", 'ADD COLUMN "extra"']),
 }
 BEFORE_ROWS = Moment(0, parts=["shop_00000", "'sql c'"])
 AFTER_ROWS = Moment(2, parts=["shop_00000", "'sql c'"])  # and after their commit
@@ -314,7 +392,7 @@ def test_a_weaker_engine_is_found_out(
 ) -> None:
     """The engine survives this kill; without one of its precautions it does not."""
     if isinstance(moment, dict):
-        moment = moment["mariadb" if isinstance(killing.store, Schemas) else "sqlite"]
+        moment = moment[killing.backend]
     killing.run_until_killed(ONE, moment)
     killing.run_to_end(ONE)
     killing.check(undisturbed.promised, ALIASES[:1])

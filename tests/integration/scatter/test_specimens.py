@@ -5,20 +5,23 @@ from __future__ import annotations
 import datetime
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.postgres.aggregates import ArrayAgg, BoolAnd, JSONBAgg
+from django.contrib.postgres.functions import RandomUUID, TransactionNow
 from django.contrib.postgres.search import SearchQuery, SearchRank, SearchVector
 from django.core.exceptions import FieldError
-from django.db import DataError, ProgrammingError, connections
+from django.db import DataError, ProgrammingError, connections, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 from django.db.models import (
     Avg,
     CharField,
     Count,
+    DateTimeField,
     DurationField,
     ExpressionWrapper,
     F,
@@ -35,12 +38,13 @@ from django.db.models import (
     Variance,
 )
 from django.db.models.fields.json import KeyTextTransform, KeyTransform
-from django.db.models.functions import Cast, Collate, Concat, Lower
+from django.db.models.functions import Cast, Collate, Concat, Lower, Now
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from sharded_orm import scatter
 from sharded_orm.exceptions import ScatterNotSupported
+from sharded_orm.scatter import merge, plan
 from tests.integration.scatter import queries
 from tests.integration.scatter.conftest import (
     SHARDS,
@@ -304,3 +308,158 @@ def test_aggregates(rows: list[Any], condition: Q | None, made: list[Any]) -> No
         lambda: queryset.aggregate(**aggregates),
         lambda: scatter.aggregate(queryset, targets(queryset), aggregates),
     )
+
+
+# -- Fixed cases
+
+
+def test_text_has_the_order_of_its_collation() -> None:
+    texts = ["b", "A", "a", "Ä", "z", "B", None, "ö"]
+    store([model()(id=n, owner=n % 5, text=text) for n, text in enumerate(texts)])
+    queryset = specimens().order_by(Collate("text", "sv-x-icu"))
+    assert [row.text for row in fetch(queryset)] == ["a", "A", "b", "B", "z", "Ä", "ö", None]
+
+
+def test_streams_are_merged_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "ROUND", 2)
+    monkeypatch.setattr("sharded_orm.scatter.api.STREAM_BATCH", 1)
+    store([model()(id=n, owner=n % 5, text=chr(97 + n * 7 % 26) * 2) for n in range(60)])
+    queryset = specimens().order_by(Collate("text", "und-x-icu").desc(), "id")
+    assert fetch(queryset, stream=True, chunk_size=3) == list(queryset)
+
+
+def test_shards_in_transactions_are_ranked_there() -> None:
+    store([model()(id=n, owner=n % 5, text="bAaB"[n % 4]) for n in range(12)])
+    queryset = specimens().order_by(Collate("text", "und-x-icu"), "id")
+    with ExitStack() as stack:
+        for alias in ALIASES[:-1]:
+            stack.enter_context(transaction.atomic(using=alias))
+            with connections[alias].cursor() as cursor:
+                # No other session can read the table now.
+                cursor.execute("LOCK TABLE specimens_specimen IN ACCESS EXCLUSIVE MODE")
+        assert fetch(queryset) == list(queryset)
+
+
+def test_nodes_that_sort_differently_are_refused() -> None:
+    for alias, locale in (("photos_00000", "de"), ("photos_00008", "sv")):
+        with connections[alias].node_cursor() as cursor:
+            cursor.execute("CREATE SCHEMA IF NOT EXISTS extensions")
+            cursor.execute("DROP COLLATION IF EXISTS extensions.here")
+            cursor.execute(
+                f"CREATE COLLATION extensions.here (provider = icu, locale = '{locale}')"
+            )
+    store([model()(id=n, owner=n, text="aä"[n % 2]) for n in range(5)])
+    with pytest.raises(ScatterNotSupported, match=r"'db1' and 'db2'.*Collate"):
+        fetch(specimens().order_by(Collate("text", "here")))
+
+
+@pytest.fixture
+def column_type(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Another type of the text column, given in SQL."""
+    for alias in ("photos_00000", "photos_00008"):
+        with connections[alias].node_cursor() as cursor:
+            cursor.execute("CREATE SCHEMA IF NOT EXISTS extensions")
+            cursor.execute("CREATE EXTENSION IF NOT EXISTS citext SCHEMA extensions")
+    for alias in ALIASES:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("CREATE COLLATION own (provider = icu, locale = 'de')")
+            cursor.execute(f"ALTER TABLE specimens_specimen ALTER text TYPE {request.param}")
+    yield
+    for alias in ALIASES:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(
+                "ALTER TABLE specimens_specimen ALTER text TYPE text COLLATE pg_catalog.default"
+            )
+            cursor.execute("DROP COLLATION own")
+
+
+@pytest.mark.parametrize("column_type", ["extensions.citext"], indirect=True)
+def test_texts_without_case(column_type: None) -> None:
+    texts = ["b", "A", "a", "B", "c", "C", "a"]
+    store([model()(id=n, owner=n % 5, text=text) for n, text in enumerate(texts)])
+    for queryset in (
+        specimens().filter(text="A").order_by("id"),
+        specimens().order_by("text", "id"),
+        specimens().order_by("-text", "id")[:4],
+    ):
+        assert fetch(queryset) == list(queryset)
+    counted = specimens().values("text").annotate(n=Count("id")).order_by("text")
+    found = [(row["text"].lower(), row["n"]) for row in fetch(counted)]
+    assert found == [("a", 3), ("b", 2), ("c", 2)]
+    assert len(fetch(specimens().values("text").distinct())) == 3
+
+
+@pytest.mark.parametrize("column_type", ["text COLLATE own"], indirect=True)
+def test_collations_of_each_schema_are_refused(column_type: None) -> None:
+    store([model()(id=n, owner=n % 5, text="aä"[n % 2]) for n in range(10)])
+    queryset = specimens().order_by("text", "id")
+    if plan.BATCH == 1:
+        assert fetch(queryset) == list(queryset)
+    else:
+        with pytest.raises(ScatterNotSupported, match="Collate"):
+            fetch(queryset)
+    queryset = specimens().order_by(Collate("text", "C"), "id")
+    assert fetch(queryset) == list(queryset)
+
+
+def test_months_are_compared_and_not_added() -> None:
+    lengths = ["1 month", "30 days", "29 days 24:00:01", "1 year", "360 days", "-1 month"]
+    store([model()(id=n, owner=n % 5) for n in range(6)])
+    for number, length in enumerate(lengths):
+        everywhere(f"UPDATE specimens_specimen SET took = '{length}' WHERE id = {number}")
+    queryset = specimens().order_by("took", "id")
+    assert fetch(queryset) == list(queryset)
+    assert scatter.aggregate(queryset, targets(queryset), {"n": Count("took", distinct=True)}) == {
+        "n": 4
+    }
+    for aggregate in (Sum("took"), Avg("took")):
+        with pytest.raises(ScatterNotSupported, match="months"):
+            scatter.aggregate(queryset, targets(queryset), {"x": aggregate})
+
+
+def test_infinite_dates_are_the_error_that_django_has() -> None:
+    store([model()(id=n, owner=n) for n in range(5)])
+    everywhere("UPDATE specimens_specimen SET period = '[2026-01-01,infinity)' WHERE id = 3")
+    queryset = specimens().annotate(
+        end=Func(F("period"), function="upper", output_field=DateTimeField())
+    )
+    for read in (list, fetch):
+        with pytest.raises(DataError):
+            read(queryset.order_by("end"))
+
+
+def test_a_sum_of_floats_that_overflows() -> None:
+    store([model()(id=n, owner=n, ratio=1e308) for n in range(5)])
+    queryset = specimens()
+    with pytest.raises(DataError):
+        queryset.aggregate(x=Sum("ratio"))
+    with pytest.raises(ScatterNotSupported, match="overflows"):
+        scatter.aggregate(queryset, targets(queryset), {"x": Sum("ratio")})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda q: q.order_by(RandomUUID()),
+        lambda q: q.annotate(x=TransactionNow()).order_by("x"),
+        lambda q: q.annotate(x=Now()).order_by("-x", "id"),
+        lambda q: q.annotate(x=TransactionNow()).values("x").annotate(n=Count("id")),
+        lambda q: q.annotate(x=RandomUUID()).values("x").distinct(),
+        lambda q: q.order_by().distinct("text"),
+        lambda q: q.order_by("text").distinct("text", "tags"),
+        lambda q: q.values("owner").annotate(n=ArrayAgg("text")).order_by("owner"),
+    ],
+)
+def test_refused(build: Callable[[Any], Any]) -> None:
+    store([model()(id=n, owner=n) for n in range(5)])
+    with pytest.raises(ScatterNotSupported):
+        fetch(build(specimens()))
+
+
+def test_statements_of_many_shards_are_not_compiled_by_the_server() -> None:
+    with connections["photos_00000"].node_cursor() as cursor:
+        cursor.execute("SELECT current_setting('jit'), current_setting('search_path')")
+        assert cursor.fetchall() == [("off", '"extensions"')]
+    with connections["photos_00000"].cursor() as cursor:
+        cursor.execute("SELECT current_setting('jit')")
+        assert cursor.fetchall() == [("on",)]

@@ -95,27 +95,42 @@ class HandMove:
             return list(cursor.fetchall()) if cursor.description else []
 
 
+_EVENTS = ("INSERT", "UPDATE", "DELETE")
+
+
+def refusal(connection: Any, message: str = MARKER) -> str:
+    """Return the statement with which a trigger refuses a write."""
+    return {
+        "sqlite": f"SELECT RAISE(ABORT, '{message}')",
+        "mysql": f"SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = '{message}'",
+        "postgresql": f"RAISE '{message}' USING ERRCODE = '{SQLSTATE}'",
+    }[connection.vendor]
+
+
 def close_fence(shard: int, table: str) -> None:
     """Make triggers that refuse every write to ``table`` on ``shard``."""
     connection = connections[alias(shard)]
-    refusal = (
-        f"SELECT RAISE(ABORT, '{MARKER}')"
-        if connection.vendor == "sqlite"
-        else f"SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = '{MARKER}'"
-    )
+    body = f"BEGIN {refusal(connection)}; END"
     with connection.cursor() as cursor:
-        for event in ("INSERT", "UPDATE", "DELETE"):
+        if connection.vendor == "postgresql":
             cursor.execute(
-                f"CREATE TRIGGER fence_{table}_{event} BEFORE {event} ON {table} FOR EACH ROW"
-                f" BEGIN {refusal}; END"
+                "CREATE OR REPLACE FUNCTION fence_refuses() RETURNS trigger LANGUAGE plpgsql"
+                f" AS $$ {body} $$"
+            )
+            body = "EXECUTE FUNCTION fence_refuses()"
+        for event in _EVENTS:
+            cursor.execute(
+                f"CREATE TRIGGER fence_{table}_{event} BEFORE {event} ON {table} FOR EACH ROW {body}"
             )
 
 
 def open_fence(shard: int, table: str, *events: str) -> None:
     """Drop the triggers of :func:`close_fence`; by default for all events."""
-    with connections[alias(shard)].cursor() as cursor:
-        for event in events or ("INSERT", "UPDATE", "DELETE"):
-            cursor.execute(f"DROP TRIGGER IF EXISTS fence_{table}_{event}")
+    connection = connections[alias(shard)]
+    on_table = f" ON {table}" if connection.vendor == "postgresql" else ""
+    with connection.cursor() as cursor:
+        for event in events or _EVENTS:
+            cursor.execute(f"DROP TRIGGER IF EXISTS fence_{table}_{event}{on_table}")
 
 
 def elsewhere(run: Callable[[], object]) -> Callable[[], None]:

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import F
 
 import sharded_orm
 from sharded_orm import runtime
-from sharded_orm.backends.fence import SQLSTATE
 from sharded_orm.backends.write_hooks import route_check
 from sharded_orm.exceptions import KeyFenced, KeyMoved
 from sharded_orm.models.moves import repetition
@@ -27,6 +26,7 @@ from tests.queries.moves.hand_move import (
     alias,
     close_fence,
     open_fence,
+    refusal,
 )
 
 CONFIG = runtime.config
@@ -170,10 +170,11 @@ def test_inside_a_transaction_the_whole_transaction_fails(fence: None, name: str
 
 def test_another_error_with_the_same_code_is_not_taken_for_it(move: HandMove) -> None:
     connection = connections[alias(SOURCE)]
-    if connection.vendor == "sqlite":
-        sql = "INSERT INTO no_such_table VALUES (1)"
-    else:
-        sql = f"SIGNAL SQLSTATE '{SQLSTATE}' SET MESSAGE_TEXT = 'of the project'"
-    with pytest.raises(OperationalError) as caught, connection.cursor() as cursor:
+    sql = {
+        "sqlite": "INSERT INTO no_such_table VALUES (1)",
+        "mysql": refusal(connection, "of the project"),
+        "postgresql": f"DO $$ BEGIN {refusal(connection, 'of the project')}; END $$",
+    }[connection.vendor]
+    with pytest.raises(DatabaseError) as caught, connection.cursor() as cursor:
         cursor.execute(sql)
     assert not isinstance(caught.value, KeyMoved)

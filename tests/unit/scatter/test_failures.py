@@ -27,6 +27,15 @@ def of_sqlite(cls: type[DatabaseError], text: str, code: int | None) -> Exceptio
     return error
 
 
+def of_postgresql(cls: type[Exception], state: str | None, text: str = "") -> Exception:
+    """Return an error of PostgreSQL as Django wraps it."""
+    cause = Exception(text)
+    cause.sqlstate = state  # type: ignore[attr-defined]  # as an error of psycopg
+    error = cls(text or state)
+    error.__cause__ = cause
+    return error
+
+
 SHARD = [
     OperationalError(2003, "Can't connect"), OperationalError(2013, "Lost connection"),
     OperationalError(1040, "Too many connections"), OperationalError(1045, "Access denied"),
@@ -42,12 +51,19 @@ SHARD = [
     of_sqlite(OperationalError, "attempt to write a readonly database", sqlite3.SQLITE_READONLY),
     of_sqlite(DatabaseError, "file is not a database", sqlite3.SQLITE_NOTADB),
     of_sqlite(DatabaseError, "database disk image is malformed", sqlite3.SQLITE_CORRUPT),
+    of_postgresql(OperationalError, None, "connection refused"),
+    *(of_postgresql(OperationalError, state) for state in (
+        "08006", "28P01", "3D000", "53200", "53300", "57014", "57P01", "55P03", "40001", "40P01",
+        "25006", "58030", "XX001",
+    )),
+    of_postgresql(ProgrammingError, "3F000"),
 ]  # fmt: skip
 EITHER = [
     ProgrammingError(1146, "Table 'a.b' doesn't exist"), OperationalError(1054, "Unknown column"),
     OperationalError(1142, "SELECT command denied"), OperationalError(1143, "command denied"),
     of_sqlite(OperationalError, "no such table: a", sqlite3.SQLITE_ERROR),
     of_sqlite(OperationalError, "no such column: a.b", sqlite3.SQLITE_ERROR),
+    *(of_postgresql(ProgrammingError, state) for state in ("42P01", "42703", "42501")),
 ]  # fmt: skip
 QUERY = [
     ProgrammingError(1064, "syntax"), OperationalError(1305, "FUNCTION a.b does not exist"),
@@ -58,6 +74,8 @@ QUERY = [
     of_sqlite(OperationalError, "too many SQL variables", sqlite3.SQLITE_ERROR),
     of_sqlite(OperationalError, "user-defined function raised exception", sqlite3.SQLITE_ERROR),
     of_sqlite(OperationalError, "Could not decode to UTF-8 column", None),
+    *(of_postgresql(DataError, state) for state in ("22012", "22003", "42883", "42804", "42601")),
+    of_postgresql(InterfaceError, "54000"), of_postgresql(OperationalError, "54001"),
 ]  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sharded_orm.scatter.arithmetic import quotient, rounded_quotient
 from sharded_orm.scatter.comparison import Column, SQLiteComparison
 from sharded_orm.scatter.partial_aggregates import Merger, Partial, total_of
 
@@ -55,25 +54,6 @@ def test_sums_of_many_digits_are_exact() -> None:
     digits = Decimal("1" * 40)
     rows = [[digits, 0], [Decimal("0.5"), 1]]
     assert merge(rows, Partial(0, "sum", (0,))) == [Decimal("1" * 40 + ".5")]
-
-
-@pytest.mark.parametrize(
-    ("total", "count", "expected"),
-    [
-        (Decimal(2), 3, "0.6667"),
-        (Decimal(-2), 3, "-0.6667"),
-        (Decimal(1), 8, "0.1250"),
-        (Decimal("0.01"), 3, "0.003333"),
-        (Decimal(1), 32000, "0.0000"),
-    ],
-)
-def test_quotients_have_four_places_more(total: Decimal, count: int, expected: str) -> None:
-    assert str(quotient(total, count)) == expected
-
-
-def test_averages_of_durations_are_rounded_once() -> None:
-    assert rounded_quotient(Decimal(49999), 100000) == 0
-    assert rounded_quotient(1, 2) == 1
 
 
 def test_totals_of_distinct_values() -> None:
