@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sharded_orm.conf.values import unknown_keys
+from sharded_orm.conf.values import seconds, unknown_keys
 from sharded_orm.topology.document import merged
 from sharded_orm.topology.model import MAX_WEIGHT, is_weight
 
@@ -22,6 +22,7 @@ KEYS = {
 # shards, even a node that has only replicas.
 _NO_DEFAULTS = {"CAPACITY"}
 _OPERATOR_KEYS = {"USER", "PASSWORD"}
+_POOL_KEYS = {"MAX", "TIMEOUT"}
 # The settings of a node whose type is checked. For each: the permitted types, and how an error
 # message names them. The types of other settings are not checked.
 _TYPES: Mapping[str, tuple[Any, str]] = {
@@ -85,6 +86,8 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
     if "OPERATOR" in node and "OPERATOR" not in wrong:
         problems += unknown_keys(f"{where}OPERATOR: ", node["OPERATOR"], _OPERATOR_KEYS)
     settings = {key: value for key, value in node.items() if key not in wrong}
+    if node.get("POOL") and "POOL" not in wrong:
+        _check_pool(where, node["POOL"], node.get("ENGINE"), problems)
     if "CAPACITY" in node and not is_weight(node["CAPACITY"]):
         problems.append(
             f"{where}CAPACITY must be a number from 0 to {MAX_WEIGHT:,}, not {node['CAPACITY']!r}"
@@ -103,6 +106,19 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
     elif engine == _POSTGRESQL and not (node.get("NAME") or _has_service(node)):
         problems.append(f"{where}NAME must be the database that holds the shards' schemas")
     return settings
+
+
+def _check_pool(where: str, pool: Mapping[str, Any], engine: Any, problems: list[str]) -> None:
+    has_schemas = engine not in (_MYSQL, _SQLITE)
+    keys = _POOL_KEYS | ({"MAX_SCHEMAS"} if has_schemas else set())
+    problems += unknown_keys(f"{where}POOL: ", pool, keys)
+    for key in ("MAX", "MAX_SCHEMAS"):
+        value = pool.get(key)
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if value is not None and not is_number:
+            problems.append(f"{where}POOL: {key} must be a number from 1, not {value!r}")
+    if "TIMEOUT" in pool:
+        seconds(f"{where}POOL: ", "TIMEOUT", pool, 1, problems)
 
 
 def _has_service(node: Mapping[str, Any]) -> bool:

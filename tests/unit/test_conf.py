@@ -171,6 +171,26 @@ def test_one_error_lists_all_that_is_wrong_and_no_password() -> None:
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("pool", "problem"),
+    [
+        ({"MAXIMUM": 5}, "unknown key 'MAXIMUM'; valid keys are ['MAX', 'MAX_SCHEMAS', 'TIMEOUT']"),
+        ({"MAX": 0}, "MAX must be a number from 1, not 0"),
+        ({"MAX": True}, "MAX must be a number from 1, not True"),
+        ({"MAX_SCHEMAS": "many"}, "MAX_SCHEMAS must be a number from 1, not 'many'"),
+        ({"TIMEOUT": -1}, "TIMEOUT must be a positive number of seconds, not -1"),
+    ],
+)
+def test_the_pool_of_a_node(pool: dict[str, Any], problem: str) -> None:
+    node = {"ENGINE": "sharded_orm.backends.postgresql", "NAME": "site", "HOST": "one"}
+    with pytest.raises(InvalidConfiguration) as caught:
+        conf.parse(broken(NODES__a={**node, "POOL": pool}))
+    assert f"node 'a': POOL: {problem}" in str(caught.value)
+    conf.parse(broken(NODES__a={**node, "POOL": {"MAX": 5, "TIMEOUT": 2, "MAX_SCHEMAS": 50}}))
+    with pytest.raises(InvalidConfiguration, match="unknown key 'MAX_SCHEMAS'"):
+        conf.parse(broken(NODES__a__POOL={"MAX_SCHEMAS": 50}))
+
+
 def test_a_node_given_as_a_url_is_not_shown() -> None:
     with pytest.raises(InvalidConfiguration) as caught:
         conf.parse(broken(NODES__a="mysql://user:s3cret@host"))

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from django.db import IntegrityError
 from MySQLdb import MySQLError, OperationalError, ProgrammingError
 from MySQLdb.cursors import BaseCursor, Cursor, CursorStoreResultMixIn
 
 from sharded_orm.backends.mysql import traces
 from sharded_orm.backends.mysql.connection import VirtualConnection
+from sharded_orm.backends.mysql.errors import error_for_callers
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_syntax_error
 from sharded_orm.backends.mysql.statement_kind import (
     SEVERAL_STATEMENTS,
@@ -29,9 +29,6 @@ from sharded_orm.backends.mysql.statement_kind import (
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
-# Error codes for which Django raises IntegrityError rather than OperationalError, as in
-# django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror.
-_INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
 # Seconds. A read that loses its session is repeated only if it has run for less than this time. After a
 # longer time, the read may have been killed because it was slow.
 RETRY_WITHIN = 1.0
@@ -91,6 +88,7 @@ class LeaseMixin(BaseCursor):
         """Run one statement, and return its row count as the driver's cursor does.
 
         :raises django.db.IntegrityError: for the same error codes as with Django's cursors.
+        :raises ShardDatabaseMissing: the schema does not exist.
         """
         connection = self.connection
         if connection is None:
@@ -105,8 +103,8 @@ class LeaseMixin(BaseCursor):
                 return self._run_free(connection, kind, query, args)
             return self._run_held(connection, kind, query, args)
         except OperationalError as exc:
-            if exc.args and exc.args[0] in _INTEGRITY_ERRORS:
-                raise IntegrityError(*exc.args) from exc
+            if (error := error_for_callers(exc, connection)) is not None:
+                raise error from exc
             raise
 
     def _run_free(
@@ -409,8 +407,8 @@ class LeaseMixin(BaseCursor):
             connection.pin("CALL")
             return super().callproc(procname, args)
         except OperationalError as exc:
-            if exc.args and exc.args[0] in _INTEGRITY_ERRORS:
-                raise IntegrityError(*exc.args) from exc
+            if (error := error_for_callers(exc, connection)) is not None:
+                raise error from exc
             raise
 
     def _query(self, statement: bytes) -> Any:

@@ -154,6 +154,8 @@ class PostgreSQLConnection:
         self.only_reads = True
         #: Whether nobody has checked yet in this transaction that the schema exists.
         self.is_unguarded = False
+        #: The tables, each with its schema, that the statements name; only for cursors of a node.
+        self.tables: set[tuple[str, str]] = set()
         #: Whether the pinned session has a search path that the project has set.
         self.has_own_path = False
         #: Whether the session is kept because hold() was called, and release() was not called yet.
@@ -352,6 +354,8 @@ class PostgreSQLConnection:
         session = self.pool.lease()
         if self.schema is not None:
             session.schemas.add(self.schema)
+        elif self.tables:
+            session.tables |= self.tables
         return session
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from django.db.backends.postgresql.base import Cursor as StockCursor
 from psycopg import sql
 from psycopg.adapt import Transformer
-from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, TransactionStatus
 
 from sharded_orm.backends.postgresql.connection import (
     BEGIN,
@@ -385,8 +385,27 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     @contextmanager
     def copy(self, statement: Any, params: Any = None, **options: Any) -> Iterator[Any]:
         self._refuse_special(statement, "copy")
-        with self._block(), super().copy(statement, params, **options) as copy:
-            yield copy
+        with self._block(), self._whole_errors():
+            with super().copy(statement, params, **options) as copy:
+                yield copy
+
+    @contextmanager
+    def _whole_errors(self) -> Iterator[None]:
+        """Raise the driver's error if a pooler reports the loss of its session by two results.
+
+        The driver expects one result at the end of COPY, and fails with a ValueError then.
+        """
+        try:
+            yield
+        except ValueError as exc:
+            if self._conn.pgconn.transaction_status == TransactionStatus.IDLE:
+                raise
+            if self._conn.pgconn.status == ConnStatus.OK:
+                with suppress(psycopg.Error):
+                    self._pgconn.consume_input()
+            if self._conn.pgconn.status == ConnStatus.OK:
+                raise
+            raise psycopg.OperationalError("the connection was lost in the middle of COPY") from exc
 
     def stream(self, query: Any, params: Any = None, **options: Any) -> Iterator[Any]:
         self._refuse_special(query, "stream")

@@ -24,6 +24,8 @@ from sharded_orm.backends.signals import session_opened
 #: otherwise. The server's process keeps about 13 kB for each table that was read and 25 kB for each
 #: that was written, for good. docs/decisions/0037-postgresql.md has the measurements.
 MAX_SCHEMAS = 200
+#: A session that reads tables of many schemas in one query counts a schema for so many tables.
+TABLES_OF_A_SCHEMA = 10
 
 
 class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
@@ -75,7 +77,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         self._sender = sender
 
     def release(self, session: PostgreSQLNodeSession) -> None:
-        if len(session.schemas) > self.max_schemas and not self.has_pooler:
+        used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
+        if used > self.max_schemas and not self.has_pooler:
             self.discard(session)
         else:
             super().release(session)

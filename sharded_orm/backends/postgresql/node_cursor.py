@@ -5,6 +5,7 @@ Queries that read many shards of a node at once use these cursors.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sharded_orm.backends.postgresql.connection import (
@@ -31,6 +32,10 @@ _PATH = (
 ).encode()
 
 
+# The name of a table with its schema. Names of columns match, too, but these are few.
+_TABLE = re.compile(r'"([^"]+)"\."([^"]+)"')
+
+
 class _QualifiedNamesMixin(SessionLeaseMixin):
     """Base class of a node's cursors. The search path has extensions only, so the name of a table
     without a schema is an error.
@@ -49,7 +54,9 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
         super().__init__(connection, **options)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-        if classify(self._text(query)) > PostgreSQLKind.WRITE:
+        text = self._text(query)
+        self._owner.tables.update(_TABLE.findall(text))
+        if classify(text) > PostgreSQLKind.WRITE:
             raise SessionStateRefused(
                 f"A node's cursor takes plain statements only, not {query!r}."
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from django.db.backends.postgresql.base import ServerSideCursor as StockServerCursor
@@ -22,6 +22,10 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     In autocommit, the cursor has a session of its own until it is closed. In a transaction, it is
     closed at the latest when the transaction ends.
     """
+
+    # Attributes of the driver's class, which its types leave out.
+    _withhold: bool
+    _close_gen: Any
 
     # The session of this cursor; None if the cursor was not executed, or is closed.
     _session: PostgreSQLNodeSession | None = None
@@ -108,7 +112,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
     def _fetch_gen(self, num: int | None) -> Any:
         # Overrides ServerCursorMixin._fetch_gen(), to note that the session is lost.
         try:
-            return (yield from super()._fetch_gen(num))
+            return (yield from cast(Any, super())._fetch_gen(num))
         except psycopg.Error as exc:
             session = self._session
             if session is not None and not self._is_leased and not session.is_usable:
@@ -123,13 +127,14 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 self._owner.pool.discard(session)
             self._is_leased = False
             self._leave()
-        super().__del__()
+        cast(Any, super()).__del__()
 
     def close(self) -> None:
         if not self._closed and self._session is not None:
             try:
                 super().close()
             finally:
+                self._close()
                 self._leave()
         elif not self._closed:
             self._close()

@@ -31,7 +31,7 @@ class PostgreSQLNodeSession:
 
     __slots__ = (
         "__weakref__", "close_at", "identity", "pgconn", "poll", "raw", "retired", "schemas",
-        "suspect", "user",
+        "suspect", "tables", "user",
     )  # fmt: skip
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
@@ -46,6 +46,8 @@ class PostgreSQLNodeSession:
         #: The schemas that the session has used. The server's process keeps what it has read about
         #: their tables for as long as the session lives.
         self.schemas: set[str] = set()
+        #: Tables, each with its schema, that the session has read for queries over many schemas.
+        self.tables: set[tuple[str, str]] = set()
         self.poll = _poller(raw.fileno())
 
     @property

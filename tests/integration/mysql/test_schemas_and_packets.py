@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, OperationalError, ProgrammingError, connections, transaction
 
+from sharded_orm.exceptions import ShardDatabaseMissing
 from tests.integration.mysql.conftest import COUNT, Node
 
 
@@ -99,20 +100,27 @@ def test_multi_statements_switched_off(node: Node, packets: list[str]) -> None:
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_a_missing_schema_is_an_operational_error(node: Node, in_transaction: bool) -> None:
+def test_a_missing_schema(node: Node, in_transaction: bool) -> None:
     node.ask("DROP DATABASE t_1")
     node[1].ensure_connection()  # proves only that the node answers
     if in_transaction:
-        with pytest.raises(OperationalError) as caught, transaction.atomic(using="t_1"):
+        with pytest.raises(ShardDatabaseMissing) as caught, transaction.atomic(using="t_1"):
             node.run(1, "SELECT * FROM item")
     else:
-        with pytest.raises(OperationalError) as caught:
+        with pytest.raises(ShardDatabaseMissing) as caught:
             node.run(1, "SELECT * FROM item")
+    # Programs that read the server's number find it.
+    assert isinstance(caught.value, OperationalError)
     assert caught.value.args[0] == 1049
+    assert "migrate --database t_1" in str(caught.value)
     assert node[1].is_idle()
     assert node.run(0, "SELECT DISTINCT shard FROM item") == [(0,)]
     node.ask("CREATE DATABASE t_1")
     assert node.run(1, "SELECT DATABASE()") == [("t_1",)]
+    # A database that a statement itself names is the statement's fault.
+    with pytest.raises(OperationalError, match="1049") as other:
+        node.run(1, "USE nowhere")
+    assert not isinstance(other.value, ShardDatabaseMissing)
 
 
 def test_after_an_error_the_schema_is_named_again(packets: list[str], node: Node) -> None:

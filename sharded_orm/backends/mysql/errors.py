@@ -1,0 +1,30 @@
+"""Errors of the server that callers get as errors of another class."""
+
+from __future__ import annotations
+
+from django.db import IntegrityError
+from MySQLdb import OperationalError
+
+from sharded_orm.backends.mysql.connection import VirtualConnection
+from sharded_orm.exceptions import ShardDatabaseMissing
+
+# Error codes for which Django raises IntegrityError rather than OperationalError, as in
+# django.db.backends.mysql.base.CursorWrapper.codes_for_integrityerror.
+_INTEGRITY_ERRORS = frozenset([1048, 1690, 3819, 4025])
+_UNKNOWN_DATABASE = 1049
+
+
+def error_for_callers(exc: OperationalError, connection: VirtualConnection) -> Exception | None:
+    """Return the error that callers get in place of ``exc``; None if they get ``exc`` itself."""
+    number = exc.args[0] if exc.args else None
+    if number in _INTEGRITY_ERRORS:
+        return IntegrityError(*exc.args)
+    schema = connection.schema
+    if number == _UNKNOWN_DATABASE and schema and f"'{schema}'" in str(exc.args[-1]):
+        # Programs that know the server's number find it where it was.
+        return ShardDatabaseMissing(
+            number,
+            f"Alias {connection.alias!r} has no schema {schema!r} on {connection.pool.name!r}. Create it"
+            f" with 'manage.py migrate --database {connection.alias}', or correct the topology.",
+        )
+    return None
