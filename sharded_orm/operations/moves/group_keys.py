@@ -1,4 +1,8 @@
-"""The shard keys of a group: from text that people type to what the directory and the shards store."""
+"""Conversion of a group's shard keys.
+
+Operators type keys as text. The directory stores a text for each key, and the shards store the
+value of a column.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ from sharded_orm.models.sharding.options import shard_options, target_field
 from sharded_orm.operations.key_input import typed_key
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: Types of keys whose stored form a trigger can compare.
+#: Keys can move only if their field has one of these types, because triggers compare the stored
+#: keys.
 COMPARABLE = (models.IntegerField, models.CharField, models.TextField, models.UUIDField)
 
 

@@ -1,6 +1,8 @@
-"""The move of one key: copy, follow the changes, switch, and put the old rows aside.
+"""The move of one shard key from its shard, the source, to another shard, the target.
 
-docs/decisions/0031-mover-of-keys.md tells why each step is where it is.
+The mover copies the key's rows, and then copies again the rows that the site changes meanwhile. The
+switch lets the target own the key. After the switch, the mover puts the old rows aside.
+docs/decisions/0031-mover-of-keys.md says why each step is where it is.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ logger = logging.getLogger("sharded_orm.operations")
 BATCH = 500
 #: The copy counts as current if the journal has at most this many changes.
 FEW_CHANGES = 50
-#: Changes of this many reads of the journal are copied while the backlog does not become smaller. Then
-#: the source changes faster than the mover copies.
+#: The mover gives up if the backlog has not become smaller after this many reads of the journal,
+#: because the source then changes faster than the mover copies.
 MOST_ROUNDS = 100
 #: How often the switch is tried, before the move is given up.
 ATTEMPTS = 10
@@ -71,11 +73,11 @@ class KeyMover:
     # ##### Before the switch #####
 
     def prepare(self, move: MoveRecord) -> None:
-        """Copy the rows of the key while the site goes on, and follow its changes.
+        """Copy the key's rows to the target, and then those that the site changes meanwhile.
 
         :raises OperationStopped: the work was asked to stop.
-        :raises MoveFailed: the source changes faster than it can be copied, or another process has
-            aborted the move.
+        :raises MoveFailed: the target has rows of the key already, the source changes faster than
+            the mover copies, or another process has aborted the move.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         # Nobody may write the key on the target before it is there.
@@ -90,7 +92,7 @@ class KeyMover:
         self.catch_up(move)
 
     def _require_no_rows(self, move: MoveRecord) -> None:
-        """Make sure that the target has no rows of the key, which an undo would take for copies."""
+        """Check that the target has no rows of the key, which an undo would delete as copies."""
         copy = self._sessions.copy(move.target)
         for table in self._tables:
             count = copy.key_digests(table, move.value).count
@@ -129,8 +131,10 @@ class KeyMover:
 
     def _watch(self, capture: ChangeCapture, move: MoveRecord, *, closed: bool) -> None:
         with capture.exclusively(TRIGGER_PATIENCE):
-            # A process that aborts this move passes through this lock afterwards. So if the move is not
-            # aborted now, that process removes the fence; and else no fence is made.
+            # Another process may abort this move. It records the abort first, and then takes this
+            # lock to remove the fences. If the abort is recorded by now, move.check() raises an
+            # error before a fence is made. Otherwise the other process gets the lock after this
+            # block, and removes this fence.
             move.check()
             self._check()
             capture.prepare()
@@ -248,10 +252,11 @@ class KeyMover:
         return tables
 
     def _give_up(self, move: MoveRecord, cause: LeaseLost) -> None:
-        """Open the source, although this process may do no more for the move.
+        """Open the fence on the source after this process has lost the lease.
 
-        Once the move is aborted, nobody can switch the key. And the fence is that of this move: if
-        another process has removed the fence, or a later move has taken it over, this one finds none.
+        First abort the move, so that nobody can switch the key any more. Only the fence with this
+        move's number is opened. If another process has removed that fence, or a later move has
+        taken it over, then no fence has the number, and nothing is opened.
         """
         try:
             if move.abort(one_line(cause)):
@@ -311,21 +316,26 @@ class KeyMover:
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)
-        # When the move is settled, nobody looks for its copy on the target any more.
+        # Discard the copy before the move is recorded as settled. Afterwards, only 'keys repair'
+        # would find it.
         self._sessions.copy(move.target).discard_everywhere(move.number)
         move.settle(sessions)
 
     def undo(self, move: MoveRecord, why: str) -> bool:
-        """Abort a move that was not switched, and remove its rows and fences. Can be repeated.
+        """Abort a move that was not switched, and remove its copied rows and its fences.
 
-        Return False if the move was switched before.
+        Can be repeated.
+
+        :param why: the cause, for the record of the move.
+        :return: False if the move was switched before, so nothing was removed.
         """
         if not move.abort(why):
             return False
         self._sessions.close()
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # The source owns the key for certain, so its writes pass first. A mover that was paused while it
-        # made fences ends before this, or finds the move aborted.
+        # The source owns the key, so its fence goes first and writes pass again. A paused mover
+        # that was making a fence has left the lock by now. One that takes the lock later finds the
+        # move aborted.
         for capture in (source, target):
             with capture.exclusively(TRIGGER_PATIENCE):
                 capture.prepare()
@@ -333,7 +343,8 @@ class KeyMover:
                 source.unwatch(move.number)
         copy = self._sessions.copy(move.target)
         published = self._tables if move.may_be_published else ()
-        # This waits for the transaction of a paused mover, which finds no fence later.
+        # A paused mover may have an open transaction that publishes rows. This call waits for its
+        # end. A later transaction finds no fence, so it publishes nothing.
         copy.withdraw(published, move.number, move.value, move.former_fence())
         copy.discard_everywhere(move.number)
         move.finish_abort()

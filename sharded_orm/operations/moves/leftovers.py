@@ -1,5 +1,8 @@
-"""What is left of moves that have ended: fences of old sessions, rows that are kept, and what a process
-could not remove because it was killed, paused or in the way of others.
+"""The removal of what moves of keys have left on shards.
+
+A fence stays as long as an old session may need it, and old rows are kept for a while. A process
+may also have left copies, fences and triggers, because it was killed or paused, or because a lock
+was in its way.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from sharded_orm.operations.moves.shard_sessions import ShardSessions
 from sharded_orm.operations.relations import batched
 from sharded_orm.operations.runs.journal import one_line
 
-#: For how long a fence stays where the database does not tell which sessions are open.
+#: If the database cannot list its open sessions, a fence stays for this long after the switch.
 FENCE_KEPT: Final = timedelta(days=1)
 _LOOK_UPS = 500
 
@@ -138,7 +141,12 @@ def _clean(row: KeyMove, needs_fence: bool, sessions: ShardSessions, report: Cle
 
 
 def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]:
-    """Return the moves whose old shard may still get a write that relies on the time before the switch."""
+    """Return the numbers of the moves whose fences must stay.
+
+    A fence must stay while a session from before the switch may still write to the old shard.
+
+    :param rows: the records of moves whose old shards are on one node.
+    """
     needed, unknown = set(), dict[int, Any]()
     for row in rows:
         if row.position["sessions"] is not None:
@@ -146,17 +154,21 @@ def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]
         elif row.switched_at is None or row.switched_at + FENCE_KEPT > timezone.now():
             needed.add(row.pk)
     if unknown:
-        # One look at the server for the fences of all its shards, because each look costs a wait.
+        # Ask the server once for the sessions of all these moves, because each question costs a
+        # wait.
         counts = sessions.capture(rows[0].source).sessions_left(list(unknown.values()))
         needed |= {number for number, count in zip(unknown, counts, strict=True) if count}
     return needed
 
 
 def _sweep(shard: int, sessions: ShardSessions, report: CleanupReport) -> None:
-    """Remove what the records of moves do not account for, and triggers without a fence."""
+    """Remove what ended moves have left on ``shard``, and the triggers if no fence is left.
+
+    A copy or a fence stays if the record of its move says that it is still needed.
+    """
     copy, capture = sessions.copy(shard), sessions.capture(shard)
-    # Look at the shard first. So whatever belongs to a move that has just begun has a record, and
-    # that record is in flight.
+    # Read the shard before the records. So each move that has left something here has a record by
+    # now. If the move has just begun, the record says that it is in flight, and it is left alone.
     copies = copy.copies()
     is_prepared = capture.is_prepared()
     fences = set(capture.fences()) if is_prepared else set()

@@ -1,4 +1,4 @@
-"""Which keys move, from where, and to which shard."""
+"""The plan of a move of keys: which keys move, and from which shard to which."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sharded_orm.operations.moves.tables import tables_of_group
 from sharded_orm.operations.relations import batched
 from sharded_orm.routing.directory import DirectoryStrategy
 
-#: How often a shard is drawn for ``auto``, before it is said that there is no other one.
+#: If the target is ``auto``, open shards are drawn at random. If this many draws give only the
+#: key's own shard, no other shard counts as open.
 _DRAWS = 100
 _LOOK_UPS = 500
 
@@ -36,11 +37,11 @@ class MovePlan:
 
 
 def plan_moves(group: str, keys: Iterable[Any], to: int | str) -> MovePlan:
-    """Check that keys can be moved, and return what is to be done. Changes nothing.
+    """Check that ``keys`` can move, and return the plan of their moves. Changes nothing.
 
     :param keys: shard keys, or text that means them.
     :param to: the number of a shard, or ``"auto"``.
-    :raises MoveRefused: they cannot be moved. Every reason is listed.
+    :raises MoveRefused: the keys cannot be moved. Every reason is listed.
     :raises InvalidShardKey: no row can have one of the keys.
 
     Costs one query per 500 keys, some per shard, and two per table and key.

@@ -1,4 +1,4 @@
-"""What must hold before keys are moved. All of it is checked before anything is written."""
+"""Checks that keys can be moved. They run before a move writes anything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharded_orm.routing.base import key_routing_of
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.transitions import KeyRouting
 
-#: Tables on a shard that are no model's, but belong to Django or to this library.
+#: Tables on a shard that have no model but belong to Django or SQLite. No note names them.
 _KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence"})
 #: Rows of a key whose ids are looked for on the target at once.
 _BATCH = 500
@@ -36,9 +36,11 @@ _ROUTES = {
 
 
 def check_group(group: str) -> GroupKeys:
-    """Make sure that keys of ``group`` can move at all. Asks no shard.
+    """Check that the configuration and the models of ``group`` allow moves of its keys.
 
-    :raises MoveRefused: they cannot; every reason is listed.
+    Asks no shard.
+
+    :raises MoveRefused: keys of the group cannot move. Every reason is listed.
     :raises UnknownShard: there is no such group.
     """
     problems = list(_group_problems(group))

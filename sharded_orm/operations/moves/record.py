@@ -1,7 +1,7 @@
-"""The record of a move: a row of the table of key moves, whose phase only goes forward.
+"""The record of a key's move: a row of the table of key moves. Its phase only goes forward.
 
-Each change of the phase is a compare-and-set. So if a process was paused, and another has ended its
-move meanwhile, the paused process cannot go on.
+A process changes the phase only if the row still has the phase that the process knows. So if a
+process is paused, and another process ends its move meanwhile, the paused process cannot go on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SWITCHING: Final = "switching"
 SWITCHED: Final = "switched"
 SETTLED: Final = "settled"
 ABORTED: Final = "aborted"
-#: The phase of the row that is no move: it stands for the queue of announcements.
+#: The phase of one row that is no move. Processes that announce moves lock this row, one after the
+#: other.
 QUEUE: Final = "queue"
 # The entry of a position that says for how many seconds old rows are kept.
 _KEPT_FOR: Final = "kept_for"
@@ -39,7 +40,10 @@ def rows() -> QuerySet[KeyMove]:
 
 
 def in_flight(group: str) -> QuerySet[KeyMove]:
-    """Return the rows of the moves of ``group`` that are under way, or were broken off."""
+    """Return the records of the unfinished moves of ``group``, as a query set.
+
+    An unfinished move is under way, or was broken off.
+    """
     return rows().filter(group=group, in_flight=True).order_by("pk")
 
 
@@ -54,9 +58,12 @@ def shards_of(group: str) -> set[int]:
 
 
 def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[MoveRecord]:
-    """Announce the moves of keys. All of them are announced, or none. Four statements.
+    """Create the records of new moves, in the phase "announced". Four statements.
 
-    :param keep: for how long the old rows are kept, also if another process ends the moves.
+    Either all moves are announced, or none.
+
+    :param keep: for how long the old rows are kept. The record says so, because another process may
+        end the move.
     :raises MoveRefused: one of the keys is in flight already.
     """
     moves = [
@@ -76,9 +83,9 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
     try:
         _create_queue_row()
         with transaction.atomic(using=alias):
-            # Announcements are made one after the other, those of other groups, too. So the numbers of
-            # moves become visible in their order. The transaction begins with a write, so on SQLite
-            # it waits for another one, too.
+            # This write locks the queue row. So announcements of all groups come one after the
+            # other, and moves become visible in the order of their numbers. On SQLite, only a
+            # transaction that begins with a write waits for others.
             _queue_row().update(phase=QUEUE)
             rows().bulk_create(moves)
     except IntegrityError as exc:
@@ -97,7 +104,7 @@ def announce(group: str, keys: Sequence[KeyToMove], keep: timedelta) -> list[Mov
 
 
 def _queue_row() -> QuerySet[KeyMove]:
-    """Return the row for which announcements wait. It is no move."""
+    """Return the row that processes lock to announce moves one after the other. The row is no move."""
     return rows().filter(group="", key="", in_flight=False)
 
 
@@ -110,7 +117,7 @@ def _create_queue_row() -> None:
 
 
 def _with_number(move: KeyMove, number: int) -> KeyMove:
-    move.pk = number  # Not every database returns the ids of bulk_create().
+    move.pk = number  # bulk_create() does not set the primary key on every database.
     return move
 
 
@@ -183,9 +190,10 @@ class MoveRecord:
             raise self._lost()
 
     def settle(self, sessions: Any) -> None:
-        """Record that all rows are at their places, so the key is no longer in flight.
+        """Record the end of the move: the old rows are put aside. The key is no longer in flight.
 
-        :param sessions: the sessions of the source that may still send writes of before the switch.
+        :param sessions: a marker of the sessions of the source that may still send writes from
+            before the switch. None if the database cannot list its sessions.
         """
         keep = timedelta(seconds=self.position[_KEPT_FOR])
         position = {
@@ -205,12 +213,14 @@ class MoveRecord:
         return True
 
     def abort(self, why: str) -> bool:
-        """Decide that the move does not take place. Return whether that holds.
+        """Abort the move, unless it was switched before. Return whether it is aborted.
 
-        False if the move was switched before: it must be brought to its end then.
+        A move that was switched must be brought to its end.
+
+        :param why: the cause, for the record.
         """
         for phase in BEFORE_SWITCH:
-            # The phase in which it was aborted tells what there is to undo.
+            # Record the phase in which the move was aborted, because an undo depends on it.
             rows().filter(pk=self.number, phase=phase).update(
                 phase=ABORTED, error=why[:2000], position={"aborted_in": phase}
             )

@@ -1,4 +1,4 @@
-"""What is to be moved, and what became of it."""
+"""The options of a move, the keys that are to move, and the report."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class KeyToMove:
 
 @dataclass
 class MoveReport:
-    """The outcome of the functions of :mod:`~sharded_orm.operations.moves.runner`.
+    """What :func:`~sharded_orm.operations.moves.runner.move_keys`, ``repair`` and ``abort`` return.
 
     :param run: the id of the run in the journal; None if there was nothing to do.
     :param moved: the shard on which each moved key is now, by key.
-    :param aborted: keys whose moves were aborted by an operator, by this call.
+    :param aborted: keys whose moves this call has aborted for an operator.
     :param already: keys that were on their target before.
     :param failures: why keys were not moved, by key. Their rows are where they were.
-    :param unsettled: what is left to be done for keys that were moved, by key. Their old rows are still
-        beside the new ones, or their new shard still refuses writes.
-    :param notes: sentences about what else is to know, such as tables without a model.
-    :param recovered: the shards of the keys whose moves a killed process had left, and that were ended
-        first, by key.
+    :param unsettled: what is left to be done for keys that were moved, by key. Their old rows are
+        still beside the new ones, or their new shard still refuses writes.
+    :param notes: further sentences for the operator, such as those about tables without a model.
+    :param recovered: the shards on which keys are now whose moves an earlier process had left
+        unfinished. This call has ended these moves first.
     :param stopped: why the work was stopped early; "" if it was not.
-    :param left: number of keys that were not begun.
+    :param left: number of keys whose moves were not begun.
     """
 
     group: str

@@ -48,13 +48,14 @@ from sharded_orm.routing.placement_lease import now
 logger = logging.getLogger("sharded_orm.operations")
 
 KIND: Final = "move keys"
-#: Seconds for which a move waits in addition to the lease, because clocks of machines run at slightly
-#: different speeds.
+#: Other processes may remember where a key is until their lease ends. A move waits this many
+#: seconds longer, because the clocks of two machines run at slightly different speeds.
 MARGIN: Final = 1.0
-#: Seconds after which the mover copies what has changed while it waits. It also notices then if a move
-#: was aborted.
+#: While a move waits for the end of the lease, it copies changed rows each time this many seconds
+#: have passed. Each time it also notices if it was aborted.
 FOLLOWED_EVERY: Final = 1.0
-#: Keys that are announced at once. Until they have moved, each use of them costs a look-up.
+#: So many moves are announced at once. Until an announced key has moved, each use of the key costs
+#: a look-up.
 ANNOUNCED_AT_ONCE: Final = 100
 
 
@@ -135,8 +136,9 @@ def repair(group: str, *, options: MoveOptions | None = None) -> MoveReport:
 def abort(group: str, keys: Iterable[Any] = ()) -> MoveReport:
     """Abort moves that are not switched yet. The keys stay where they are.
 
-    If a process is moving them, it notices within a batch, and removes what it has copied. Otherwise,
-    this one does. Other moves stay as they are.
+    If another process works on such a move, that process notices the abort within a batch, and
+    removes what it has copied. Otherwise this call removes the copied rows. Moves that are switched
+    are not changed.
 
     :param keys: shard keys, or text that means them; by default all that are in flight.
     :raises OperationHeld: another operation is under way on the group, so what was copied cannot be
@@ -174,7 +176,7 @@ class _Run:
         self._tables = tables_of_group(group)
         self._lock = threading.Lock()
         self._run: Any = None
-        #: The shards on which this process has worked.
+        #: The shards on which this process has worked. :meth:`finish` looks there for leftovers.
         self._shards: set[int] = set()
         self._repair = f"run 'manage.py keys repair {group}' when the cause is mended"
         self.report = MoveReport(group)
@@ -206,7 +208,10 @@ class _Run:
         return aborted
 
     def recover(self, moves: Sequence[MoveRecord]) -> None:
-        """Bring moves to their end that no process works on any more."""
+        """End moves that an earlier process has left.
+
+        A move that was switched is completed. All others are undone.
+        """
         if not moves:
             return
         keys = GroupKeys(self._group)
@@ -249,7 +254,7 @@ class _Run:
         self.report.left = sum(str(key.value) not in ended for key in plan.keys)
 
     def sweep(self, shards: Iterable[int]) -> None:
-        """Look at ``shards`` in the end, too, although nothing is known to be left there."""
+        """Let :meth:`finish` look for leftovers on ``shards`` as well."""
         self._shards.update(shards)
 
     def finish(self) -> None:
@@ -378,7 +383,7 @@ class _Run:
         except LeaseLost:
             raise
         except Exception as exc:
-            # One of these connections may have been the cause.
+            # A broken connection may be the cause. Close all, so that ``on_error`` gets new ones.
             sessions.close()
             connections[runtime.config().directory].close_if_unusable_or_obsolete()
             on_error(mover, move, exc)

@@ -1,4 +1,4 @@
-"""The moves of keys as an operator sees them, and a check of where the rows of keys are."""
+"""Reports for an operator: the moves of a group, and the shards on which the rows of a key are."""
 
 from __future__ import annotations
 
@@ -45,10 +45,13 @@ class MoveStatus:
 
 
 def moves_of(group: str, last: int) -> list[MoveStatus]:
-    """Return the moves of ``group`` that are under way, or have something left on a shard, and the
-    last ones of the others. Two queries.
+    """Return the unfinished moves of ``group`` and the last finished ones, newest first.
 
-    :param last: the largest number of moves that have ended completely.
+    Two queries.
+
+    A move is finished if it has ended and has left nothing on a shard.
+
+    :param last: the largest number of finished moves to return.
     """
     preflight.check_group(group)
     rows = record.rows().filter(group=group)

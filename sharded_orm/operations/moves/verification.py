@@ -48,7 +48,7 @@ def row_names(pks: Collection[Row]) -> list[str]:
 
 
 def _text(value: object) -> str:
-    # Text comes as bytes from some databases.
+    # Some databases return the text of a primary key as bytes.
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
