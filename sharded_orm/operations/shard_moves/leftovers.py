@@ -18,10 +18,10 @@ from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 
 
 def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
-    """Drop old tables that were kept for long enough. Return sentences about what was dropped or not.
+    """Drop old tables that were kept for long enough. Return sentences about that for the operator.
 
-    :param run: the run of the group. This process holds it.
-    :param at_once: whether to drop those as well that are to be kept for longer.
+    :param run: the run that moves shards of the group. This process holds it.
+    :param at_once: whether to drop even the tables that are to be kept for longer.
     """
     notes: list[str] = []
     now = run.now()
@@ -52,12 +52,16 @@ def remove_expired(run: JournalRun, *, at_once: bool = False) -> list[str]:
 
 
 def _drop(run: JournalRun, old: dict[str, Any]) -> str:
-    """Drop old tables. Return why that was not possible; "" if it was."""
+    """Drop the old tables of one shard.
+
+    :param old: the node of the tables and their move, as the arguments of a run list them.
+    :return: why the tables could not be dropped; "" if they are gone.
+    """
     if old["node"] not in runtime.topology().nodes:
         return "the topology has no such node"
     shard = runtime.shard(run.subject, old["shard"])
     if shard.node == old["node"]:
-        return ""  # It has come back. The move back has dropped the old tables.
+        return ""  # The shard has moved back to this node. That move has dropped the old tables.
     replica = old.get("replica")
     try:
         if replica is not None and replication.replicates(replica, old["node"]):

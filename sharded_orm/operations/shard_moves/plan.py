@@ -1,4 +1,4 @@
-"""Which shards move, and what the topology says afterwards. Asks no server."""
+"""The plan of moves of shards, and the topology that a move publishes. Asks no server."""
 
 from __future__ import annotations
 
@@ -46,14 +46,17 @@ class ShardToMove:
     # ##### The topology document #####
 
     def is_published(self, document: Document) -> bool:
-        """Whether the document has the shard on its target."""
+        """Whether the topology in ``document`` places the shard on the target."""
         entry = self._entry(document.content())
         return entry is not None and entry["primary"] == self.target
 
     def publish_in(self, document: Document) -> Document:
-        """Return the document with the shard on its target. Ranges are divided, and joined again.
+        """Return a copy of ``document`` whose topology places the shard on the target.
 
-        :raises MoveRefused: the document has the shard neither on its source nor on its target.
+        All shards of a range are on one node. So the range that contains the shard is divided, and
+        neighbouring ranges that are alike are joined.
+
+        :raises MoveRefused: the document places the shard neither on the source nor on the target.
         """
         if self.is_published(document):
             return document
@@ -106,10 +109,11 @@ def _without_shards(entry: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ShardMovePlan:
-    """Which shards of a group move to a node.
+    """The shards of a group that are to move to the node ``target``.
 
-    :param shards: those that move, by number.
-    :param already: numbers of those that are there.
+    :param shards: the shards to move, in the order of their numbers.
+    :param already: the numbers of the requested shards that are on the server of ``target``
+        already.
     """
 
     group: str

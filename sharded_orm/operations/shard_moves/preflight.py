@@ -1,4 +1,4 @@
-"""What must hold before shards are moved. All of it is checked before anything is written."""
+"""Checks that shards can be moved. They run before a move writes anything."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from sharded_orm.scatter.failures import is_node_gone
 
 
 def check_plan(plan: ShardMovePlan, seconds: float) -> None:
-    """Make sure that the shards can be moved. Changes nothing but for a probe that is taken back.
+    """Check that the shards of ``plan`` can be moved. Leaves nothing changed.
 
-    :param seconds: by how much a replica may be behind.
+    :param seconds: how many seconds a replica may be behind its source, if shards move by
+        replication.
 
     Costs about ten statements for each shard, and a round trip to the source of the topology.
 
-    :raises MoveRefused: they cannot; every reason is listed.
+    :raises MoveRefused: the shards cannot be moved. Every reason is listed.
     :raises TopologyReadOnly: commands cannot change the topology.
     """
     if runtime.topology() is not runtime.config().topology:

@@ -1,7 +1,8 @@
-"""How far the move of a shard is, and whether it is published.
+"""The record of a shard's move: its phase, and the publication that commits it.
 
-The record is a part of the run in the journal. So a process that has lost the run can record nothing
-any more. The one commit point is the publication of the topology.
+The record is a part of the run in the journal. So if another process takes over the run, this
+process can record nothing more. A move is committed at the moment when the new topology is
+published.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class ShardMoveRecord:
     def __init__(self, run: JournalRun, move: ShardToMove, number: int) -> None:
         self._run = run
         self.move = move
-        #: Identifies the move on both nodes. No other move ever has it, so a process whose move was
-        #: ended meanwhile does no harm to a later one.
+        #: A random number that identifies the move on both nodes. A paused process may go on after
+        #: others have ended its move. That process does no harm to a later move, which has another
+        #: number.
         self.number = number
         self._prepared: topology.PreparedChange | None = None
 
@@ -68,9 +70,9 @@ class ShardMoveRecord:
         self._run.note(current=current)
 
     def confirm(self) -> None:
-        """Make sure that no other process has taken the run over. One query.
+        """Check that this process still holds the run. One query.
 
-        :raises LeaseLost: another process has.
+        :raises LeaseLost: another process has taken over the run.
         """
         self._run.note()
 
@@ -93,7 +95,8 @@ class ShardMoveRecord:
         move = self.move
 
         def edit(document: Document) -> Document:
-            # A process that takes the run over now publishes a new version, so this one is refused.
+            # If another process takes over the run after this check, it publishes a new version of
+            # the topology. The publication of this document is then refused.
             self.confirm()
             return move.publish_in(document)
 
@@ -118,14 +121,17 @@ class ShardMoveRecord:
     def keep_until(self, keep: timedelta, *, replica: str | None = None) -> None:
         """Record that the target has the shard, and until when the old tables are kept.
 
-        :param replica: a node that repeats what is done there. As long as it does, they are kept.
+        :param keep: for how long the source keeps the old tables.
+        :param replica: a node that replicates from the source. The old tables are kept at least
+            until it no longer does.
         """
         self._run.note(current=None, left=self._left_with(self.move.source, keep, replica))
 
     def end(self, *, copy_left: bool = False) -> None:
-        """Record that the shard is where it was, and that nothing of the move is left.
+        """Record that the move was undone: the shard is on its source as before.
 
-        :param copy_left: whether the copy on the target could not be removed, so it is removed later.
+        :param copy_left: whether the copy on the target could not be removed. A later run removes
+            it.
         """
         if copy_left:
             self._run.note(current=None, left=self._left_with(self.move.target, timedelta(0), None))

@@ -1,7 +1,7 @@
-"""The move of a shard to a server that replicates from its server: nothing is copied.
+"""The move of a shard to a replica of its server. The replica has the rows, so nothing is copied.
 
-The old tables are hidden, which is replicated as well. As soon as the target has hidden them, it has all
-rows. Only there they get their names again.
+The mover hides the tables on the source, and the replica repeats this. Once the tables are hidden
+there, the replica has all rows. Then the mover shows the tables on the replica only.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sharded_orm.operations.shard_moves.table_comparison import TableComparison
 class ReplicatedShardMover(ShardMover):
     """Moves one shard to a replica of its server. Used by one thread.
 
-    The replica is compared with the source beforehand. What differs then, because it has changed since,
-    is compared once more while the tables are hidden.
+    The mover compares the replica with the source while the site goes on. Rows that differ may just
+    have been changed. So the mover compares these rows again while the tables are hidden.
     """
 
     _pair: Pair
@@ -42,7 +42,7 @@ class ReplicatedShardMover(ShardMover):
         pass  # The servers do.
 
     def _catch_up(self) -> None:
-        """Wait until the target has what the source has."""
+        """Wait until the target has replicated what the source has written by now."""
         self._proceed()
         self._wait(self._options.patience)
 
@@ -60,7 +60,8 @@ class ReplicatedShardMover(ShardMover):
         return began
 
     def _copy_the_rest(self) -> None:
-        self._wait(runtime.config().move_wait)  # Statements wait for so long, and not longer.
+        # Statements on hidden tables wait for this long, and fail afterwards.
+        self._wait(runtime.config().move_wait)
         self._comparison.compare_open()
         self._raise_if_different("at the switch")
         layouts = (self._source.schema.layout(), self._target.schema.layout())
@@ -76,6 +77,8 @@ class ReplicatedShardMover(ShardMover):
 
     def undo(self) -> str:
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
-            pass  # A mover that was paused has ended before, or finds that the move is not its own.
+            # A paused mover that held this lock has left it now. One that takes it later has lost
+            # the run, and stops.
+            pass
         self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
         return ""

@@ -1,4 +1,8 @@
-"""The replication between two nodes: in the way of a move that copies, or the way itself."""
+"""The replication between two nodes.
+
+A move that copies rows is refused if one node replicates from the other. A move by replication
+needs it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from sharded_orm.operations.shards.status import error_line
 
 
 class Pair(NamedTuple):
-    """The servers of two nodes, and their states when the sessions were opened."""
+    """The servers of two nodes, and the status of each when its session was opened."""
 
     source: ReplicationServer
     target: ReplicationServer
@@ -29,12 +33,16 @@ class Pair(NamedTuple):
     target_status: ReplicationStatus
 
     def link(self) -> ReplicationLink | None:
-        """Return the connection by which the target replicates from the source."""
+        """Return the replication connection from the source to the target; None if there is none."""
         number = self.source_status.server_id
         return next((link for link in self.target.links() if link.source_id == number), None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the target has all that the source has written by now. Return whether it has."""
+        """Wait until the target has replicated all that the source has written by now.
+
+        :param seconds: the longest time to wait.
+        :return: False if the target was still behind after that time.
+        """
         domain = self.source_status.domain
         last = positions(self.source.status().logged).get(domain)
         return last is None or self.target.wait_for(f"{domain}-{last[0]}-{last[1]}", seconds)
@@ -62,9 +70,10 @@ def replicates(node: str, source: str) -> bool:
 
 
 def neighbour_problems(source: str, target: str) -> Iterator[str]:
-    """Yield why rows cannot be copied from ``source`` to ``target``: one replicates from the other.
+    """Yield a sentence if one node replicates from the other, which forbids a copy of rows.
 
-    What a move creates on one of the servers would be replicated into the same schema on the other.
+    What a move creates on one server would be replicated into the schema of the same name on the
+    other.
     """
     if not supports_promotion(runtime.topology().nodes[source]):
         return
@@ -91,9 +100,9 @@ def neighbour_problems(source: str, target: str) -> Iterator[str]:
 
 
 def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
-    """Yield why shards cannot go from ``source`` to ``target`` by replication.
+    """Yield sentences that say why ``target`` cannot take shards over as a replica of ``source``.
 
-    :param seconds: by how much the target may be behind.
+    :param seconds: how many seconds the target may be behind.
     """
     nodes = runtime.topology().nodes
     for name in (source, target):

@@ -1,4 +1,4 @@
-"""How shards are moved to another node, and what became of it."""
+"""The options and the report of a move of shards to another node."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ShardMoveOptions:
-    """How shards are moved.
+    """The options of a move of shards.
 
-    :param patience: seconds to wait, over and over, for transactions that use the shard when it is
-        about to switch. Afterwards the move is given up.
+    :param patience: seconds for which the mover tries to switch a shard while transactions use it.
+        Then it gives up. If shards move by replication, the replica may be this many seconds
+        behind.
     :param rate: the most rows per second that are copied; None for no limit.
-    :param keep: for how long the old tables are kept on the former node, under other names.
+    :param keep: for how long the former node keeps the old tables, under other names.
     """
 
     patience: float = 60.0

@@ -50,21 +50,22 @@ def move_shards(
 ) -> ShardMoveReport:
     """Move shards of ``group`` to the node ``to``, while the site reads and writes them.
 
-    At every moment, one server has the tables of a shard under their names. Statements that come
-    between wait for some milliseconds. If this process is killed, call the function again: it first
-    ends what was left.
+    A shard can never be used on two servers at the same time. During the switch, it can be used on
+    none, and statements wait for some milliseconds. If this process is killed, call the function
+    again: it first ends the move that was left.
 
     :param numbers: numbers of the shards. They are moved one after the other.
     :param replica: the node with the replica of ``to``; see
         :func:`~sharded_orm.operations.shard_moves.plan.plan_shard_moves`.
-    :param by_replication: whether ``to`` replicates from the servers of the shards. Nothing is copied
-        then.
+    :param by_replication: whether ``to`` replicates from the servers of the shards. Nothing is
+        copied then.
     :param tell: called with a line for the operator.
-    :raises MoveRefused: the shards cannot be moved. Every reason is listed, and nothing was changed.
+    :raises MoveRefused: the shards cannot be moved. Every reason is listed, and nothing was
+        changed.
     :raises TopologyReadOnly: commands cannot change the topology.
     :raises TopologyError: the source of the topology does not answer.
-    :raises OperationHeld: another process moves shards of the group, or another operation is under
-        way beside which none may be moved.
+    :raises OperationHeld: another process moves shards of the group, or an operation is under way
+        during which no shard may be moved.
 
     Costs about three statements per 2,000 rows and 20 per table, and a publication for each shard.
     """
@@ -112,11 +113,11 @@ def repair(
 ) -> ShardMoveReport:
     """End a move that was broken off, and drop old tables that were kept for long enough.
 
-    A shard whose move was published stays on its new node. Any other is where it was.
+    If the move was published, the shard stays on its new node. Otherwise it stays on its old node.
 
-    :param discard: whether to drop those old tables as well that are to be kept for longer.
-    :param kill: whether to end the database sessions of a process that has begun the move, was paused or
-        hangs, and holds locks.
+    :param discard: whether to drop even the old tables that are to be kept for longer.
+    :param kill: whether to end the database sessions of a process that has begun the move, was
+        paused or hangs, and holds locks.
     :raises OperationHeld: a process moves shards of the group at this time.
     """
     with journal.hold_run(KIND, group, {"to": "repair", "shards": []}) as run:
@@ -139,9 +140,10 @@ class _Work:
         self.report = ShardMoveReport(run.subject, run.id)
 
     def begin(self, *, repairs: bool = False, discard: bool = False, kill: bool = False) -> None:
-        """End the move that an earlier process has left, and drop what nobody needs any more.
+        """End the move that an earlier process has left, and drop old tables whose time is over.
 
-        :param repairs: whether that is all the work, so it may be done beside what was broken off.
+        :param repairs: whether the caller does nothing else. Other operations that were broken off
+            are then ignored.
         :param discard, kill: as in :func:`repair`.
         """
         refuse_conflicts(self._run, only_held=repairs)
@@ -175,7 +177,9 @@ class _Work:
                 break
             self._move_one(move)
             if self._run.arguments.get("current") is not None:
-                break  # The record of this move is needed to end it. Another one would replace it.
+                # This move was not ended. Its record is needed for that, and the next move would
+                # replace it.
+                break
         self.report.stopped = self._stopping.cause
 
     def finish(self) -> None:
@@ -207,7 +211,7 @@ class _Work:
             self._record_moved(move, mover)
 
     def _end_after(self, record: ShardMoveRecord, cause: BaseException) -> None:
-        """End a move after an error: undo it, unless it is published."""
+        """End a move that has failed with ``cause``. Undo it, or complete it if it is published."""
         move = record.move
         why = str(cause) if isinstance(cause, MoveFailed) else journal.one_line(cause)
         if not isinstance(cause, OperationStopped):
@@ -232,7 +236,8 @@ class _Work:
             self._record_moved(move, mover)
             return
         runtime.refresh()
-        # A replica may have been promoted meanwhile. It has the tables as its primary had them.
+        # The shard's replica may have been promoted since. Its tables are as those of its primary:
+        # hidden or not.
         node = runtime.shard(move.group, move.number).node
         with self._sessions(record, source=node) as (source, target):
             left = self._mover(record, source, target).undo()
@@ -289,9 +294,9 @@ class _Work:
         return kind(record, self._options, source, target, self._stopping, self._run.check)
 
     def _wait_for_followers(self) -> None:
-        """Wait until every process uses the new topology. Those that do not are named in a note.
+        """Wait until every process uses the new topology. A note names the processes that do not.
 
-        They lose nothing: their statements find no table, and look the topology up.
+        Such processes do no harm: if a statement finds no table, the process looks up the topology.
         """
         try:
             reach = topology.wait_until_used(runtime.topology_status().version, FOLLOWERS_PATIENCE)

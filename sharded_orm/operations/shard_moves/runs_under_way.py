@@ -1,4 +1,4 @@
-"""Whether rows of a group are being moved, as the journal knows it."""
+"""The question whether shards or keys of a group are being moved. The journal answers it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sharded_orm.operations.runs import lease as leases
 
 #: The kind of the runs in the journal.
 KIND: Final = "move shards"
-# The longest time between a deadlock and this question: the process may have been paused.
+# If a write ends in a deadlock, the process asks whether a move was the cause. It may have been
+# paused in between, but hardly for longer than this.
 _RECENT: Final = timedelta(minutes=1)
 
 
 def are_moving(group: str) -> bool:
     """Whether shards or keys of ``group`` are being moved, or were in the last minute. One query.
 
-    So it is while a move that was broken off waits for its repair. False if the journal does not
-    answer.
+    A move that was broken off counts until it is repaired. False if the journal does not answer.
     """
     is_recent = Q(unfinished=True) | Q(finished_at__gte=timezone.now() - _RECENT)
     runs = leases.runs().filter(is_recent, kind__in=[KIND, moves.KIND], subject=group)

@@ -29,7 +29,7 @@ from sharded_orm.operations.shard_moves.request import ShardMoveOptions
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.operations.shard_moves.table_comparison import TableComparison
 
-#: Rows that are read and written at once.
+#: Rows are copied in batches of this many.
 BATCH: Final = 2000
 #: Changes that are applied at once.
 CHANGES: Final = 1000
@@ -71,7 +71,8 @@ class ShardMover:
         self._check = check
         self._tag = f"{record.number:x}"
         self._tables: dict[str, CapturedTable] = {}
-        #: The tables as the source has them now: visible, or hidden.
+        #: The source's tables, keyed by real name. Once a table is hidden, its value has the hidden
+        #: name.
         self._here: dict[str, CapturedTable] = {}
         self._there: dict[str, CapturedTable] = {}
         #: Rows that must be copied again, by table, since the target has refused them.
@@ -79,7 +80,7 @@ class ShardMover:
         self._refusal_error = ""
         self._comparison: TableComparison
         self._silent: list[str] = []
-        # What is compared at the switch: a table that somebody alters or truncates calls no trigger.
+        # These are compared at the switch, because no trigger reports ALTER TABLE or TRUNCATE.
         self._identities: frozenset[str] = frozenset()
         self._layout: Mapping[str, tuple[str, ...]] = {}
         self._triggers: set[str] = set()
@@ -87,11 +88,11 @@ class ShardMover:
         self.rows, self.pause = 0, 0.0
 
     def run(self) -> None:
-        """Move the shard. On return, the target has it.
+        """Move the shard, so that the target has it on return.
 
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: the copy differs, the source changes faster than it is copied, or a
-            transaction has used the shard for too long. The source may be hidden.
+            transaction has used the shard for too long. The tables of the source may be hidden.
         """
         self._prepare()
         self._copy()
@@ -106,7 +107,8 @@ class ShardMover:
 
     def _prepare(self) -> None:
         schema = self._source.schema
-        # Before anything else is read: a table that is altered from now on has another identity.
+        # Read the identities first. If a table is altered after this line, its identity will differ
+        # at the switch.
         self._identities = schema.identities()
         tables = schema.tables()
         self._tables = {table.name: table for table in tables}
@@ -115,7 +117,9 @@ class ShardMover:
         self._refused = {table.name: {} for table in tables}
         capture = self._source.capture
         with capture.exclusively(TRIGGER_PATIENCE):
-            # A process that ends this move passes through this lock afterwards.
+            # Another process may end this move. It takes over the run first, and then takes this
+            # lock to remove the triggers. If it has the run by now, confirm() raises an error.
+            # Otherwise it gets the lock after this block.
             self._record.confirm()
             capture.prepare()
             capture.watch(self._record.number, FENCE)
@@ -161,13 +165,17 @@ class ShardMover:
             self._target.rows.store(self._there[name], rows)
         except IntegrityError as exc:
             self._refusal_error = one_line(exc)
-            # The rows were read at another moment than others, with which they have exchanged unique
-            # values meanwhile. Both are copied again.
+            # Rows are read at different moments. So these rows and others may have exchanged unique
+            # values between two reads. Both are copied again.
             pks = [self._source.rows.pk_of(self._tables[name], row) for row in rows]
             self._refused[name].update(dict.fromkeys(pks))
 
     def _follow(self) -> int:
-        """Copy the rows that have changed since. Return how many are left to be copied, about."""
+        """Copy rows that were changed since, as far as one read of the journal names them.
+
+        :return: the number of changes read and of rows refused, which shows about how many are
+            left.
+        """
         changes = self._source.capture.changes(self._record.number, CHANGES)
         refused = self._apply(changes)
         self._source.capture.forget(changes)
@@ -320,15 +328,19 @@ class ShardMover:
         self._show()
         self._target.schema.finish()
         self._record.keep_until(self._options.keep)
-        with suppress(Error):  # The triggers go with the old tables otherwise.
+        with suppress(Error):  # If this fails, the triggers are dropped later, with the old tables.
             remove_capture(self._source, self._record.number)
 
     def undo(self) -> str:
-        """Show the source, and remove the copy. The move is not published for certain. Can be repeated.
+        """Undo a move: show the tables of the source, and remove the copy. Can be repeated.
 
-        Return why the copy could not be removed; "" if it was. It is in nobody's way.
+        Call this only if it is certain that the move will never be published.
+
+        :return: why the copy could not be removed; "" if it was removed. A copy that is left
+            disturbs nobody.
         """
-        # A mover that was paused has ended before these, or finds that the move is not its own.
+        # A paused mover that held this lock has left it after this block. One that takes it later
+        # has lost the run, and stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)

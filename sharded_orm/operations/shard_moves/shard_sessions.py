@@ -19,10 +19,10 @@ from sharded_orm.topology.model import Shard
 
 
 class SchemaSessions:
-    """The sessions on the schema of ``shard`` on its node, opened at their first use. For one thread.
+    """The sessions on the schema of ``shard`` on its node. For one thread.
 
-    They belong to the node's account ``OPERATOR``, if it has one. As a context manager, the object
-    closes them at the end of the block.
+    Each session is opened at its first use, and closed at the end of the ``with`` block. All but
+    :attr:`wrapper` log in as the node's account ``OPERATOR``, if there is one.
 
     :param confirm: called before each change of the tables; raises an error if it must not be made.
     """
@@ -35,7 +35,7 @@ class SchemaSessions:
 
     @cached_property
     def wrapper(self) -> Any:
-        """A connection object of the application's account. It belongs to no thread's aliases."""
+        """A connection object with the application's account. No alias of Django leads to it."""
         settings = database_settings.shard_settings(self.shard)
         del settings["SHARD"]
         backend = load_backend(settings["ENGINE"])

@@ -71,7 +71,7 @@ class TableComparison:
                 self._open[name][pk] = None
 
     def note_changed(self, name: str, pks: Iterable[Row]) -> None:
-        """Record that rows were changed on the source, and copied again."""
+        """Mark rows as open, because they were changed on the source and copied again."""
         self._open[name].update(dict.fromkeys(pks))
 
     def compare_open(self) -> int:
