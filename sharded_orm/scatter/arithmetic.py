@@ -15,8 +15,8 @@ from sharded_orm.scatter.refusals import refuse
 # The number of decimal places that MariaDB and MySQL add to a quotient: the default of their
 # setting div_precision_increment.
 _QUOTIENT_SCALE = 4
-# The number of digits that PostgreSQL computes of a quotient at least, and the largest number of
-# its decimal places: NUMERIC_MIN_SIG_DIGITS and NUMERIC_MAX_DISPLAY_SCALE of its source.
+# PostgreSQL computes a quotient with at least 16 significant digits and at most 1000 decimal
+# places. Its source calls these limits NUMERIC_MIN_SIG_DIGITS and NUMERIC_MAX_DISPLAY_SCALE.
 _SIGNIFICANT = 16
 _LARGEST_SCALE = 1000
 # PostgreSQL stores a number in base 10000, so it counts its digits in groups of four.
@@ -65,7 +65,7 @@ def quotient(total: Any, count: int) -> Any:
 
 
 def exact_quotient(total: Any, count: int) -> Any:
-    """Return the quotient of :func:`quotient`, but compute it of an integer as of a Decimal."""
+    """Return ``total / count`` as :func:`quotient` does, but for an integer return a Decimal, too."""
     return quotient(Decimal(total) if type(total) is int else total, count)
 
 
@@ -100,11 +100,12 @@ def significant_quotient(total: Any, count: int) -> Any:
 
 
 def _leading_group(number: int, scale: int) -> tuple[int, int]:
-    """Return the place and the value of the first group of four digits of ``number / 10**scale``.
+    """Return the position and the value of the first group of digits of ``number / 10**scale``.
 
-    The group before the decimal point has the place 0.
+    Digits are counted from the decimal point, in groups of four. The group before the point has the
+    position 0, and the group after it has -1.
     """
-    # Append zeros, so that the digits after the decimal point are whole groups.
+    # Append zeros until the digits after the decimal point fill whole groups.
     padding = -scale % _DIGITS
     number *= 10**padding
     if number == 0:
@@ -116,8 +117,11 @@ def _leading_group(number: int, scale: int) -> tuple[int, int]:
 def duration_quotient(days: int, microseconds: int, count: int) -> datetime.timedelta:
     """Return the average of durations as PostgreSQL computes it.
 
-    :param days: the sum of the days of the durations.
-    :param microseconds: the sum of what the durations have beside the days.
+    PostgreSQL stores a duration as days and microseconds.
+
+    :param days: the sum of the days.
+    :param microseconds: the sum of the microseconds, without the days.
+    :param count: the number of durations.
     """
     # As interval_div() in PostgreSQL's timestamp.c, with the same roundings.
     whole = int(days / count)
@@ -132,7 +136,8 @@ def divider(features: type[ShardFeatures], *, duration: bool = False) -> Divide:
     """
     if features.exact_averages == "significant":
         return significant_quotient
-    # Django casts the average of durations to an integer on databases that have no type for them.
+    # On a database without a type for durations, Django stores microseconds and casts their average
+    # to an integer.
     if duration and features.averages_durations_to_integers:
         return rounded_quotient
     return exact_quotient if features.exact_averages == "fixed" else quotient

@@ -341,7 +341,7 @@ class _Root(SQLCompiler):
         parts: list[Any] = [expression]
         if isinstance(expression, ColPairs):
             parts = expression.get_cols()
-        # As the database does if the query does not say where NULLs are placed.
+        # If the query does not say where NULLs are placed, place them as the database does.
         nulls_first = order.descending != self.connection.features.order_by_nulls_first
         for part in parts:
             column = self._column(part)
@@ -360,10 +360,11 @@ class _Root(SQLCompiler):
             )
 
     def _set_up_distinct_on(self) -> None:
-        """Set the columns of DISTINCT ON.
+        """get_distinct() returns the SQL of each field, and a list of parameters for each field
+        that has any.
 
-        The database keeps the first row of each set of rows that are equal in these columns. By its
-        rules, the query's order begins with them. So the merge keeps the first row, too.
+        The same field may come twice. The order begins with as many columns as there are different
+        fields.
         """
         # Django compiles the fields to SQL, and returns the parameters of those that have any. The number
         # of different fields tells how many columns of the order they are.

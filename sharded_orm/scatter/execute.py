@@ -297,7 +297,7 @@ class Executor:
             place = wait.next_place(place)
             if place is None:
                 raise error
-            # The schema has the same name on every node.
+            # The SQL contains the name of the schema, which is the same on every node.
             sql, params = statement.sql([branch])
             copy = relocation.separate_copy(wrapper, place)
             try:

@@ -61,12 +61,14 @@ class Facade:
         self.connection.tables_read = self.tables  # type: ignore[attr-defined]  # of our compilers
         self._ops = wrapper.ops
         self._mixins: tuple[type, ...] = (Qualified, CheckedSQL) if qualify else (CheckedSQL,)
-        # What stands in front of the name of each table, also in SQL of expressions.
+        # Compilers and expressions write this text in front of each table's name.
         self.connection.table_prefix = f"{SCHEMA_MARK}." if qualify else ""  # type: ignore[attr-defined]  # of our compilers
         if hidden is not None:
             self._mixins = (VisibleRows, *self._mixins)
             self.connection.hidden_rows = hidden  # type: ignore[attr-defined]  # of our compilers
-            # A derived table has no primary key. So GROUP BY must have all columns, not only the key.
+            # The query reads a derived table instead of each table with hidden rows. Because a
+            # derived table has no primary key, GROUP BY must have all columns, and not only the
+            # key.
             self.connection.features = copy.copy(wrapper.features)
             self.connection.features.allows_group_by_selected_pks = False
         self.connection.ops.compiler = self.compiler  # type: ignore[method-assign]  # for this one query

@@ -54,15 +54,16 @@ _SQLITE_STATE = frozenset({
 # is a missing table.
 _PG_SCHEMA = frozenset({"3F000"})
 _PG_SCHEMA_OR_QUERY = frozenset({"42P01", "42703", "42501"})
-# PostgreSQL's error codes, or their first two characters, for a failed connection: connection
-# exceptions, a wrong account, a database that does not exist, a server that shuts down or starts, too
+# Beginnings of PostgreSQL's error codes for a failed connection: the connection is lost, the
+# account is wrong, the database does not exist, the server shuts down or starts, or there are too
 # many connections.
 _PG_NODE_GONE = ("08", "28", "3D", "57P01", "57P02", "57P03", "57P04", "53300")
-# PostgreSQL's error codes, or their first two characters, for a state of the server: too few
-# resources, cancelled (also by a timeout), errors of files, corrupt; locked, deadlock, read-only.
+# Beginnings of PostgreSQL's error codes for a bad state of the server: too few resources, a
+# cancelled statement (also by a timeout), file errors, damaged data, a lock or deadlock, or a
+# read-only server.
 _PG_STATE = ("53", "57", "58", "XX001", "XX002", "55P03", "55006", "40", "25006", "25P03")
-# PostgreSQL's error code if there is no memory for a statement's locks, among other reasons. It locks
-# each table and each index that it may read.
+# PostgreSQL's error code for too little memory. One cause is a statement with too many locks,
+# because it locks each table and each index that it may read.
 _PG_OUT_OF_MEMORY = "53200"
 # Beginnings of SQLite's messages for a missing table or column. SQLite has no separate error codes
 # for these errors.
@@ -173,13 +174,18 @@ def concerns_one_shard(error: BaseException) -> bool:
 
 
 def is_too_large(error: BaseException) -> bool:
-    """Whether a statement for fewer shards may succeed."""
+    """Whether a statement may have failed because it reads too many tables at once.
+
+    Statements that each read fewer shards may then succeed.
+    """
     return _sqlstate(error) == _PG_OUT_OF_MEMORY
 
 
 def is_mismatch(error: BaseException) -> bool:
-    """Whether a UNION of shards has failed because a type or a collation of a column is an object of
-    each schema, so that the shards have different ones.
+    """Whether a UNION of shards has failed because a column has different types or collations.
+
+    Each shard's schema may contain its own type or collation of the same name. PostgreSQL treats
+    them as different ones.
     """
     # datatype_mismatch and indeterminate_collation
     return _sqlstate(error) in ("42804", "42P22")

@@ -1,7 +1,9 @@
-"""Rows that a statement for several shards must not see on one of them.
+"""Hides rows of a shard from statements that read several shards.
 
-The statement reads a derived table instead of each table that may have such rows. So the result is
-that of a shard without these rows, whatever joins, subqueries or groups the statement has.
+While a shard key moves, two shards may have its rows, and a statement must see them only once. So
+on the other shard, the statement reads a derived table without the hidden rows instead of the table
+itself. The result is the same as if the hidden rows did not exist, whatever joins, subqueries or
+groups the statement has.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ class HiddenRows(Protocol):
     """Says which rows of a shard are hidden. Implemented by a layer that knows the models."""
 
     def condition(self, table: str, alias: str) -> Any:
-        """Return a condition for the hidden rows of ``table``; None if there are none.
+        """Return a condition that is true for the hidden rows of ``table``; None if there are none.
 
-        :param table: the name of a table.
-        :param alias: the name of the table in the statement.
-        :raises RoutingError: the rows cannot be told from others.
+        :param table: the name of the table in the database.
+        :param alias: the name by which the condition refers to the table.
+        :raises RoutingError: no condition can tell the hidden rows from other rows.
         """
 
 
@@ -45,7 +47,8 @@ class VisibleRows(SQLCompiler):
         if not sql.startswith(start):
             raise refuse(f"the table {sql!r}", "ask one shard")
         hidden, hidden_params = self.compile(condition)
-        # A derived table needs a name, also where the table has no other name than its own.
+        # A derived table needs a name. If the statement gives the table no alias, use the table's
+        # own name.
         alias = f" {quoted}" if node.table_alias == table else ""
         derived = f"(SELECT * FROM {name} WHERE NOT ({hidden})){alias}{sql[len(start) :]}"
         join = f"{node.join_type} " if isinstance(node, Join) else ""

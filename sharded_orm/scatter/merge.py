@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import ScatterPlan
 
-# The number of rows of a stream whose values a server ranks at a time.
+# A server ranks the values of up to this many rows of each stream at a time.
 ROUND = 5000
 
 
@@ -54,10 +54,10 @@ def _merged_by_ranks(
     columns: Sequence[int],
     ranking: Ranking,
 ) -> Iterator[Row]:
-    """Merge sorted streams by values that a server ranks.
+    """Merge sorted streams whose order only a server knows.
 
-    Works in rounds: each round ranks the next rows of all streams, and yields rows until all that it
-    has of one stream are used up.
+    This is done in rounds. A round reads the next rows of each stream, and a server ranks their
+    values. Then the round yields rows until it has no more rows of one of the streams.
 
     :param columns: the numbers of the columns that ``key`` reads.
     """

@@ -216,9 +216,9 @@ def make_plan(
     """Plan the statements for ``targets``.
 
     Each query is compiled once per node (database server), and once more for each shard with hidden
-    rows. A query that can have no rows is not
-    sent. If a node does not answer while a query is compiled for it, all shards of the node are
-    added to ``failures``, and the plan has no statement for the node.
+    rows. A query that can return no rows is not sent. If a node does not answer while a query is
+    compiled for it, all shards of the node are added to ``failures``, and the plan has no statement
+    for the node.
 
     :param pks: the primary keys to read from each target, keyed by the target's index; a target
         without keys is not asked. None means to read all rows of the query.

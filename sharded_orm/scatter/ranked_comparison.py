@@ -1,10 +1,10 @@
-"""Compares values of PostgreSQL as the server does.
+"""Compares values as PostgreSQL does.
 
-Numbers, dates, UUIDs and bytes are compared in Python. Texts have the order of a collation, which
-Python does not know, and PostgreSQL has no ``WEIGHT_STRING``. The same holds for JSON, arrays, ranges
-and other types. So a server is asked for the *ranks* of such values
-(:mod:`sharded_orm.scatter.value_ranks`): equal values have the same rank, and a greater value has a
-higher one.
+Python can compare numbers, dates, UUIDs and bytes. It cannot compare texts, because their order
+depends on a collation, and PostgreSQL has no function that returns sort keys. It cannot compare
+JSON, arrays, ranges and other types either. So a server returns *ranks* of such values
+(:mod:`sharded_orm.scatter.value_ranks`). Equal values have the same rank, and a greater value has a
+higher rank.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sharded_orm.scatter.arithmetic import Divide, duration_quotient
 from sharded_orm.scatter.comparison import Column, Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
-# Fields whose values the driver returns as the server writes them. For all other fields that are
-# ranked, the outer SELECT selects the value as text in addition.
+# For these fields, the driver returns a value as the text that the server writes. For all other
+# ranked fields, the outer SELECT returns that text in an additional column.
 _WRITTEN_AS_TEXT: Final = (
     models.CharField,
     models.TextField,
@@ -32,13 +32,13 @@ _WRITTEN_AS_TEXT: Final = (
     models.JSONField,
 )
 
-#: The ranks of the values of a column, keyed by their texts. None if the texts themselves compare as the
-#: server does.
+#: The ranks of a column's values, keyed by the texts of the values. None if ranks are not needed,
+#: because Python compares the texts as the server compares the values.
 Ranks = Mapping[str, int] | None
 
 
 class _NotANumber:
-    """NaN, which equals itself for PostgreSQL and is greater than all numbers."""
+    """NaN as PostgreSQL compares it: equal to itself, and greater than all numbers."""
 
     def __hash__(self) -> int:
         return 1
@@ -79,9 +79,9 @@ class RankedComparison(Comparison):
         reads_utc: bool,
     ) -> None:
         super().__init__(columns, compared)
-        #: The ranks by which values are equal or not, keyed by column number.
+        #: The ranks that say which values of a column are equal, keyed by column number.
         self.equality_ranks: dict[int, Ranks] = {}
-        #: The ranks by which values are sorted, keyed by column number.
+        #: The ranks that say in which order the values of a column are, keyed by column number.
         self.order_ranks: dict[int, Ranks] = {}
         weights: list[str] = []
         self._durations: dict[int, int] = {}
@@ -181,14 +181,16 @@ def _is_plain(column: Column, reads_utc: bool) -> bool:
 
 def _compares_as_in_python(value: Any) -> bool:
     if isinstance(value, datetime.time):
-        # PostgreSQL compares times with a time zone by more than their moment.
+        # PostgreSQL compares two times with time zones by their moments, and then by their zones.
+        # Python compares the moments only.
         return value.tzinfo is None
     return isinstance(value, int | bytes | datetime.date | uuid.UUID)
 
 
 def _duration_parts(name: str) -> str:
-    """Return the SQL of the months, days and microseconds of an interval, which PostgreSQL stores, as
-    an array.
+    """Return SQL for an array of the months, days and microseconds of the interval ``name``.
+
+    PostgreSQL stores an interval as these three numbers.
     """
     return (
         f"CASE WHEN {name} IS NOT NULL THEN CAST(ARRAY["
@@ -204,7 +206,8 @@ def _duration(parts: Sequence[int]) -> datetime.timedelta:
 
 
 def _refuse_months(months: int) -> None:
-    # The driver takes a year for 365 days and a month for 30, so a sum of years is no sum of months.
+    # The driver converts a month to 30 days, but 12 months to 365 days. So the sum of two converted
+    # intervals may differ from the converted sum.
     if months:
         raise refuse("a sum of intervals with months or years", "sum numbers of days")
 

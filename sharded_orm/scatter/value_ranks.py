@@ -1,8 +1,8 @@
 """Asks a server how it orders values that Python cannot compare.
 
-A *rank* is the number of different values up to a value. All values of a column are sent to one node
-(a database server), which returns their ranks. So the order, and which values are equal, are those
-of the server's own type and collation.
+The *rank* of a value is the number of different values that are not greater than it. All values of
+a column are sent to one node (a database server), which returns their ranks. So that server's type
+and collation decide the order, and which values are equal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from sharded_orm.scatter.execute import Executor
     from sharded_orm.scatter.plan import Branch
 
-# The types of a column's values are those of the query's own expressions, so the query is asked for
-# them, without any rows. The facts about a collation are those by which its order may differ from
-# server to server: a later version of a locale may sort otherwise. A type without a collation may
-# contain texts, as jsonb does; these have the collation of the database. to_jsonb() serves all
-# versions of PostgreSQL, whose catalogs have different columns.
+# Asks a node for the type and the collation of columns, and for facts that decide their order. The
+# query of the scatter is a part of this query, without any rows, because its expressions decide the
+# types. Nodes with equal facts sort alike: for example, a later version of a locale may sort
+# otherwise. A type without a collation may contain texts, as jsonb does. The collation of the
+# database sorts these. The catalogs of PostgreSQL's versions have different columns, and to_jsonb()
+# can read all of them.
 _FACTS = """
 SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
  CASE WHEN t.typcollation <> 0 THEN quote_ident(kn.nspname) || '.' || quote_ident(k.collname) END,
@@ -70,13 +71,13 @@ _RANKS = (
 
 
 class ValueType(NamedTuple):
-    """The type and the collation of a column's values, on one node.
+    """The type and the collation of a column's values, as one node has them.
 
     :param type: the type's name in SQL.
     :param collation: the collation's name in SQL; None if the type has none.
     :param is_exact: whether values are equal only if their texts are the same.
-    :param is_by_bytes: whether values have the order of their texts in Python.
-    :param facts: what makes the order of the values, in the form of JSON.
+    :param is_by_bytes: whether Python sorts the texts of values as the node sorts the values.
+    :param facts: JSON with all facts that decide the order of the values.
     """
 
     type: str
@@ -100,11 +101,14 @@ class Ranking:
         self._statement: ShardStatement | None = None
 
     def is_needed(self, columns: Iterable[int]) -> bool:
-        """Whether values of ``columns`` are ranked to sort them."""
+        """Whether ranks are needed to sort rows by ``columns``."""
         return not self._plan.comparison.ranked.isdisjoint(columns)
 
     def is_needed_for_equality(self, columns: Sequence[int]) -> bool:
-        """Whether ranks tell which values of ``columns`` are equal. May ask each node for the types."""
+        """Whether ranks are needed to say which values of ``columns`` are equal.
+
+        May ask each node for the types of the columns.
+        """
         comparison = self._plan.comparison
         ranked = comparison.ranked.intersection(columns)
         if not ranked or not isinstance(comparison, RankedComparison):
@@ -130,7 +134,7 @@ class Ranking:
             return
         types = self._types_of_columns(comparison)
         for column in columns:
-            if column not in types:  # No node has answered, so there are no rows.
+            if column not in types:  # No node has answered, so there is nothing to rank.
                 continue
             kind = types[column]
             comparison.order_ranks[column] = comparison.equality_ranks[column] = None
@@ -205,7 +209,7 @@ class Ranking:
 
 
 def _database_version(branch: Branch) -> str:
-    # The connection object of the shard, not the copy of it that compiles: the copy never connects.
+    # Use the connection object of the shard. The compiler has a copy of it, which never connects.
     wrapper: Any = branch.template.compiler.connection.features.connection
     return _DATABASE_VERSION if wrapper.pg_version >= 150000 else _OLD_DATABASE_VERSION
 
