@@ -117,7 +117,7 @@ def _leading_group(number: int, scale: int) -> tuple[int, int]:
 def duration_quotient(days: int, microseconds: int, count: int) -> datetime.timedelta:
     """Return the average of durations as PostgreSQL computes it.
 
-    PostgreSQL stores a duration as days and microseconds.
+    PostgreSQL stores the days and the microseconds of a duration separately.
 
     :param days: the sum of the days.
     :param microseconds: the sum of the microseconds, without the days.

@@ -360,14 +360,14 @@ class _Root(SQLCompiler):
             )
 
     def _set_up_distinct_on(self) -> None:
-        """get_distinct() returns the SQL of each field, and a list of parameters for each field
-        that has any.
+        """Set the columns of DISTINCT ON.
 
-        The same field may come twice. The order begins with as many columns as there are different
-        fields.
+        Among rows that are equal in these columns, the database keeps the first row. It demands that
+        the query's order begins with these columns. So the merge keeps the first row, too.
         """
-        # Django compiles the fields to SQL, and returns the parameters of those that have any. The number
-        # of different fields tells how many columns of the order they are.
+        # get_distinct() returns the SQL of each field, and a list of parameters for each field that has
+        # any. The same field may come twice. The order begins with as many columns as there are
+        # different fields.
         texts, params_of_fields = self.get_distinct()
         params = iter([param for params in params_of_fields for param in params])
         fields = len({

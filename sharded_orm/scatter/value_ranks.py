@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 # Asks a node for the type and the collation of columns, and for facts that decide their order. The
 # query of the scatter is a part of this query, without any rows, because its expressions decide the
-# types. Nodes with equal facts sort alike: for example, a later version of a locale may sort
-# otherwise. A type without a collation may contain texts, as jsonb does. The collation of the
-# database sorts these. The catalogs of PostgreSQL's versions have different columns, and to_jsonb()
-# can read all of them.
+# types. Nodes with equal facts sort alike. One fact is the version of a locale, because a later
+# version may sort otherwise. A type without a collation may contain texts, as jsonb does. The
+# collation of the database sorts these. The catalogs of PostgreSQL's versions have different
+# columns, and to_jsonb() can read all of them.
 _FACTS = """
 SELECT d.n, quote_ident(tn.nspname) || '.' || quote_ident(t.typname),
  CASE WHEN t.typcollation <> 0 THEN quote_ident(kn.nspname) || '.' || quote_ident(k.collname) END,
