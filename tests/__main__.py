@@ -93,17 +93,52 @@ class Lane:
     def command(self, report: Path, arguments: Sequence[str]) -> list[str]:
         """The command line; the report in JUnit's format goes to ``report``."""
         options = [f"--junitxml={report}", "-o", "tmp_path_retention_policy=failed"]
-        command = [self.python, "-m", "pytest", *options, *arguments]
-        if self.backend:
-            chosen = [f"--ds={self.settings}.{self.backend.name}", "-m", self.backend.marked]
-            own_servers = [self.python, "-m", f"tests.services.{self.backend.service}", "--"]
-            return [*own_servers, *command, *chosen, *self.paths]
-        command.append(f"--ds={self.settings}.sqlite")
-        if self.paths:
-            return [*command, *self.paths]
-        elsewhere = {path for lane in LANES if not lane.backend for path in lane.paths}
-        return [*command, *(f"--ignore={path}" for path in sorted(elsewhere))]
+        command = [self.python, "-m", "pytest", *options, *arguments, *self.paths]
+        command += [f"--ignore={path}" for path in self.elsewhere()]
+        if not self.backend:
+            return [*command, f"--ds={self.settings}.sqlite"]
+        chosen = [f"--ds={self.settings}.{self.backend.name}", "-m", self.backend.marked]
+        own_servers = [self.python, "-m", f"tests.services.{self.backend.service}", "--"]
+        return [*own_servers, *command, *chosen]
 
+    def elsewhere(self) -> list[str]:
+        """The parts of its paths that another lane on the same backend has."""
+        paths = {path for lane in LANES if lane.backend is self.backend for path in lane.paths}
+        inside = tuple(f"{path}/" for path in self.paths) or ("",)
+        return sorted(path for path in paths if path.startswith(inside) and path not in self.paths)
+
+
+#: Tests of each part that a backend may break, about three minutes; the others run with ``--long``.
+ON_POSTGRESQL = (
+    "tests/integration/migrate/engine/test_ends.py",
+    "tests/integration/migrate/engine/test_features.py",
+    "tests/integration/migrate/engine/test_schemas.py",
+    "tests/integration/scatter/test_behaviour.py",
+    "tests/queries/moves/test_fence.py",
+    "tests/queries/test_cached_transactions.py",
+    "tests/queries/test_django_features.py",
+    "tests/queries/test_invalidation.py",
+    "tests/queries/test_one_shard.py",
+    "tests/queries/test_packed_ids.py",
+    "tests/queries/test_relations.py",
+    "tests/queries/test_several_shards.py",
+    "tests/queries/test_text_keys.py",
+    "tests/queries/test_timestamped_ids.py",
+    "tests/admin/test_changing.py",
+)
+
+# All that is marked, but for the tickets: on PostgreSQL they have another form, whose tests are in
+# tests/integration/tickets/postgresql.
+LONG_ON_POSTGRESQL = (
+    "tests/contract",
+    "tests/integration/cache",
+    "tests/integration/fixtures",
+    "tests/integration/migrate",
+    "tests/integration/scatter",
+    "tests/integration/subqueries",
+    "tests/integration/test_autonomous.py",
+    "tests/integration/test_directory.py",
+)
 
 # The longest first, so that the last ones to run are short.
 LANES = (
@@ -125,13 +160,24 @@ LANES = (
     Lane("queries on MariaDB", ("tests/queries",), MARIADB),
     Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
     Lane("queries", ("tests/queries",)),
+    Lane("queries on PostgreSQL", ON_POSTGRESQL, POSTGRESQL),
     Lane("helpdesk on MariaDB", ("tests/helpdesk",), MARIADB, "tests.helpdesk.settings"),
     Lane("helpdesk", ("tests/helpdesk",), settings="tests.helpdesk.settings"),
+    Lane("all queries on PostgreSQL", ("tests/queries",), POSTGRESQL, is_long=True),
+    Lane("integration on PostgreSQL", LONG_ON_POSTGRESQL, POSTGRESQL, is_long=True),
+    Lane("admin on PostgreSQL", ("tests/admin", "tests/unit"), POSTGRESQL, is_long=True),
+    Lane(
+        "helpdesk on PostgreSQL",
+        ("tests/helpdesk",),
+        POSTGRESQL,
+        "tests.helpdesk.settings",
+        is_long=True,
+    ),
 )
 
 
 def version_lanes() -> Iterator[Lane]:
-    """Yield a short lane on SQLite and one on MariaDB for each of the other versions.
+    """Yield a short lane on each backend for each of the other versions.
 
     Say which are left out.
     """
@@ -147,6 +193,7 @@ def version_lanes() -> Iterator[Lane]:
         name, python = versions.name, str(executable)
         yield Lane(name, versions.on_sqlite, python=python)
         yield Lane(f"{name} on MariaDB", versions.on_mariadb, MARIADB, python=python)
+        yield Lane(f"{name} on PostgreSQL", versions.on_postgresql, POSTGRESQL, python=python)
 
 
 @dataclass

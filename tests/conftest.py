@@ -45,13 +45,39 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+#: Folders whose tests run on PostgreSQL in the long runs only, because they start many processes, and the
+#: files in them that run there each time.
+MOSTLY_LONG_ON_POSTGRESQL = ("balancing", "imports", "migrate", "moves", "shard_moves", "storm")
+ALWAYS_ON_POSTGRESQL = {
+    "moves/test_change_capture.py",
+    "moves/test_fences_on_postgresql.py",
+    "moves/test_move_keys.py",
+    "moves/test_row_copy.py",
+    "shard_moves/test_move_shards.py",
+    "imports/test_copy.py",
+    "migrate/test_command.py",
+}
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Whether a test runs with ``--long`` only."""
+    if item.get_closest_marker("long"):
+        return True
+    folder, file = item.path.parent.name, f"{item.path.parent.name}/{item.path.name}"
+    return (
+        folder in MOSTLY_LONG_ON_POSTGRESQL
+        and file not in ALWAYS_ON_POSTGRESQL
+        and "[postgresql" in item.name
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     database = settings.SETTINGS_MODULE.rpartition(".")[2]
     elsewhere = [name for name in ("mysql", "postgresql") if name != database]
     dropped = [
         item
         for item in items
-        if (item.get_closest_marker("long") and not config.getoption("--long"))
+        if (is_long(item) and not config.getoption("--long"))
         or any(item.get_closest_marker(f"{name}_settings") for name in elsewhere)
     ]
     if dropped:

@@ -36,6 +36,7 @@ class Versions:
     requirements: Sequence[str]
     on_sqlite: Sequence[str]
     on_mariadb: Sequence[str]
+    on_postgresql: Sequence[str]
 
     @property
     def folder(self) -> Path:
@@ -100,6 +101,13 @@ ON_MARIADB = (
     "tests/integration/scatter/test_behaviour.py",
     "tests/admin/test_changing.py",
 )
+ON_POSTGRESQL = (
+    "tests/unit/backends",
+    "tests/queries/test_django_features.py",
+    "tests/queries/test_one_shard.py",
+    "tests/integration/migrate/engine/test_features.py",
+    "tests/integration/scatter/test_behaviour.py",
+)
 
 
 #: Tests of each part that a version of a driver or of a client may break.
@@ -111,6 +119,7 @@ WITH_CLIENTS_ON_SQLITE = (
     "tests/integration/cache/test_stores_opening.py",
     "tests/integration/cache/test_stores_redis.py",
     "tests/integration/test_timestamps_postgresql.py",
+    "tests/integration/testing_support/test_clones_postgresql.py",
     "tests/integration/tickets/postgresql/test_taking.py",
     "tests/integration/topology/test_zookeeper.py",
 )
@@ -124,11 +133,16 @@ WITH_CLIENTS_ON_MARIADB = (
     "tests/integration/mysql/test_transactions.py",
     "tests/integration/tickets/test_forms.py",
 )
+WITH_CLIENTS_ON_POSTGRESQL = (
+    "tests/queries/test_one_shard.py",
+    "tests/integration/migrate/engine/test_schemas.py",
+)
 
 
 def _pair(python: str, django: str) -> Versions:
     name = f"py{python}-dj{django}".replace(".", "")
-    return Versions(name, python, (f"Django=={django}.*",), ON_SQLITE, ON_MARIADB)
+    requirements = (f"Django=={django}.*",)
+    return Versions(name, python, requirements, ON_SQLITE, ON_MARIADB, ON_POSTGRESQL)
 
 
 #: Few that cover most: each newer Django, and the newest Python with the oldest Django. The whole
@@ -160,7 +174,10 @@ def lowest(setup: Path) -> Versions:
     lines: Iterable[str] = "\n".join(wanted).split("\n")
     python = config["options"]["python_requires"].removeprefix(">=")
     packages = tuple(_lower_bound(line) for line in lines if line)
-    return Versions("lowest", python, packages, WITH_CLIENTS_ON_SQLITE, WITH_CLIENTS_ON_MARIADB)
+    return Versions(
+        "lowest", python, packages,
+        WITH_CLIENTS_ON_SQLITE, WITH_CLIENTS_ON_MARIADB, WITH_CLIENTS_ON_POSTGRESQL,
+    )  # fmt: skip
 
 
 #: The oldest Python and the lowest version of each package that sites install with the project. The

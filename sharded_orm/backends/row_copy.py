@@ -152,6 +152,7 @@ class RowCopy(RowAccess):
                     self._insert_copies(change.table, number, change.rows)
                     if change.table not in tables:
                         self._insert(change.table, change.rows)
+                        self._advance_counters(change.table, number)
             for table in tables:
                 self._publish(table, number)
 

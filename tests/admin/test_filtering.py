@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import Client
 
 from sharded_orm import runtime
@@ -156,6 +157,9 @@ def test_a_condition_on_global_rows_that_there_is_not(
     response = admin_client.get(url(Album, "changelist", **wrong, **scope))
     assert response.status_code == 302
     assert response.url == url(Album, "changelist", **scope, e=1)
+    if "owner__username__regex" in wrong:
+        # On PostgreSQL the error has ended the transaction of the test.
+        transaction.set_rollback(True)
 
 
 def test_a_filter_offers_so_many_related_rows(

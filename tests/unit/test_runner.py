@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import LANES, MARIADB, NO_TESTS_COLLECTED, Outcome
+from tests.__main__ import LANES, MARIADB, NO_TESTS_COLLECTED, POSTGRESQL, Backend, Outcome
 from tests.pairs import ALL, LOWEST, PAIRS, lowest
 
 ROOT = Path(__file__).parents[2]
@@ -64,19 +64,31 @@ def test_the_slowest_files_are_told(tmp_path):
 def test_each_path_is_in_one_lane_on_sqlite():
     paths = [path for lane in LANES if not lane.backend for path in lane.paths]
     assert len(paths) == len(set(paths))
-    assert all((ROOT / path).is_dir() for lane in LANES for path in lane.paths)
+    assert all((ROOT / path).exists() for lane in LANES for path in lane.paths)
     assert [lane.name for lane in LANES if not lane.paths] == ["all other tests"]
 
 
-def test_all_that_is_marked_runs_on_mariadb():
+@pytest.mark.parametrize("backend", [MARIADB, POSTGRESQL])
+def test_all_that_is_marked_runs_on_its_backend(backend: Backend):
     marked = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"mark\.(every_backend|mysql_settings)", path.read_text())
+        if re.search(rf"mark\.(every_backend|{backend.name}_settings)", path.read_text())
     }
-    paths = [f"{path}/" for lane in LANES if lane.backend is MARIADB for path in lane.paths]
-    missing = {path for path in marked if not path.startswith(tuple(paths))}
+    paths = [f"{path}/" for lane in LANES if lane.backend is backend for path in lane.paths]
+    files = [path for lane in LANES if lane.backend is backend for path in lane.paths]
+    missing = {path for path in marked if not path.startswith(tuple(paths)) and path not in files}
+    elsewhere = ("tests/integration/tickets/",) if backend is POSTGRESQL else ()
+    missing = {path for path in missing if not path.startswith(elsewhere)}
     assert missing - {str(Path(__file__).relative_to(ROOT))} == set()
+
+
+@pytest.mark.parametrize("lane", LANES, ids=lambda lane: lane.name)
+def test_no_test_is_in_two_lanes_of_a_backend(lane):
+    others = [path for other in LANES if other is not lane and other.backend is lane.backend
+              for path in other.paths]  # fmt: skip
+    shared = [path for path in others if path.startswith(tuple(f"{own}/" for own in lane.paths))]
+    assert sorted({*shared}) == (lane.elsewhere() if lane.paths else [])
 
 
 def test_each_pair_is_supported_and_has_an_environment():
@@ -112,5 +124,9 @@ def test_a_requirement_without_a_lower_bound_is_refused(tmp_path):
 
 
 def test_the_short_lanes_have_what_they_name():
-    paths = {path for versions in ALL for path in (*versions.on_sqlite, *versions.on_mariadb)}
+    paths = {
+        path
+        for versions in ALL
+        for path in (*versions.on_sqlite, *versions.on_mariadb, *versions.on_postgresql)
+    }
     assert [path for path in sorted(paths) if not (ROOT / path.partition("::")[0]).exists()] == []

@@ -60,6 +60,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     known_at_snapshot: Any = None
     #: Whether a transaction is open, and no statement of it was sent.
     awaits_snapshot = False
+    #: Whether a statement found no table, and it is being looked up whether the shard has moved.
+    looks_for_place = False
     #: Number of open schema editors. A migration is running if the number is not 0.
     open_editors = 0
 

@@ -215,14 +215,12 @@ class ShardCursor(CursorWrapper):
             try:
                 return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # no stub
             except (OperationalError, ProgrammingError) as exc:
-                if not is_missing_table(exc):
+                if not self._may_have_moved(exc):
                     raise
                 wait = wait or self._wait()
                 may_wait = not relocation.must_stay(self.db)
                 may_repeat = may_wait or not features_of(self.db).errors_end_transactions
-                place = wait.next_place(
-                    self.db.settings_dict, may_wait=may_wait, may_repeat=may_repeat
-                )
+                place = self._next_place(wait, may_wait=may_wait, may_repeat=may_repeat)
                 if place is None:
                     raise
             if not relocation.same_place(place, self.db.settings_dict):
@@ -234,12 +232,22 @@ class ShardCursor(CursorWrapper):
         try:
             return super()._executemany(sql, param_list, *ignored)  # type: ignore[misc]  # no stub
         except (OperationalError, ProgrammingError) as exc:
-            if is_missing_table(exc):
+            if self._may_have_moved(exc):
                 in_transaction = self.db.in_atomic_block
-                self._wait().next_place(
-                    self.db.settings_dict, may_wait=False, nothing_done=in_transaction
-                )
+                self._next_place(self._wait(), may_wait=False, nothing_done=in_transaction)
             raise
+
+    def _may_have_moved(self, exc: BaseException) -> bool:
+        # Receivers of connection_created may run statements on this alias while the next place is
+        # looked for. Such a statement does not look for a place as well, because that would never end.
+        return is_missing_table(exc) and not self.db.looks_for_place
+
+    def _next_place(self, wait: PlaceWait, **how: bool) -> Any:
+        self.db.looks_for_place = True
+        try:
+            return wait.next_place(self.db.settings_dict, **how)
+        finally:
+            self.db.looks_for_place = False
 
     def _wait(self) -> PlaceWait:
         wrapper = self.db

@@ -11,6 +11,10 @@ from django.db import OperationalError
 
 from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_lock_wait
 
+#: The purpose of the lock of sessions that change tables and triggers.
+TABLES: Final = "tables"
+# Seconds in which the transaction of a session that was ended is rolled back.
+_ROLLED_BACK_WITHIN: Final = 60
 # pg_locks shows the number of an advisory lock in two halves.
 _HOLDERS: Final = (
     "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
@@ -18,6 +22,16 @@ _HOLDERS: Final = (
     " WHERE datname = pg_catalog.current_database())"
     " AND classid::bigint = %s AND objid::bigint = %s"
 )
+
+
+def of_fence(number: int) -> str:
+    """Return the purpose of the lock of a session that changes the rows of a move."""
+    return f"fence {number}"
+
+
+def of_copier(number: int) -> str:
+    """Return the purpose of the lock of a session that writes the copy of a shard."""
+    return f"copy {number}"
 
 
 @contextmanager
@@ -45,12 +59,35 @@ def capture_lock(
         holder = ", ".join(map(str, pids)) or "which has ended"
         raise OperationalError(
             f"Another session ({holder}) has {busy} on the schema {schema!r} for {patience:.0f} s: it"
-            f" hangs, or was paused. End it (SELECT pg_terminate_backend({holder})), and try again."
+            " hangs, or was paused. End it by --kill of 'manage.py keys repair' or 'shards move --repair',"
+            f" or by SELECT pg_terminate_backend({holder}), and try again."
         ) from exc
     try:
         yield
     finally:
         run("SELECT pg_catalog.pg_advisory_unlock(%s)", key)
+
+
+def take_for_good(run: Callable[..., Any], schema: str, purpose: str) -> None:
+    """Take the lock for ``purpose`` until the session ends, so that :func:`end_holders` finds it."""
+    run("SELECT pg_catalog.pg_try_advisory_lock(%s)", advisory_key(schema, purpose))
+
+
+def end_holders(run: Callable[..., Any], schema: str, purpose: str) -> int:
+    """End the other sessions that hold the lock for ``purpose`` on this schema, and wait for their end.
+
+    Their transactions are rolled back. Only sessions of this library ever hold such a lock.
+
+    :return: their number.
+    :raises django.db.DatabaseError: the account may not end them.
+    """
+    ended = run(
+        "SELECT pg_catalog.pg_terminate_backend(pid, %s) FROM pg_catalog.pg_stat_activity WHERE pid IN"
+        f" ({_HOLDERS}) AND pid <> pg_catalog.pg_backend_pid()",
+        _ROLLED_BACK_WITHIN * 1000,
+        *_halves(advisory_key(schema, purpose)),
+    )
+    return sum(has_ended for (has_ended,) in ended)
 
 
 def tables_lock(
@@ -60,7 +97,7 @@ def tables_lock(
 
     The parameters and errors are those of :func:`capture_lock`.
     """
-    return capture_lock(run, schema, "tables", patience, "changed tables or triggers")
+    return capture_lock(run, schema, TABLES, patience, "changed tables or triggers")
 
 
 @contextmanager

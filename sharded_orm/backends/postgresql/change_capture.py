@@ -17,7 +17,15 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.postgresql import open_sessions
-from sharded_orm.backends.postgresql.capture_lock import advisory_key, creation, tables_lock
+from sharded_orm.backends.postgresql.capture_lock import (
+    TABLES,
+    advisory_key,
+    creation,
+    end_holders,
+    of_copier,
+    of_fence,
+    tables_lock,
+)
 from sharded_orm.backends.postgresql.capture_triggers import (
     EPOCH,
     TRUNCATE,
@@ -54,6 +62,10 @@ class PostgreSQLChangeCapture(ChangeCapture):
 
     def exclusively(self, patience: float) -> AbstractContextManager[None]:
         return tables_lock(self._rows, self._schema, patience)
+
+    def end_sessions(self, number: int | None = None) -> int:
+        purposes = [TABLES] if number is None else [TABLES, of_fence(number), of_copier(number)]
+        return sum(end_holders(self._rows, self._schema, purpose) for purpose in purposes)
 
     def check_privileges(self, *, sessions: bool = True) -> None:
         ((user, may_create, sees_sessions, foreign),) = self._rows(

@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
-from sharded_orm.backends.postgresql.capture_lock import capture_lock, creation
+from sharded_orm.backends.postgresql.capture_lock import (
+    capture_lock,
+    creation,
+    of_copier,
+    of_fence,
+    take_for_good,
+)
 from sharded_orm.backends.postgresql.capture_triggers import PASSES
 from sharded_orm.backends.postgresql.stock_session import begin_session
 from sharded_orm.backends.row_access import CopiedColumn, RowDigests
@@ -33,6 +39,9 @@ class PostgreSQLRowCopy(RowCopy):
         super().__init__(connection)
         self._schema = begin_session(connection)
 
+    def claim(self, number: int) -> None:
+        take_for_good(self._run, self._schema, of_copier(number))
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with super()._transaction():
@@ -45,7 +54,7 @@ class PostgreSQLRowCopy(RowCopy):
         alone = capture_lock(
             self._run,
             self._schema,
-            f"fence {number}",
+            of_fence(number),
             _PATIENCE,
             "changed the rows of the same move",
         )

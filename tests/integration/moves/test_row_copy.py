@@ -208,7 +208,7 @@ def _publish(pair: Pair) -> None:
     for pk, slug in ((0, "x"), (LARGE, "a"), (0, "b")):
         run(pair.at_source, f"UPDATE photo SET slug = '{slug}' WHERE id = {pk}")
     for statement in (
-        "UPDATE photo SET body = 'new', raw = X'00FF' WHERE id = 3",
+        "UPDATE photo SET body = 'new', price = 7 WHERE id = 3",
         "INSERT INTO photo (id, owner, slug) VALUES (8, 'Ada', 'd')",
         "DELETE FROM vote WHERE word = 'b'",
         "DELETE FROM label WHERE id = 1",

@@ -24,7 +24,7 @@ print(list(report.failures.values()), report.recovered, [note for note in report
 MOMENTS = [("ChangeCapture", "watch"), ("RowCopy", "_publish")]
 
 
-@pytest.mark.parametrize("site", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("site", ["mariadb", "postgresql"], indirect=True)
 @pytest.mark.parametrize(("owner", "method"), MOMENTS)
 def test_sessions_of_a_stopped_mover_are_ended(site: Site, owner: str, method: str) -> None:
     before = site.rows()

@@ -35,7 +35,7 @@ print(report.failures, report.notes)
 MOMENTS = [("ChangeCapture", "watch"), ("RowAccess", "_insert")]
 
 
-@pytest.mark.parametrize("site", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("site", ["mariadb", "postgresql"], indirect=True)
 @pytest.mark.parametrize(("owner", "method"), MOMENTS)
 def test_sessions_of_a_stopped_mover_are_ended(site: Site, owner: str, method: str) -> None:
     before = site.rows("Account", "Order")

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import service_missing
-from tests.integration.imports.site import BACKENDS
 from tests.integration.storm.conductor import Conductor, compare
 from tests.integration.storm.site import StormSite
 from tests.services import ServiceMissing
@@ -61,7 +60,7 @@ class Weather:
         self.site, self.servers, self.proxies = site, servers, proxies
 
 
-@pytest.fixture(params=[*BACKENDS, pytest.param("mariadb-three", marks=pytest.mark.long)])
+@pytest.fixture(params=["sqlite", "mariadb", pytest.param("mariadb-three", marks=pytest.mark.long)])
 def weather(
     request: pytest.FixtureRequest, tmp_path: Path, memcached: MemcachedServer
 ) -> Iterator[Weather]:
@@ -80,7 +79,7 @@ def weather(
                 proxies.append(proxy)
                 nodes.append(server.address.django() | {"HOST": proxy.host, "PORT": proxy.port})
             prefix = f"s{secrets.token_hex(4)}_"
-        site = StormSite(folder, nodes, prefix)
+        site = StormSite(folder, nodes, prefix, "mysql" if running else "sqlite3")
         site.servers, site.prefix = running, prefix
         site.set_up({**memcached.django(), "KEY_PREFIX": secrets.token_hex(4)})
         yield Weather(site, running, proxies)

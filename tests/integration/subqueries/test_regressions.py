@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import (
     BigIntegerField,
     Case,
@@ -127,7 +127,9 @@ def test_a_lookup_of_the_project_is_no_equality(condition: dict[str, Any]) -> No
 
 def test_a_value_that_the_database_converts_names_no_shard() -> None:
     # MariaDB: '1_0' is the number 1, and '5', '05' and '5abc' are equal to the number 5.
-    for value in ("1_0", "1", 1.0, True):
+    # PostgreSQL refuses to compare most of them with a number.
+    on_postgresql = connections["photos_00000"].vendor == "postgresql"
+    for value in ("1",) if on_postgresql else ("1_0", "1", 1.0, True):
         with pytest.raises(ShardKeyRequired):
             list(Trunk.objects.filter(owner=Value(value)))
         found = [
