@@ -44,12 +44,15 @@ class KeyLink:
 class CapturedTable:
     """A table whose changes are recorded.
 
-    :param pks: the columns that the journal records: those of the primary key, and perhaps others.
-    :param key: the column with the shard key, in this table or at the end of ``links``.
-    :param links: the way to the table with the shard key; empty if the table has it itself.
-    :param fresh_ids: whether another shard gives the rows new primary keys. Nothing refers to them.
-    :param fence: captures the table whole: every row belongs to the fence of this value, whatever
-        its key is. It must be an identifier.
+    :param pks: the columns that the journal records to name a row: those of the primary key, and
+        perhaps others.
+    :param key: the column with the shard key, in this table or in the last table of ``links``.
+    :param links: the foreign keys that lead from this table to the table with the shard key; empty
+        if this table has the shard key itself.
+    :param fresh_ids: whether a row gets a new primary key when it moves to another shard. No other
+        row refers to such a row.
+    :param fence: the value of the one fence to which all rows of the table belong. It must be an
+        identifier. None if each row belongs to the fence of its shard key.
     """
 
     name: str
@@ -146,9 +149,9 @@ class ChangeCapture(ABC):
     def watch(self, number: int, value: Any, *, closed: bool = False) -> None:
         """Add the fence of a key. Does nothing if the fence exists.
 
-        The triggers see the fence at once, but transactions that have written before do not. So
-        call :meth:`install` afterwards. An earlier operation may have left a closed fence of the same
-        key. This one then takes it over.
+        The triggers see the fence at once. But transactions that have written before do not see it,
+        so call :meth:`install` afterwards. If an earlier operation has left a closed fence of the
+        same key, that fence gets the new number and state.
 
         :param number: identifies the fence on this shard.
         :param value: the key, as the database stores it.
@@ -241,11 +244,12 @@ class ChangeCapture(ABC):
         return None
 
     def sessions_left(self, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return for each marker how many of its sessions may still send what was prepared before it.
+        """Return for each marker how many of its sessions may still send an old statement.
 
-        A session may not if it has ended a statement that began since, unless a transaction of
-        before is still open. In doubt, a session counts as left. Costs about 0.1 seconds for all
-        markers together, if a session of one is open.
+        A process may have prepared a statement before the marker was made. Its session no longer
+        counts once it has ended a statement that began after the marker, unless a transaction from
+        before the marker is still open. In doubt, a session counts. If any session of a marker is
+        open, the call takes about 0.1 seconds for all markers together.
 
         :param markers: what :meth:`sessions` has returned on this server, also in another process.
         :raises django.db.OperationalError: the account may not see the sessions of others.

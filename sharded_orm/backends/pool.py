@@ -92,8 +92,8 @@ class SessionPool(Generic[S]):
         self.name = name
         self.max_age = max_age
         self.stats = PoolStats()
-        #: Whether the last attempt to open a session has failed. It keeps nobody from another attempt;
-        #: see :meth:`failure`.
+        #: Knows whether the last attempt to open a session has failed. It never prevents another
+        #: attempt; see :meth:`failure`.
         self.breaker = CircuitBreaker(BACKOFF)
         self._open_session = open_session
         # The idle sessions. Invariant: an open session is either in this list or leased. A list's
@@ -240,7 +240,8 @@ class SessionPool(Generic[S]):
         if occasion != self._last_occasion:
             self._last_occasion = occasion
             self.dispose()
-        # The node may be gone for good. If another object still uses it, its next attempt tells.
+        # Forget a failure of the node, because the node may be gone for good. If another object
+        # still uses the node, its next attempt to open a session finds the failure again.
         self.breaker.reset(None)
 
     def _revalidate(self, session: S) -> bool:

@@ -151,7 +151,11 @@ class RowAccess(ABC):
         return rows[0] if rows else ()
 
     def range_digests(self, table: CapturedTable, after: Row, until: Row) -> RowDigests:
-        """Digest the rows behind the primary key ``after``, up to ``until`` if that is not empty."""
+        """Digest the rows after the primary key ``after``, up to and including ``until``.
+
+        If ``after`` is empty, begin with the first row. If ``until`` is empty, end with the last
+        row.
+        """
         return self._digests(table, self._quote(table.name), *self._range(table, after, until))
 
     def range_rows(self, table: CapturedTable, after: Row, until: Row) -> dict[Row, str]:

@@ -212,11 +212,11 @@ class RowCopy(RowAccess):
         return True
 
     def taken(self, table: CapturedTable, rows: Sequence[Row]) -> list[str]:
-        """Return which primary keys and unique values of ``rows`` the real table has already.
+        """Return which primary keys and unique values of ``rows`` exist in the real table already.
 
         :param rows: rows that another shard's :meth:`read` has returned.
-        :return: for each such row the columns, and the primary key of the row that is there; at most
-            ten.
+        :return: for each such value the columns, and the primary key of the row that has it here;
+            at most ten.
         """
         names = [column.name for column in self.columns(table)]
         uniques = [] if table.fresh_ids else [table.pks]

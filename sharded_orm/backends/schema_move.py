@@ -1,8 +1,8 @@
 """The tables of a shard's schema while the schema moves to another node.
 
-Tables that must not be used are *hidden*: they are renamed, and a table of names says how they were
-called. So no program reads or writes them by accident, neither one that does not know yet where the
-schema is now, nor one that this library knows nothing of.
+Tables that must not be used are *hidden*: they are renamed, and a table of names keeps their real
+names. So no program uses them by accident, even if it does not use this library, or does not know
+yet where the schema is now.
 
 Each backend derives a class from :class:`SchemaMove`; ``connection.schema_move()`` opens one.
 """
@@ -115,16 +115,17 @@ class SchemaMove(ABC):
 
     @abstractmethod
     def layout(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the definition of each table (or other object) without what may differ between equal ones.
+        """Return a comparable definition of each table (or other object), by name.
 
-        Two layouts can be compared: of two servers, or from before and after the tables were hidden.
+        It leaves out what may differ between equal tables. So two layouts can be compared: those of
+        two servers, or those from before and after the tables were hidden.
         """
 
     @abstractmethod
     def identities(self) -> frozenset[str]:
-        """Return values that tell the tables apart from those of before a TRUNCATE or ALTER TABLE.
+        """Return values that change if TRUNCATE or ALTER TABLE gives a table new storage.
 
-        Hiding a table does not change its value.
+        Hiding a table changes no value.
 
         :raises django.db.OperationalError: the account may not see them.
         """
@@ -133,12 +134,12 @@ class SchemaMove(ABC):
 
     @abstractmethod
     def build(self, definition: SchemaDefinition, tag: str) -> None:
-        """Create hidden tables without rows. Hidden tables of before are dropped.
+        """Create hidden tables without rows. Drop the hidden tables that an earlier move has left.
 
-        At no moment do the tables have their real names.
+        No other session ever sees the new tables under their real names.
 
-        :param tag: a part of their hidden names that no other move has. So a process whose move was
-            ended meanwhile cannot write to them.
+        :param tag: a part of the hidden names that no other move uses. So a process whose move was
+            ended cannot write to the tables of a later move.
         """
 
     @abstractmethod

@@ -120,9 +120,9 @@ class ShardDatabaseMixin:
     def node_failure(self) -> Exception | None:
         """Return the error of this process's last attempt to open a session of this alias's node.
 
-        Return None if the attempt succeeded, if there was none, or if there is no server (SQLite). A
-        node that has sessions from earlier may answer on them, even if no new session can be opened.
-        Does not connect this alias. One caller in some seconds waits while the node is tried again.
+        Return None if the attempt succeeded, if there was none, or if there is no server (SQLite).
+        Sessions that were opened before the error may still work. This method does not connect the
+        alias. But every few seconds, one caller waits while a failed node is tried again.
         """
         return None
 

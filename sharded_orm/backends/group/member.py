@@ -55,8 +55,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
     _unlogged = False
     # Whether this object was used since the group last looked for obsolete connections to close.
     is_active = False
-    #: What was known of the keys of the group before the first statement of the open transaction, in
-    #: which its snapshot is taken; None if nothing.
+    #: What upper layers knew of the group's keys before the first statement of the open
+    #: transaction; None if nothing. That statement takes the transaction's snapshot.
     known_at_snapshot: Any = None
     #: Whether a transaction is open, and no statement of it was sent.
     awaits_snapshot = False
@@ -138,7 +138,8 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
             if self._touched is not None:
                 self._touched.add(self.alias)
             if self.awaits_snapshot and self.shard is not None:
-                # Ask first: the snapshot must not be older than the answer.
+                # Ask before the first statement takes the snapshot, which must not be older than
+                # the answer.
                 self.awaits_snapshot = False
                 self.known_at_snapshot = knowledge_of(self.shard)
         return super()._cursor(name)

@@ -31,12 +31,14 @@ _INTERVAL: Final = 0.02
 
 
 class TopologyLookup:
-    """How this process learns where shards are. Another layer knows, so the app provides it.
+    """The functions by which this process learns where shards are.
+
+    Only an upper layer knows that, so the package's Django app provides the functions.
 
     :param refresh: loads the topology from its source. May raise a TopologyError.
     :param patience: returns the seconds for which a statement waits (``MOVE_WAIT``).
-    :param is_moving: whether shards or keys of a group are being moved, or were a moment ago. May send
-        a query.
+    :param is_moving: returns whether shards or keys of a group are being moved, or were a moment
+        ago. May send a query.
     """
 
     def __init__(
@@ -134,8 +136,9 @@ class PlaceWait:
             settings = self._current()
             has_moved = settings is not None and not relocation.same_place(place, settings)
             if not has_moved and not has_hidden_tables(self._wrapper, place):
-                # The tables may have got their names between the statement and this look. So the
-                # statement runs once more. If it finds no table then, there is none.
+                # Here the shard has not moved, and its tables are not hidden. But they may have got
+                # their real names only after the statement failed. So the statement may run once
+                # more. If it finds no table again, there is none.
                 if not may_repeat:
                     if rows_move(self._wrapper.shard.group):
                         raise self._cannot_follow(nothing_done=nothing_done)
@@ -183,7 +186,9 @@ def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
     try:
         return NAMES in copy.introspection.table_names()
     except Error:
-        return False  # There is no such schema, or the next attempt of the statement says more.
+        # The schema is missing, or the server has failed. In the second case, the statement's next
+        # attempt raises the error.
+        return False
     finally:
         copy.close()
 

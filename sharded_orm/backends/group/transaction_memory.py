@@ -1,7 +1,7 @@
-"""What upper layers remember of a group's open transactions, and what was known when each began.
+"""What upper layers know of a group's keys at the moment when a transaction begins.
 
-A key may move to another shard while a transaction is open. Only an upper layer knows keys and moves,
-so the app provides it.
+A key may move to another shard while a transaction is open. Only upper layers know keys and moves,
+so the package's Django app provides the function that asks them.
 """
 
 from __future__ import annotations
