@@ -242,7 +242,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         """Run a query and return its rows. Do not log it, because tests count logged queries."""
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor:
-                # Follows the shard to another node, as execute() does, but passes by its log.
+                # Like execute(), _execute() follows the shard to another node. But it does not log
+                # the query.
                 cursor._execute(sql, params)
                 return cursor.fetchall()
         with self.wrap_database_errors, self.node_cursor() as node_cursor:

@@ -31,14 +31,15 @@ def of_copier(number: int) -> str:
 def capture_lock(
     run: Callable[..., Any], purpose: str, patience: float, busy: str
 ) -> Iterator[None]:
-    """Within the ``with`` block, no other session holds the lock for ``purpose`` on this schema.
+    """Hold the lock for ``purpose`` on this schema during the ``with`` block.
 
-    The lock ends with the session, after its transaction was rolled back.
+    No other session can hold it meanwhile. If the session ends, the server first rolls back its
+    transaction, and then releases the lock.
 
     :param run: runs SQL with parameters in the session, and returns rows.
     :param patience: seconds to wait for another session.
-    :param busy: what another session does.
-    :raises django.db.OperationalError: it took longer.
+    :param busy: what the other session has done, for the error message.
+    :raises django.db.OperationalError: another session held the lock for longer.
     """
     ((is_taken,),) = run(f"SELECT GET_LOCK({_NAME}, %s)", purpose, patience)
     if not is_taken:

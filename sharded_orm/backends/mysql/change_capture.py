@@ -34,19 +34,22 @@ from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
 
-# InnoDB makes its list of transactions anew if nobody has read it for 0.1 seconds.
+# InnoDB returns a copy of its list of transactions. It makes a new copy only if nobody has read the
+# list for 0.1 seconds, so wait a little longer before reading it.
 _TRANSACTIONS_KEPT = 0.12
 _UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
 _BAD_TABLE = 1051  # ER_BAD_TABLE_ERROR, of DROP TABLE
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
-# That error, and those for a missing privilege on a schema, on a table and on the server.
+# The error above, and those for a missing privilege on a schema, on a table and on the server.
 _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})
 
 
 class MySQLChangeCapture(ChangeCapture):
-    """Each writer of a watched key holds a shared lock on the row of its fence until it commits.
+    """The fences, the journal and the triggers of one shard on MariaDB or MySQL.
 
-    So an exclusive lock on that row waits for all writers of this key, and for nobody else.
+    A transaction that changes rows of a watched key holds a shared lock on the row of the key's
+    fence until it ends. So an exclusive lock on that row waits for all writers of this key, and for
+    nobody else.
     """
 
     _all_triggers = "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE()"
@@ -131,7 +134,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # The server's list of transactions may be some milliseconds old. So the time counts, too.
+        # The server's list of transactions may be some milliseconds old. So the marker has the time
+        # as well, because the list may lack a transaction that had just begun.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -150,7 +154,8 @@ class MySQLChangeCapture(ChangeCapture):
         )
         now = max(int(statement) for _, _, statement, is_own in rows if is_own)
         there = {int(number) for number, *_ in rows}
-        # If the server counts statements anew, it was restarted, which has ended all sessions.
+        # A smaller statement number than the marker's shows that the server was restarted, which
+        # has ended all sessions.
         old = [
             there.intersection(marker["ids"]) if now >= marker["statement"] else set()
             for marker in markers

@@ -15,7 +15,8 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 # Seconds that the first attempt and the longest one wait for locks. Statements of others queue behind
 # an attempt for as long.
 _FIRST, _LONGEST = 0.01, 0.05
-# Seconds between two attempts, in which the statements that have queued behind the first are served.
+# Seconds between two attempts. Meanwhile, the server executes the statements that have queued
+# behind the first attempt.
 _BETWEEN = 0.05
 #: ER_LOCK_WAIT_TIMEOUT
 LOCK_WAIT: Final = 1205

@@ -44,7 +44,11 @@ _SESSION: Final = (
 
 
 class MySQLRowCopy(RowCopy):
-    """Values cross as bytes or as text that the server itself made."""
+    """Copies rows on MariaDB or MySQL.
+
+    Values are read and written as bytes, or as text that the server has made, so Python converts
+    none.
+    """
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
@@ -56,8 +60,9 @@ class MySQLRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # A writer of the key may hold locks on rows when it comes to the fence. An exclusive lock on
-        # the fence would make it wait for this session, which waits for the rows.
+        # Only a shared lock is taken on the fence, to avoid a deadlock. A writer of the key may
+        # hold locks on rows when it comes to the fence. With an exclusive lock, the writer would
+        # wait for this session, which waits for the rows.
         fence = (
             f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed'"
             " LOCK IN SHARE MODE"
@@ -142,7 +147,8 @@ class MySQLRowCopy(RowCopy):
         return f"CONVERT(%s USING {column.charset}) COLLATE {column.collation}"
 
     def _key_condition(self, column: str) -> str:
-        # The first comparison uses an index. The second tells keys apart that a collation does not.
+        # The first comparison uses an index. The second compares bytes, because different keys may
+        # be equal in a collation.
         return f"({column} = %s AND CAST(CONVERT({column} USING utf8mb4) AS BINARY) = %s)"
 
     def _key_params(self, key: Any) -> list[Any]:

@@ -141,8 +141,8 @@ class MySQLSchemaMove(SchemaMove):
             self._rows(f"ALTER DATABASE {definition.defaults}")
             self._note_names(definition.statements, tag)
             for name, (statement,) in definition.statements.items():
-                # The server checks no foreign key now. It finds the tables to which they lead when
-                # these are shown.
+                # A foreign key may lead to a table that has only its hidden name yet. The server
+                # does not check that now, and finds the table when it is shown.
                 head = f"CREATE TABLE {self._quote(name)} ("
                 if not statement.startswith(head):
                     raise MoveFailed(
@@ -162,7 +162,8 @@ class MySQLSchemaMove(SchemaMove):
                     {name: hidden_name(name, tag) for name in names}, patience
                 )
             except BaseException:
-                self._show(patience)  # An old server may have renamed a part of the tables.
+                # An old server may have renamed some of the tables. Rename them back.
+                self._show(patience)
                 raise
 
     def show(self, patience: float) -> None:
@@ -201,8 +202,9 @@ class MySQLSchemaMove(SchemaMove):
         pairs = ", ".join(
             f"{self._quote(name)} TO {self._quote(other)}" for name, other in names.items()
         )
-        # Statements wait behind a RENAME TABLE that waits, and transactions on several of the tables
-        # end in deadlocks, or this statement does. (With NOWAIT in the statement, replicas would not wait either.)
+        # Let RENAME TABLE wait as shortly as possible. While it waits, other statements wait behind
+        # it, and it may cause deadlocks with transactions that use several of the tables. (NOWAIT
+        # in the statement is no choice, because then replicas would not wait either.)
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:

@@ -97,7 +97,7 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
                 # need not survive a power cut.
                 connection.execute("PRAGMA synchronous = OFF")
                 connection.execute("PRAGMA journal_mode = MEMORY")
-            made.clear()  # Or it would count among the references below.
+            made.clear()  # The references that this list holds must not be counted below.
         except sqlite3.DatabaseError as exc:
             # The file was opened, and then a statement failed, as on a file that is no database.
             for opened in made:

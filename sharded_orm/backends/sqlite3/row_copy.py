@@ -26,7 +26,8 @@ class SQLiteRowCopy(RowCopy):
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
-        # This state is never committed, so nobody else sees it.
+        # Triggers let changes pass while the fence has this state. The state is set back before the
+        # commit, so no other session ever sees it.
         fence = f"UPDATE {self._quote(FENCES)} SET state = %s WHERE id = %s"
         with self._transaction():
             if self._count_changed(f"{fence} AND state = 'closed'", "passes", number) != 1:
@@ -48,7 +49,7 @@ class SQLiteRowCopy(RowCopy):
         return self._count_changed(f"DELETE FROM {side} WHERE rowid IN ({rows})", number)
 
     def _side_statements(self, table: CapturedTable) -> Iterator[str]:
-        # The columns of the new table have the affinities of the table's columns.
+        # CREATE TABLE … AS gives the new columns the type affinities of the selected columns.
         yield (
             f"CREATE TABLE IF NOT EXISTS {self._side(table)} AS SELECT CAST(0 AS INTEGER)"
             f" {self._quote(COPY)}, {self._names(self.columns(table))} FROM {self._quote(table.name)} WHERE 0"

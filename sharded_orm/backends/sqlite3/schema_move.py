@@ -120,7 +120,8 @@ class SQLiteSchemaMove(SchemaMove):
     def discard(self) -> None:
         with self._exclusively(_PATIENCE):
             self._discard()
-            self._hide([], "")  # The table of names says that the shard is not in this file.
+            # Create the table of names, which says that the shard is not in this file.
+            self._hide([], "")
 
     def _hide(self, names: Sequence[str], tag: str) -> None:
         table = self._quote(NAMES)
