@@ -25,12 +25,7 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
 from sharded_orm.backends.postgresql.client import DatabaseClient
-from sharded_orm.backends.postgresql.connection import (
-    BEGIN,
-    PostgreSQLConnection,
-    quoted,
-    search_path_option,
-)
+from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor
 from sharded_orm.backends.postgresql.features import DatabaseFeatures
@@ -40,6 +35,7 @@ from sharded_orm.backends.postgresql.operations import DatabaseOperations
 from sharded_orm.backends.postgresql.row_copy import PostgreSQLRowCopy
 from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.postgresql.schema_move import PostgreSQLSchemaMove
+from sharded_orm.backends.postgresql.search_path import quoted, search_path_option
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.backends.session_mode import SessionMode

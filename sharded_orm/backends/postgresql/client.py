@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.backends.postgresql import client as stock
 
-from sharded_orm.backends.postgresql.connection import search_path_option
+from sharded_orm.backends.postgresql.search_path import search_path_option
 
 
 class DatabaseClient(stock.DatabaseClient):

@@ -19,14 +19,8 @@ from psycopg import sql
 from psycopg.adapt import Transformer
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, TransactionStatus
 
-from sharded_orm.backends.postgresql.connection import (
-    BEGIN,
-    EXTENSIONS,
-    PostgreSQLConnection,
-    literal,
-    packet_of,
-    quoted,
-)
+from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
+from sharded_orm.backends.postgresql.search_path import EXTENSIONS, literal, packet_of, quoted
 from sharded_orm.backends.postgresql.statement_kind import (
     PostgreSQLKind,
     begins_anew,

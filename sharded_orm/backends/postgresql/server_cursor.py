@@ -8,8 +8,8 @@ from typing import Any, cast
 import psycopg
 from django.db.backends.postgresql.base import ServerSideCursor as StockServerCursor
 
-from sharded_orm.backends.postgresql.connection import packet_of
 from sharded_orm.backends.postgresql.cursor import SessionLeaseMixin, shift_position
+from sharded_orm.backends.postgresql.search_path import packet_of
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.backends.session_mode import SessionMode

@@ -1,0 +1,327 @@
+"""How long the virtual connection of an alias keeps a physical session of its node."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from sharded_orm.backends.postgresql.identity import session_id
+from sharded_orm.backends.postgresql.search_path import guard_of, search_path_of
+from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.backends.write_hooks.session_id import SessionID
+from sharded_orm.exceptions import SessionStateRefused, ShardDatabaseMissing
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.postgresql.node import PostgreSQLPool
+    from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
+
+logger = logging.getLogger("sharded_orm.backends")
+
+
+class SessionLease:
+    """Base class of the virtual connection: leases a session, keeps it as long as needed, gives it back.
+
+    Not thread-safe, like Django's connections.
+
+    :param schema: name of the schema; None for an alias that uses the server's search path.
+    :param alias: the Django alias, for logs and errors.
+    """
+
+    def __init__(self, pool: PostgreSQLPool, schema: str | None, alias: str) -> None:
+        self.pool = pool
+        self.schema = schema
+        self.alias = alias
+        #: The session that is leased now; None if there is none.
+        self.session: PostgreSQLNodeSession | None = None
+        self.mode = SessionMode.FREE
+        #: Whether Django has switched autocommit on.
+        self.autocommitted = True
+        #: The tables, each with its schema, that the statements name; only for cursors of a node.
+        self.tables: set[tuple[str, str]] = set()
+        #: Whether the pinned session has a search path that the project has set.
+        self.has_own_path = False
+        #: Whether the session is kept because hold() was called, and release() was not called yet.
+        self.is_held = False
+        #: Whether hold_after_commit() was called: the session is then kept when its transaction ends.
+        self.held_after_commit = False
+        #: Whether the session was lost with state that a rollback cannot restore.
+        self.has_lost_state = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has begun a transaction for this connection."""
+        return self.session is not None and self.session.in_transaction
+
+    @property
+    def has_state(self) -> bool:
+        """Whether closing this connection would lose a transaction or session state."""
+        return self.is_open or self.is_held or self.mode in (SessionMode.PINNED, SessionMode.LOST)
+
+    def lease_session(self) -> PostgreSQLNodeSession:
+        """Lease a session, and note which schema it is about to use."""
+        session = self.pool.lease()
+        if self.schema is not None:
+            session.schemas.add(self.schema)
+        elif self.tables:
+            session.tables |= self.tables
+        return session
+
+    def record_error(self, exc: BaseException) -> None:
+        """Note that a statement on the held session failed. If the session is unusable, give it up."""
+        session = self.session
+        if session is None or session.is_usable:
+            self.settle()
+        else:
+            self._lose(exc)
+
+    def prefix_error(self, exc: psycopg.Error) -> Exception:
+        """Return the error for callers if the statement that sets the search path failed with ``exc``."""
+        if isinstance(exc, psycopg.errors.InvalidSchemaName):
+            return ShardDatabaseMissing(
+                f"Shard {self.alias!r} has no schema {self.schema!r} on {self.pool.name!r}. Create it with"
+                f" 'manage.py migrate --database {self.alias}', or correct the topology."
+            )
+        if isinstance(exc, psycopg.errors.DivisionByZero):
+            return psycopg.errors.InsufficientPrivilege(
+                f"permission denied for schema {self.schema!r} of alias {self.alias!r}: the account has"
+                " no USAGE. Grant it with GRANT USAGE ON SCHEMA …."
+            )
+        return exc
+
+    def schema_error(self, session: PostgreSQLNodeSession) -> Exception | None:
+        """Return the error for callers if the schema cannot be used, or the session is lost."""
+        if self.schema is not None:
+            try:
+                session.run(f"SELECT {guard_of(self.schema)}".encode())
+            except psycopg.Error as exc:
+                return self.prefix_error(exc)
+        return None
+
+    def pin(self, reason: str, *, own_path: bool = False) -> PostgreSQLNodeSession:
+        """Keep one session until close(), as Django's own backend does. Return the session.
+
+        :param reason: what leaves state in the session, for logs and errors.
+        :param own_path: whether no search path is to be sent from now on. The session then gets the
+            schema's search path for good, and the project may change it.
+        :raises SessionStateRefused: a connection pooler would give the state to others, or the search
+            path would be lost with the open transaction.
+        """
+        if self.mode >= SessionMode.LOST:
+            raise self._lost_error()
+        if self.mode is not SessionMode.PINNED or own_path != self.has_own_path:
+            self._refuse_state(reason, own_path=own_path)
+        session = self.session
+        if session is None:
+            session = self.session = self.lease_session()
+        if self.has_pooler:
+            raise self.pooler_refusal(reason)
+        if own_path and not self.has_own_path:
+            self.has_own_path = True
+            try:
+                self.restore_path()
+            except BaseException:
+                self.has_own_path = False
+                raise
+        if self.mode is not SessionMode.PINNED:
+            self.mode = SessionMode.PINNED
+            stats = self.pool.stats
+            stats.pins += 1
+            stats.pin_reasons[reason] = stats.pin_reasons.get(reason, 0) + 1
+            logger.info(
+                "Alias %r keeps a connection of node %r for itself until it is closed: %s"
+                " leaves state in the session.", self.alias, self.pool.name, reason,
+            )  # fmt: skip
+        return session
+
+    def restore_path(self) -> None:
+        """Let the pinned session stand in the schema again."""
+        session = self.session
+        if self.schema is not None and session is not None:
+            try:
+                self._stand(session)
+            except BaseException as exc:
+                self.record_error(exc)
+                raise
+
+    def _refuse_state(self, reason: str, *, own_path: bool) -> None:
+        if self.has_pooler:
+            raise self.pooler_refusal(reason)
+        if own_path and self.schema is not None and not self.autocommitted:
+            raise SessionStateRefused(
+                f"Alias {self.alias!r}: {reason!r} in a transaction would leave the search path of the"
+                f" schema {self.schema!r}. Use SET LOCAL, or do this outside of transactions."
+            )
+
+    def pooler_refusal(self, reason: str) -> SessionStateRefused:
+        if self.mode < SessionMode.PINNED:
+            self.settle()
+        return SessionStateRefused(
+            f"Alias {self.alias!r}: {reason!r} leaves state in the session, and node"
+            f" {self.pool.name!r} is a connection pooler, which would give the session to others. Use an"
+            " alias that connects to the server directly, or a statement for the transaction only (SET"
+            " LOCAL, pg_advisory_xact_lock)."
+        )
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether a connection pooler stands before the server. Opens a session if there was none."""
+        if self.pool.has_pooler is None:
+            self.pool.any_session()
+        return bool(self.pool.has_pooler)
+
+    @contextmanager
+    def standing_session(self) -> Iterator[PostgreSQLNodeSession]:
+        """Give a session that stands in the schema without a transaction, for one statement.
+
+        For statements that the server refuses in a transaction block. Three packets in all.
+
+        :raises SessionStateRefused: a connection pooler stands before the server.
+        """
+        if self.has_own_path or self.schema is None:
+            session, is_leased = self.session, self.session is None
+            if session is None:
+                session = self.lease_session()
+            try:
+                yield session
+            finally:
+                if is_leased:
+                    self.return_session(session)
+            return
+        if self.has_pooler:
+            raise self.pooler_refusal("a statement that cannot run in a transaction")
+        session = self.session or self.lease_session()
+        is_clean = False
+        try:
+            self._stand(session)
+            try:
+                yield session
+            finally:
+                if session.is_idle:
+                    session.run(b"RESET search_path")
+                    is_clean = True
+        except (ShardDatabaseMissing, psycopg.errors.InsufficientPrivilege):
+            is_clean = is_clean or session.is_idle
+            raise
+        finally:
+            if session is not self.session:
+                (self.return_session if is_clean else self.pool.discard)(session)
+
+    def _stand(self, session: PostgreSQLNodeSession) -> None:
+        """Let ``session`` stand in the schema, also between its statements."""
+        assert self.schema is not None
+        path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
+        try:
+            # If the guard fails, the server undoes both statements.
+            session.run(path + guard_of(self.schema).encode())
+        except psycopg.Error as exc:
+            raise self.prefix_error(exc) from exc
+
+    @contextmanager
+    def held_cursor(self) -> Iterator[psycopg.ClientCursor[Any]]:
+        """Give a plain cursor of the driver to a ``with`` block, in the session that hold() keeps.
+
+        The search path of this cursor is the server's. Must not be used in a transaction.
+        """
+        self.hold()
+        assert self.session is not None
+        try:
+            with psycopg.ClientCursor(self.session.raw) as cursor:
+                yield cursor
+        except psycopg.Error as exc:
+            self.record_error(exc)
+            raise
+
+    def hold(self) -> None:
+        """Keep one session until release(), so that the caller can leave state in the session.
+
+        Repeated calls change nothing. The state is gone after close(), or if the session is lost.
+        """
+        if self.has_pooler:
+            raise self.pooler_refusal("a lock of the session")
+        if self.mode <= SessionMode.HELD and self.session is None:
+            self.session = self.lease_session()
+        self.is_held = True
+        self.settle()
+
+    def release(self) -> None:
+        """Undo hold(). The caller must have removed its state. A pinned session is still kept."""
+        self.is_held = False
+        self.settle()
+
+    def hold_after_commit(self) -> None:
+        """Keep the session after commit, until release_after_commit() or discard_after_commit()."""
+        self.held_after_commit = self.session is not None
+
+    def release_after_commit(self) -> None:
+        """Undo hold_after_commit(). The session goes back to the pool, unless something else keeps it.
+
+        Further calls do nothing.
+        """
+        self.held_after_commit = False
+        self.settle()
+
+    def discard_after_commit(self) -> None:
+        """Close the session that hold_after_commit() kept. Its id is then gone from the server.
+
+        The session stays open if it has other state of this connection, which closing would lose.
+        """
+        if self.held_after_commit and self.mode <= SessionMode.HELD and not self.has_state:
+            session, self.session = self.session, None
+            if session is not None:
+                self.pool.discard(session)
+
+    def session_id(self) -> SessionID:
+        """Return the identity of the held session on its server; empty if no session is held."""
+        if self.session is None:
+            return SessionID()
+        try:
+            return session_id(self.session, self.pool)
+        except psycopg.Error as exc:
+            self.record_error(exc)
+            raise
+
+    def settle(self) -> None:
+        """Set ``mode`` from the other attributes. Release the session if no attribute keeps it.
+
+        Does nothing if the session is pinned or lost, or if the connection is closed.
+        """
+        if self.mode > SessionMode.HELD:
+            return
+        if not self.autocommitted:
+            self.mode = SessionMode.TRANSACTION
+        else:
+            self.mode = SessionMode.HELD if self.is_held else SessionMode.FREE
+        if self.is_held or self.held_after_commit or self.is_open:
+            return
+        session, self.session = self.session, None
+        if session is not None:
+            self.return_session(session)
+
+    def return_session(self, session: PostgreSQLNodeSession) -> None:
+        """Return ``session`` to the pool, or close it if it has a transaction or an unread result."""
+        (self.pool.release if session.is_idle else self.pool.discard)(session)
+
+    def _lose(self, exc: BaseException) -> BaseException:
+        session, self.session = self.session, None
+        self.has_lost_state = self.is_held or self.mode is SessionMode.PINNED
+        if session is not None:
+            self.pool.discard(session)
+        if self.has_lost_state or not self.autocommitted:
+            self.mode = SessionMode.LOST
+            logger.warning(
+                "Alias %r lost its connection to node %r, and what it held with it: %s",
+                self.alias, self.pool.name, exc,
+            )  # fmt: skip
+        return exc
+
+    def _lost_error(self) -> psycopg.Error:
+        if self.mode is SessionMode.CLOSED:
+            return psycopg.InterfaceError(f"the connection of alias {self.alias!r} is closed")
+        return psycopg.OperationalError(
+            f"the connection that alias {self.alias!r} held was lost with its transaction or"
+            " session state; roll back or close it"
+        )
