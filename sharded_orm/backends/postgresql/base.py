@@ -193,10 +193,11 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         super()._close()
 
     def close_pool(self) -> None:
-        """Close the idle sessions with this alias's database, and the others when they are released.
+        """Close this process's sessions with the alias's database.
 
-        Django's class that creates test databases calls it, because the server neither drops nor
-        copies a database with sessions.
+        Idle sessions are closed now, and the others when they are released. Django calls this
+        method before it drops or copies a test database, because the server refuses both while a
+        session is open.
         """
         close_sessions(self.get_connection_params())
 
@@ -348,7 +349,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         """Run a query and return its rows. Do not log it, because tests count logged queries."""
         if len(shards) == 1 and shards[0].alias == self.alias:
             with self.cursor() as cursor:
-                # Follows the shard to another node, as execute() does, but passes by its log.
+                # Like execute(), _execute() follows the shard to another node. But it does not log
+                # the query.
                 cursor._execute(sql, params)
                 return cursor.fetchall()
         with self.wrap_database_errors, self.node_cursor() as node_cursor:

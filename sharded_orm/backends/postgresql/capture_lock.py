@@ -15,7 +15,7 @@ from sharded_orm.backends.postgresql.lock_waits import PostgreSQLLockWaits, is_l
 TABLES: Final = "tables"
 # Seconds in which the transaction of a session that was ended is rolled back.
 _ROLLED_BACK_WITHIN: Final = 60
-# pg_locks shows the number of an advisory lock in two halves.
+# An advisory lock has a number of 64 bits. pg_locks shows its two halves in separate columns.
 _HOLDERS: Final = (
     "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
     " AND database = (SELECT oid FROM pg_catalog.pg_database"
@@ -38,19 +38,21 @@ def of_copier(number: int) -> str:
 def capture_lock(
     run: Callable[..., Any], schema: str, purpose: str, patience: float, busy: str
 ) -> Iterator[None]:
-    """Within the ``with`` block, no other session holds the lock for ``purpose`` on this schema.
+    """Hold the lock for ``purpose`` on this schema during the ``with`` block.
 
-    The lock ends with the session, after its transaction was rolled back.
+    No other session can hold it meanwhile. If the session ends, the server first rolls back its
+    transaction, and then releases the lock.
 
     :param run: runs SQL with parameters in the session, which is in autocommit, and returns rows.
     :param patience: seconds to wait for another session.
-    :param busy: what another session does.
-    :raises django.db.OperationalError: it took longer.
+    :param busy: what the other session has done, for the error message.
+    :raises django.db.OperationalError: another session held the lock for longer.
     """
     key = advisory_key(schema, purpose)
     try:
         with PostgreSQLLockWaits(run).transaction(patience):
-            # This lock is one of the session, not of the transaction, which limits the wait only.
+            # The lock belongs to the session. The transaction around it only limits the wait for
+            # the lock.
             run("SELECT pg_catalog.pg_advisory_lock(%s)", key)
     except OperationalError as exc:
         if not is_lock_wait(exc):
@@ -112,7 +114,11 @@ def creation(run: Callable[..., Any], schema: str) -> Iterator[None]:
 
 
 def advisory_key(schema: str, purpose: str) -> int:
-    """Return the number of an advisory lock. The locks of all schemas of a database share the numbers."""
+    """Return the number of the advisory lock for ``purpose`` on ``schema``.
+
+    The number depends on both, because all schemas of a database share the numbers of advisory
+    locks.
+    """
     text = f"sharded_orm_capture:{schema}:{purpose}"
     digest = md5(text.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], signed=True)

@@ -1,7 +1,7 @@
-"""The triggers that record and refuse changes of a table on PostgreSQL, as SQL.
+"""SQL for the PostgreSQL triggers that record or refuse changes of a table.
 
-The functions of the triggers belong to the account of the mover and have its privileges. So those who
-write the table need none for the fences and the journal.
+The functions of the triggers belong to the mover's account and run with its privileges. So an
+account that changes rows needs no privileges on the tables of the fences and of the journal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ EPOCH: Final = f"{OWN_PREFIX}epoch"
 #: The event of the trigger that refuses TRUNCATE.
 TRUNCATE: Final = "TRUNCATE"
 
-# Types whose text depends on settings of the session. The values of others are always the same text.
+# By setting: the value that the triggers use, and the types whose text depends on the setting. The
+# text of other types depends on no setting.
 _SETTINGS: Final = {
     "DateStyle": ("'ISO, YMD'", {"date", "timestamp", "timestamptz"}),
     "TimeZone": ("'UTC'", {"timestamptz"}),
@@ -78,15 +79,18 @@ def trigger_statements(
         " has_snapshot CONSTANT boolean := current_setting('transaction_isolation')"
         " IN ('repeatable read', 'serializable');"
         " BEGIN"
-        # Rows that are younger than the snapshot of the transaction are invisible.
+        # A transaction with a snapshot cannot see a row that was committed later, such as a new
+        # fence. So the transaction must fail if the last transaction that added a fence is not
+        # visible in the snapshot.
         f" IF has_snapshot AND NOT pg_visible_in_snapshot((SELECT e.last_value FROM {quote(EPOCH)} e)"
         "::text::xid8, pg_current_snapshot()) THEN"
         f" RAISE {literal(_OLD_SNAPSHOT)} USING ERRCODE = '{SERIALIZATION_FAILURE}'; END IF;"
         f"{_unknown_keys(table, rows, quote)}"
         f" PERFORM pg_advisory_xact_lock_shared(f.gate) FROM {fences} f WHERE f.value = ANY(keys);"
         " IF NOT FOUND THEN RETURN NULL; END IF;"
-        # Each statement sees what is committed now, but not in a transaction with a snapshot. There,
-        # locking a row that was changed since is an error (serialization failure).
+        # Without a snapshot, each statement sees the present state of the fence. A transaction with
+        # a snapshot may see an old state. There, FOR SHARE fails if the row was changed since the
+        # snapshot (serialization failure).
         f" IF has_snapshot THEN PERFORM 1 FROM {fences} f WHERE f.value = ANY(keys) FOR SHARE; END IF;"
         f" IF EXISTS (SELECT FROM {fences} f WHERE f.value = ANY(keys) AND f.state = 'closed') THEN"
         f" RAISE {literal(table.refusal)} USING ERRCODE = '{SQLSTATE}'; END IF;"
@@ -97,7 +101,7 @@ def trigger_statements(
         f" WHEN (pg_catalog.current_setting('{PASSES}', true) IS DISTINCT FROM '1')"
         f" EXECUTE FUNCTION {name}()"
     )
-    # Also for sessions that apply what was replicated.
+    # ALWAYS means: also in sessions that apply replicated changes.
     yield f"ALTER TABLE {quote(table.name)} ENABLE ALWAYS TRIGGER {name}"
 
 
@@ -122,10 +126,11 @@ def literal(text: str) -> str:
 
 
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:
-    """Return a statement that records a row for all keys, if its own one cannot be found.
+    """Return SQL that records a row for every open fence, if the row's shard key cannot be found.
 
-    The row with the key was deleted by the same transaction, whose cascade this may be, or is inserted
-    after this one. Its own trigger looks at the fence.
+    The key is in another row, to which the row's foreign key leads. The same transaction has
+    deleted that other row, perhaps with a cascade to this one, or will insert it later. The other
+    row's own trigger looks at its fence.
     """
     if not table.links:
         return ""

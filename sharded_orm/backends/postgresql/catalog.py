@@ -329,7 +329,8 @@ UNION ALL
 SELECT 'other', 'type', b.typname, NULL
 FROM pg_type b WHERE b.oid = ANY (%(pg_type)s::oid[]) AND b.typtype = 'b'"""
 
-# The columns with the name of a locale are others in each version of the server.
+# The column with the name of a locale is called differently in each version of the server. So the
+# row is read as JSON.
 _COLLATIONS = f"""\
 SELECT 'type', c.collname, concat(
   'CREATE COLLATION ', {_quoted("c.collname")}, ' (PROVIDER = ',
@@ -356,13 +357,13 @@ _QUERIES = {
     "pg_statistic_ext": _STATISTICS,
 }
 _KNOWN = ("pg_class", *_QUERIES)
-# Objects of other catalogs, such as operators. Their definitions are not read.
+# Objects of other catalogs, such as operators. Only their names are read, not their definitions.
 _OTHERS = """\
 SELECT 'other', i.type, i.identity, quote_ident(%(schema)s)
 FROM unnest(%(catalogs)s::regclass[], %(others)s::oid[]) AS o (catalog, id)
 CROSS JOIN LATERAL pg_identify_object(o.catalog, o.id, 0) i"""
-# Extensions are there once for each database. Privileges and publications are no part of what a
-# migration promises.
+# Objects of these catalogs are left out. Extensions belong to the whole database, and migrations
+# are not responsible for default privileges and publications.
 _IGNORED = frozenset({"pg_extension", "pg_default_acl", "pg_publication_namespace"})
 
 

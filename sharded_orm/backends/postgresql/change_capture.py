@@ -46,13 +46,15 @@ _TRIGGERS: Final = (
 
 
 class PostgreSQLChangeCapture(ChangeCapture):
-    """Each writer of a watched key holds a shared advisory lock, the *gate* of its fence, until it commits.
+    """The fences, the journal and the triggers of one shard on PostgreSQL.
 
-    So the exclusive lock waits for all writers of this key, and for nobody else. Later writers wait
-    behind it, as they would not behind a lock on the row of the fence.
+    Each fence has an advisory lock, its *gate*. A transaction that changes rows of the key holds a
+    shared lock on the gate until it ends. So an exclusive lock on the gate waits for all writers of
+    this key, and for nobody else. Later writers wait behind the exclusive lock. They would not do
+    so if it were a lock on the row of the fence.
     """
 
-    # A trigger that somebody has disabled is missing.
+    # A trigger that somebody has disabled counts as missing.
     _all_triggers = f"SELECT tgname FROM ({_TRIGGERS} AND t.tgenabled = 'A') enabled"
 
     def __init__(self, connection: Any) -> None:
@@ -123,8 +125,9 @@ class PostgreSQLChangeCapture(ChangeCapture):
         epoch = self._quote(EPOCH)
         with self._locks.transaction():
             super().watch(number, value, closed=closed)
-            # A transaction whose snapshot is older than this one cannot see the fence. By this number,
-            # triggers know such a transaction: a sequence has no snapshots.
+            # A transaction whose snapshot is older than this transaction cannot see the fence.
+            # Triggers find out by comparing the snapshot with this number, because every
+            # transaction sees the present number of a sequence.
             self._rows(
                 f"SELECT pg_catalog.setval('{epoch}', greatest(last_value,"
                 f" pg_catalog.pg_current_xact_id()::text::bigint)) FROM {epoch}"

@@ -38,10 +38,10 @@ def statement(
 
 
 def by_schema(rows: Iterable[Any]) -> dict[str, dict[str, dict[str, ColumnType]]]:
-    """Return the types of columns as schema -> table -> column -> type.
+    """Return the types of columns in nested mappings: by schema, by table and by column.
 
-    The names of tables and columns are in lower case. Names of schemas that differ only by case are
-    names of different schemas, so they are as they are.
+    Names of tables and columns are in lower case. Names of schemas are unchanged, because two
+    schemas may have names that differ only by case.
 
     :param rows: the rows that the query of :func:`statement` returned.
     """

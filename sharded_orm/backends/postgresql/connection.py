@@ -250,8 +250,9 @@ class PostgreSQLConnection(SessionLease):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(psycopg.Connection, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # The caller may run statements or change the session's state with this attribute of the
-        # driver. So keep a session, and let it stand in the schema.
+        # With this attribute of the driver's connection, the caller may run statements or change
+        # the session's state. So keep one session, and set its search path to the shard's schema
+        # for good.
         return getattr(self.pin(f"connection.{name}", own_path=True).raw, name)
 
     # --- What cursors need for a statement --------------------------------------------

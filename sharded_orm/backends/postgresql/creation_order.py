@@ -93,10 +93,11 @@ def _stage_kind(name: str, definitions: Mapping[str, str]) -> str:
 
 
 def _by_dependency(names: list[str], definitions: Mapping[str, str]) -> list[str]:
-    """Return ``names`` so that an object comes after those that its definition names.
+    """Return ``names`` in an order in which each object comes after the objects that it needs.
 
-    A name in a definition may be that of a column or of an argument. So objects may seem to need each
-    other. Then the order of ``names`` counts.
+    An object seems to need another one if its definition has the other's name, which may in fact be
+    the name of a column or an argument. If two objects seem to need each other, they keep their
+    order.
     """
     by_identifier: dict[str, list[str]] = {}
     for name in names:

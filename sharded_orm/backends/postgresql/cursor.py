@@ -1,8 +1,8 @@
 """Cursors that lease a session for each statement, and give it back when the statement is done.
 
-The driver's cursor keeps a reference to a connection. Here that is a session while a statement runs, and
-the alias's virtual connection at other times. All rows of a statement are in the process by then, but
-those of a cursor with a name.
+The driver's cursor has a reference to a connection. While a statement runs, that is the leased
+session. At other times it is the alias's virtual connection. When a session is given back, the
+process has all rows of the statement. Only cursors with a name leave rows on the server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _WRITE = PostgreSQLKind.WRITE
 _SAVEPOINT, _RELEASE = PostgreSQLKind.SAVEPOINT, PostgreSQLKind.RELEASE
 _FREE = SessionMode.FREE
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
-# What the server does not run twice at the same time in one database.
+# The number of the advisory lock around CREATE EXTENSION. Two sessions must not create the same
+# extension in one database at the same time.
 _EXTENSION_LOCK = 0x5348_4152_4445_4458
 _EXTENSION = re.compile(
     r"CREATE\s+EXTENSION\s+(?:IF\s+NOT\s+EXISTS\s+)?(\"(?:[^\"]|\"\")+\"|[\w$]+)", re.IGNORECASE
@@ -276,8 +277,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             super()._execute_send(query, **options)
 
     def _check_results(self, results: list[Any]) -> None:
-        # Overrides BaseCursor._check_results, which raises an error for a result that is one.
-        # Afterwards, the driver gives the same list to _set_results().
+        # Overrides BaseCursor._check_results, which raises an error if one of the results is an
+        # error. Afterwards, the driver passes the same list to _set_results(), so the results of
+        # the statements that were sent before are removed from the list.
         prefix = self._prefix
         if not prefix:
             super()._check_results(results)

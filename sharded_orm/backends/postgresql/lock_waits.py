@@ -13,7 +13,8 @@ from sharded_orm.backends.sqlstate import DEADLOCK, LOCK_NOT_AVAILABLE, sqlstate
 
 # Seconds that one attempt waits for each lock. Statements of others queue behind it for as long.
 _ATTEMPT: Final = 0.05
-# Seconds between two attempts, in which the statements that have queued behind the first are served.
+# Seconds between two attempts. Meanwhile, the server executes the statements that have queued
+# behind the first attempt.
 _BETWEEN: Final = 0.05
 
 

@@ -20,9 +20,10 @@ from sharded_orm.backends.pool import (
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession, connect
 from sharded_orm.backends.signals import session_opened
 
-#: The most schemas that a session uses before it is closed, unless ``POOL["MAX_SCHEMAS"]`` says
-#: otherwise. The server's process keeps about 13 kB for each table that was read and 25 kB for each
-#: that was written, for good. docs/decisions/0037-postgresql.md has the measurements.
+#: A session is closed after it has used this many schemas. ``POOL["MAX_SCHEMAS"]`` sets another
+#: number. For each table, the server's process of the session keeps about 13 kB of memory after a
+#: read and 25 kB after a write, until the session ends. docs/decisions/0037-postgresql.md has the
+#: measurements.
 MAX_SCHEMAS = 200
 #: A session that reads tables of many schemas in one query counts a schema for so many tables.
 TABLES_OF_A_SCHEMA = 10

@@ -10,8 +10,8 @@ from django.db import OperationalError
 Run = Callable[..., list[tuple[Any, ...]]]
 
 _MICROSECONDS: Final = "(extract(epoch FROM {0}) * 1000000)::bigint"
-# A statement in this database can only come from its sessions. Replication and the server's own
-# processes are none.
+# Only a session with this database can send statements to it. Processes of the server and of
+# replication send none, so they are left out.
 _SESSIONS: Final = (
     "SELECT pid, {}, {}, {}, state, usename, backend_type FROM pg_catalog.pg_stat_activity"
     " WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()"
@@ -38,9 +38,11 @@ def marker(run: Run) -> dict[str, Any]:
 
 
 def left(run: Run, markers: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return for each marker how many of its sessions and prepared transactions are left of before.
+    """Return for each marker how many of its sessions and prepared transactions may still matter.
 
-    No clock decides: a session has begun another statement if that one has another time.
+    A session of a marker no longer matters when it has ended, or when it has run another statement
+    and its transaction from before has ended. Another statement has another start time. Only times
+    of the same server are compared, and only for equality.
 
     :raises django.db.OperationalError: the account may not see the sessions of others.
     """
@@ -62,7 +64,7 @@ def _is_left(statement: int | None, transaction: int | None, now: list[Any] | No
     last_statement, last_transaction, state = now
     if transaction is not None and last_transaction == transaction:
         return True
-    # The statement that runs may be the one that was prepared.
+    # A statement that still runs may be the one that was prepared before the marker.
     has_ended_one = str(state).startswith("idle") and last_statement != statement
     return not has_ended_one
 

@@ -21,18 +21,20 @@ from sharded_orm.backends.row_copy import COPY, DELETED, SIDE_PREFIX, RowCopy
 
 # Seconds that a session waits for another one that works on the same copy.
 _PATIENCE: Final = 50
-# The most numbers that are taken one by one from a sequence, before it is set.
+# To advance a sequence by up to this many numbers, take the numbers one by one. To advance it
+# further, set it.
 _TAKEN: Final = 1000
 _RELATION: Final = "%s::pg_catalog.regclass"
 
 
 class PostgreSQLRowCopy(RowCopy):
-    """Values cross as text that the server itself made, and that means the same on each server.
+    """Copies rows on PostgreSQL.
 
-    Foreign keys are checked at the end of a transaction, if they are deferrable.
+    Values are read and written as text that the server has made, and that means the same on each
+    server. Foreign keys are checked at the end of a transaction, if they are deferrable.
     """
 
-    # Also for columns that are GENERATED ALWAYS AS IDENTITY.
+    # With this, INSERT may also set columns that are GENERATED ALWAYS AS IDENTITY.
     _as_given = " OVERRIDING SYSTEM VALUE"
 
     def __init__(self, connection: Any) -> None:
@@ -61,7 +63,8 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._run(fence, number):
                 raise self._not_closed(number)
-            # It ends with the transaction. Writers of the key are refused meanwhile, and do not wait.
+            # The setting ends with the transaction. Meanwhile, writers of the key are refused at
+            # once, and do not wait.
             self._run("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 
@@ -112,7 +115,7 @@ class PostgreSQLRowCopy(RowCopy):
     # ##### Real tables #####
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        return set()  # Triggers see what foreign keys change.
+        return set()  # On PostgreSQL, triggers see the changes that cascades make.
 
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
         rows = self._run(
@@ -131,7 +134,7 @@ class PostgreSQLRowCopy(RowCopy):
         for name, sequence in self._counted_columns(table):
             if table.fresh_ids and name in table.pks:
                 continue
-            # Larger numbers are none of the sequence.
+            # Ignore numbers that are too large for the sequence to return.
             ((largest,),) = self._run(
                 f"SELECT max({self._quote(name)}) FROM {self._side(table)} WHERE"
                 f" {self._quote(COPY)} = %s AND {self._quote(name)} <= (SELECT seqmax"
@@ -152,7 +155,7 @@ class PostgreSQLRowCopy(RowCopy):
             " JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid"
             " LEFT JOIN pg_catalog.pg_attrdef e ON e.adrelid = a.attrelid AND e.adnum = a.attnum"
             f" WHERE a.attrelid = {_RELATION} AND (a.attidentity <> '' OR"
-            # The numbers of any other default are not the values of the column.
+            # With any other default, the value of the column may differ from the sequence's number.
             " pg_catalog.pg_get_expr(e.adbin, e.adrelid) ="
             " 'nextval(' || pg_catalog.quote_literal(d.objid::regclass::text) || '::regclass)')"
             " AND a.attnum > 0 AND NOT a.attisdropped AND s.seqincrement > 0",
@@ -170,8 +173,9 @@ class PostgreSQLRowCopy(RowCopy):
         if largest < last:
             return
         missing = -((last - largest) // increment)
-        # A number that is set could be below one that another session takes at this moment. So it is
-        # set only if others cannot take as many in between.
+        # Another session may take numbers at this moment, and setval() must not set the sequence
+        # back below them. So use setval() only if the distance is larger than what others can take
+        # meanwhile. Otherwise take the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
             self._run(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)

@@ -23,7 +23,8 @@ _BETWEEN: Final = 0.002
 _PATIENCE: Final = 30.0
 # Seconds to wait until the server has ended its own vacuum of a table (deadlock_timeout, and some more).
 _VACUUM_PATIENCE: Final = 5.0
-#: The table of what is missing in hidden tables that are new: foreign keys, and automatic vacuum.
+#: The table that lists what new tables get only when they are shown: their foreign keys, and
+#: automatic vacuum.
 _ADDITIONS: Final = f"{OWN_PREFIX}additions"
 
 
@@ -82,7 +83,8 @@ class PostgreSQLSchemaMove(SchemaMove):
 
     def identities(self) -> frozenset[str]:
         hidden = set(self.hidden().values())
-        # TRUNCATE, and an ALTER TABLE that writes the rows anew, gives a table another file.
+        # Identify a table by the number of its file. TRUNCATE gives a table another file, and so
+        # does an ALTER TABLE that writes the rows anew.
         rows = self._rows(
             "SELECT relname, oid::text || ':' || pg_catalog.pg_relation_filenode(oid)"
             " FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
@@ -117,17 +119,21 @@ class PostgreSQLSchemaMove(SchemaMove):
             names = [table.name for table in tables if table.name not in hidden]
             with self._locks.transaction(max(patience, _VACUUM_PATIENCE)):
                 began = self._lock(names, patience)
-                # No name of a sequence is waited for either.
+                # Renaming a sequence must not wait for others either. The timeout is in
+                # milliseconds.
                 self._rows("SET LOCAL lock_timeout = 1")
                 sequences = [name for name, kind in self._visible_relations() if kind == "S"]
                 self._hide([*((n, "r") for n in names), *((n, "S") for n in sequences)], tag)
             return began
 
     def _lock(self, names: Sequence[str], patience: float) -> float:
-        """Lock tables in this transaction so that nobody else can use them. Return when that was.
+        """Lock tables in this transaction so that nobody else can use them.
 
-        While this waits, nobody else has to. Only the server's own vacuum is ended, which would not
-        stop for an attempt that does not wait.
+        Nobody else has to wait while this method waits, because an attempt to lock the tables fails
+        at once if one of them is in use. The server's own vacuum does not stop for such attempts,
+        so it is ended first, by a weaker lock.
+
+        :return: when the successful attempt began, as ``time.monotonic()``.
         """
         if not names:
             return time.monotonic()
@@ -175,7 +181,7 @@ class PostgreSQLSchemaMove(SchemaMove):
     def show(self, patience: float) -> None:
         with self._exclusively(patience):
             if NAMES not in self._table_names():
-                return  # They were shown, with their foreign keys.
+                return  # The tables have been shown before, and their foreign keys were added.
             self._refuse_names_in_use(self.hidden())
             with self._locks.transaction(patience):
                 self._show()
@@ -215,7 +221,7 @@ class PostgreSQLSchemaMove(SchemaMove):
         sequences = [hidden for _, hidden, kind in self._hidden_relations() if kind == "S"]
         if tables:
             self._rows(f"DROP TABLE {', '.join(map(self._quote, tables))}")
-        for name in sequences:  # Most have gone with their tables.
+        for name in sequences:  # Most sequences belong to the tables, and were dropped with them.
             self._rows(f"DROP SEQUENCE IF EXISTS {self._quote(name)}")
 
     @contextmanager
@@ -244,10 +250,11 @@ class PostgreSQLSchemaMove(SchemaMove):
     # ##### What new tables get later #####
 
     def _put_additions_off(self) -> None:
-        """Drop foreign keys, and note how to add them. Switch automatic vacuum off.
+        """Put off foreign keys and automatic vacuum of new tables until the tables are shown.
 
-        Rows are copied in an order of their own. And the server's vacuum would hold a table at the
-        moment at which it is to be shown.
+        Foreign keys are dropped. Without them, rows can be copied in any order. The foreign keys
+        are recorded in a table, so that they can be added later. Vacuum is switched off because it
+        could hold a lock on a table at the moment when the table is to be shown.
         """
         table = self._quote(_ADDITIONS)
         self._rows(
@@ -314,7 +321,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         with self._exclusively(_PATIENCE):
             for name, hidden, kind in self._hidden_relations():
                 if kind == "S" and name in counters:
-                    # A sequence that is used up has no next number: it stands at its last one.
+                    # A sequence whose numbers are used up has no next number. Set it to its last
+                    # number, as used.
                     self._rows(
                         "SELECT pg_catalog.setval(seqrelid,"
                         " greatest(seqmin, least(seqmax, %s))::bigint, %s NOT BETWEEN seqmin AND seqmax) FROM pg_catalog.pg_sequence"

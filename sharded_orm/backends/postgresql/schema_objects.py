@@ -15,11 +15,13 @@ from sharded_orm.exceptions import MoveFailed
 Run = Callable[..., list[tuple[Any, ...]]]
 
 _NAMESPACE: Final = "(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
-# Types of primary keys that a trigger writes to the journal exactly: the categories of boolean,
-# enumerated, network, numeric, text and time types, and others by their names.
+# Types that a primary key may have, because a trigger can write their values to the journal
+# exactly. These letters are whole categories of types: boolean, enumerated, network, numeric, text
+# and time. Other types are listed by name.
 _CATEGORIES: Final = "BEINSTD"
 _RECORDABLE: Final = ("uuid", "bytea", "macaddr", "macaddr8")
-# The beginning of the names of functions that make ids. Snapshots have no number of a shard in them.
+# The names of functions that make ids begin with this. Such a function contains the number of its
+# shard, so a snapshot leaves the number out.
 _ID_FUNCTION: Final = "sharded_orm_next_id_"
 _NOT_MOVED: Final = frozenset({"view", "trigger", "rule", "policy"})
 
@@ -76,10 +78,10 @@ def with_default_vacuum(run: Run, schema: str) -> list[str]:
 
 
 def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
-    """Yield what a snapshot leaves out: the key of the object there, and a statement.
+    """Yield what a snapshot leaves out: the snapshot's key of an object, and a statement for it.
 
-    That are the privileges of other roles on tables and sequences, and functions that make ids, with the
-    number of the shard.
+    The statements grant privileges on tables and sequences to other roles, and create functions
+    that make ids, which contain the number of the shard.
     """
     for name, kind, privileges, role in run(
         "SELECT c.relname, c.relkind, pg_catalog.string_agg(a.privilege_type ||"
@@ -173,7 +175,7 @@ def obstacles(run: Run, schema: str, definitions: SchemaSnapshot) -> Iterator[st
 
 
 def _users(run: Run, schema: str) -> list[tuple[str, str]]:
-    """Return what other schemas have that needs an object of this one."""
+    """Return the objects of this schema that another schema needs, and what needs each of them."""
     rows = run(
         "SELECT f.relname, 'the foreign key ' || k.conname || ' of ' || k.conrelid::regclass"
         " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class f ON f.oid = k.confrelid"
@@ -199,9 +201,9 @@ def _users(run: Run, schema: str) -> list[tuple[str, str]]:
 
 
 def require_no_users(run: Run, schema: str) -> None:
-    """Make sure that nothing of another schema goes if this one is dropped.
+    """Check that no object of another schema would be dropped together with this schema.
 
-    :raises MoveFailed: something would.
+    :raises MoveFailed: such an object exists.
     """
     for name, other in _users(run, schema):
         raise MoveFailed(
@@ -229,11 +231,11 @@ def become_owner(run: Run, schema: str, alias: str) -> None:
 
 
 def empty(run: Run, schema: str) -> None:
-    """Drop functions, types and other objects of a schema that has no tables, in this transaction.
+    """If a schema has no tables, drop its functions, types and other objects, in this transaction.
 
     The privileges on the schema stay.
 
-    :raises MoveFailed: another schema needs one of them.
+    :raises MoveFailed: another schema needs one of the objects.
     """
     rows = run(
         "SELECT o.type, o.identity FROM pg_catalog.pg_depend d CROSS JOIN LATERAL"
@@ -253,7 +255,8 @@ def empty(run: Run, schema: str) -> None:
             run("SAVEPOINT dropping")
             run(f"DROP {str(kind).upper()} IF EXISTS {identity} CASCADE")
         except ProgrammingError:
-            # There is no such statement. What it names is there when the new schema is compared.
+            # There is no DROP statement for objects of this kind. The object stays, and the
+            # comparison with the source finds it.
             run("ROLLBACK TO SAVEPOINT dropping")
 
 

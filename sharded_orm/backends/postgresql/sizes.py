@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from sharded_orm.backends.postgresql.catalog import CatalogCursor
 from sharded_orm.backends.sizes import ShardSize, TableSize
 
-# The rows that the server has counted while they were written. The counts are lost in a crash, and a
-# standby has none. The number that the last VACUUM or ANALYZE has estimated stays; it is -1 if there was
-# none.
+# The number of rows, which the server counts as they are written. A crash loses the counts, and a
+# standby has none. If there is no count, take the estimate of the last VACUUM or ANALYZE, which is
+# -1 if there was none.
 _ROWS = """\
 CASE WHEN pg_stat_get_live_tuples(c.oid) > 0 THEN pg_stat_get_live_tuples(c.oid)
   ELSE greatest(c.reltuples, 0)::bigint END"""
 
-# pg_total_relation_size() opens the table and its indexes, which costs a server process 15 kB of memory for
-# each table, for good. So the function is called only if more than 1,000 rows, and a fifth of the table, have
-# changed since the last ANALYZE. Else the sizes of that time are taken, and a page for rows of a table
-# that was never analyzed.
+# pg_total_relation_size() opens a table and its indexes. The server process then keeps 15 kB of
+# memory for each table until its session ends. So the function is called only if more than 1,000
+# rows and a fifth of the table have changed since the last ANALYZE. Otherwise the sizes are those
+# of that time. A table that has rows and was never analyzed counts as one page.
 _BYTES = """\
 CASE WHEN pg_stat_get_mod_since_analyze(c.oid) > 1000 + 0.2 * greatest(c.reltuples, 0)
   THEN pg_total_relation_size(c.oid)
@@ -41,8 +41,8 @@ WHERE n.nspname"""
 def read(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, ShardSize]:
     """Return the size of each of ``schemas``, keyed by schema name. One query.
 
-    The sizes of tables that have changed little since the server has last analyzed them are of that time.
-    A schema that has no tables or does not exist has the size 0 bytes and 0 rows.
+    If a table has changed little since the server last analyzed it, its size is that of the last
+    analysis. A schema that has no tables or does not exist has the size 0 bytes and 0 rows.
     """
     sizes = dict.fromkeys(schemas, ShardSize(0, 0))
     if sizes:

@@ -297,7 +297,8 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
     if PostgreSQLKind.PROCEDURE <= strongest <= PostgreSQLKind.ALONE:
-        # The server refuses such a text, which is a transaction block by itself.
+        # The server runs the text as one transaction block, and refuses these statements in it. So
+        # the text can be sent like any write.
         return PostgreSQLKind.WRITE
     if strongest in (PostgreSQLKind.BARE, PostgreSQLKind.SET_TRANSACTION):
         return PostgreSQLKind.WRITE

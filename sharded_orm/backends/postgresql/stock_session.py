@@ -6,10 +6,12 @@ from typing import Any, Final
 
 from django.db import OperationalError
 
-# Functions of triggers are executed with these settings as well, because of what they call.
+# The trigger functions of :mod:`~sharded_orm.backends.postgresql.capture_triggers` use the same
+# formats, because the texts of values must be the same.
 _SETTINGS: Final = (
     "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
-    # The same on all servers, so that equal values are the same text, and an exact one.
+    # The formats are the same on all servers, so equal values have the same text, and no digits are
+    # lost.
     "SET DateStyle = 'ISO, YMD'",
     "SET IntervalStyle = 'postgres'",
     "SET TimeZone = 'UTC'",
