@@ -115,7 +115,7 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
             # A pooler hands out process ids of its own, because clients use them to cancel.
             self.has_pooler = rows[0][0] != session.pgconn.backend_pid
         if self.has_pooler and self._role is not None:
-            # Nothing was sent yet: the role would stay in a session of the pooler.
+            # Refuse before SET ROLE is sent, because the role would stay in a session of the pooler.
             raise ImproperlyConfigured(
                 f"Node {self.name!r}: OPTIONS['assume_role'] cannot work behind a connection pooler,"
                 " because a role belongs to a session of the server. Connect as that role, or set it"
