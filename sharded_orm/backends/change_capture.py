@@ -110,10 +110,10 @@ class ChangeCapture(ABC):
 
     @abstractmethod
     def exclusively(self, patience: float) -> AbstractContextManager[None]:
-        """A context manager: nobody else creates or drops triggers of this module on the shard.
+        """Hold a lock during the ``with`` block, so that nobody else creates or drops triggers.
 
-        :param patience: seconds to wait for another session that does so.
-        :raises django.db.OperationalError: it took longer.
+        :param patience: seconds to wait for another session that holds the lock.
+        :raises django.db.OperationalError: the other session has held the lock for longer.
         """
 
     def end_sessions(self, number: int | None = None) -> int:
@@ -317,7 +317,10 @@ class ChangeCapture(ABC):
         """
 
     def tables_with_silent_changes(self, tables: Sequence[CapturedTable]) -> list[str]:
-        """Return the names of those tables whose rows the database changes without any trigger."""
+        """Return the names of those tables whose rows the database may change without a trigger.
+
+        MariaDB and MySQL do so if a foreign key of the table cascades.
+        """
         return []
 
     def triggers(self) -> set[str]:

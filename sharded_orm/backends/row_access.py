@@ -52,7 +52,8 @@ class RowAccess(ABC):
     :param connection: a connection object of Django's own backend, which is used for nothing else.
     """
 
-    #: What follows the columns of an INSERT, so that given values are stored in all of them.
+    #: SQL that an INSERT has behind the columns. It lets the INSERT set columns that the database
+    #: would otherwise fill by itself.
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
@@ -211,8 +212,8 @@ class RowAccess(ABC):
     def columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
         """Return the columns that are copied, in the order of their names.
 
-        The order in the table is not the same on all shards, because migrations may add columns to
-        one and create the other with them.
+        The columns of a table may have another order on another shard: a migration has added a
+        column to an old table, and a new table was created with it.
         """
         if table.name not in self._columns:
             columns = sorted(self._read_columns(table.name), key=attrgetter("name"))

@@ -20,7 +20,8 @@ from sharded_orm.backends.row_copy import SIDE_PREFIX
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The table with the names of hidden tables. Where it exists, a shard is on its way to or from here.
+#: The table with the names of hidden tables. If a schema has it, its shard is moving, or has moved
+#: away.
 NAMES: Final = f"{OWN_PREFIX}names"
 _HIDDEN_PREFIX: Final = f"{OWN_PREFIX}hidden_"
 #: The value of the fence that captures all tables of a schema.
@@ -52,7 +53,7 @@ class SchemaMove(ABC):
         if this process must not make it.
     """
 
-    #: Whether triggers see every change of a row, but for those of foreign keys.
+    #: Whether triggers see every change of a row, except for changes that foreign keys cause.
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:

@@ -86,7 +86,7 @@ def significant_quotient(total: Any, count: int) -> Any:
     total = Decimal(total)
     if not total.is_finite():
         return total
-    # As select_div_scale() and div_var() in PostgreSQL's numeric.c.
+    # The following computes the same as select_div_scale() and div_var() in PostgreSQL's numeric.c.
     scale = max(0, -int(total.as_tuple().exponent))
     weight, first = _leading_group(abs(int(total.scaleb(scale, _SUMS))), scale)
     count_weight, count_first = _leading_group(count, 0)

@@ -194,9 +194,9 @@ def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
 
 
 def refuse_hidden_tables(wrapper: Any) -> None:
-    """Make sure that tables may be created on a shard. One query.
+    """Check that tables may be created on a shard. One query.
 
-    :raises ShardMoved: its tables are hidden, so nothing seems to be there.
+    :raises ShardMoved: the shard is moving, so its tables are hidden and it seems to be empty.
     """
     if NAMES in wrapper.introspection.table_names():
         raise ShardMoved(

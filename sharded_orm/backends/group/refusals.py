@@ -42,8 +42,8 @@ class GroupConnection:
         raise group_alias_error(self._alias, f"be asked for {name!r} of a session")
 
     def fileno(self) -> NoReturn:
-        # What Python's own objects without a descriptor raise. A child process of Celery closes the
-        # descriptors of all connections, and expects this error.
+        # Raise the error that Python's own objects raise if they have no descriptor. A child
+        # process of Celery closes the descriptors of all connections, and expects this error.
         raise UnsupportedOperation(str(group_alias_error(self._alias, "have a file descriptor")))
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ def error_for_callers(exc: OperationalError, connection: VirtualConnection) -> E
         return IntegrityError(*exc.args)
     schema = connection.schema
     if number == _UNKNOWN_DATABASE and schema and f"'{schema}'" in str(exc.args[-1]):
-        # Programs that know the server's number find it where it was.
+        # The server's error number stays the first argument, because programs look for it there.
         return ShardDatabaseMissing(
             number,
             f"Alias {connection.alias!r} has no schema {schema!r} on {connection.pool.name!r}. Create it"

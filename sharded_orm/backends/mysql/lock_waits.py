@@ -45,7 +45,8 @@ class LockWaits:
                     action()
                 return
             except OperationalError as exc:
-                # A deadlock ends a statement for tables as a whole, too.
+                # A statement that ends in a deadlock has changed no table, so it can be tried
+                # again, too.
                 if not (
                     exc.args[0] in (LOCK_WAIT, self._flavor.statement_timeout) or is_deadlock(exc)
                 ):

@@ -188,8 +188,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return True
 
     def _close(self) -> None:
-        # As BaseDatabaseWrapper._close(), which CommitHookMixin calls: Django's PostgreSQL backend
-        # looks for its own pool first.
+        # Do what BaseDatabaseWrapper._close() does, which CommitHookMixin calls. Django's
+        # PostgreSQL backend would first look for a pool of its own.
         super()._close()
 
     def close_pool(self) -> None:

@@ -95,7 +95,7 @@ def end_holders(run: Callable[..., Any], schema: str, purpose: str) -> int:
 def tables_lock(
     run: Callable[..., Any], schema: str, patience: float
 ) -> AbstractContextManager[None]:
-    """A context manager: no other session of moves creates, drops or renames tables or triggers.
+    """Hold a lock during the ``with`` block, so that no other move changes tables or triggers.
 
     The parameters and errors are those of :func:`capture_lock`.
     """

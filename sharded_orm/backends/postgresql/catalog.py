@@ -268,7 +268,8 @@ _RELATIONS = (
     ("P", _POLICIES),
 )
 
-# A function whose arguments or SQL body name a table has a mark at its end.
+# If the arguments or the SQL body of a function name a table, its definition gets a mark at its
+# end.
 _FUNCTIONS = """\
 SELECT 'function', p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',
   pg_get_functiondef(p.oid) || CASE WHEN EXISTS (

@@ -46,6 +46,7 @@ def release(cursor: CatalogCursor, schema: str) -> None:
 
 
 def _key(schema: str) -> int:
-    # The server keeps the advisory locks of each database apart.
+    # The number needs no name of the database, because the server keeps the advisory locks of each
+    # database apart.
     digest = sha256(f"sharded_orm:{schema}".encode()).digest()
     return int.from_bytes(digest[:8], signed=True)

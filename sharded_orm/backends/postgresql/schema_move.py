@@ -150,7 +150,7 @@ class PostgreSQLSchemaMove(SchemaMove):
             except OperationalError as exc:
                 if began > deadline or not is_lock_wait(exc):
                     raise
-            # This releases the locks of the tables that were free.
+            # Release the locks of those tables that this attempt could lock.
             self._rows("ROLLBACK TO SAVEPOINT attempt")
             time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
 

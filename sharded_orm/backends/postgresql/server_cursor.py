@@ -120,7 +120,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
             raise
 
     def __del__(self) -> None:
-        # Without close(), nobody else would give the session back.
+        # If close() was not called, nobody else gives the session back.
         session = getattr(self, "_session", None)
         if session is not None and not self._closed:
             if self._is_leased:

@@ -106,8 +106,9 @@ def connect(params: Mapping[str, Any]) -> PostgreSQLNodeSession:
 
     :param params: arguments of ``psycopg.connect``.
     """
-    # Statements of different schemas have the same text. A plan that the server has prepared for one
-    # schema fails if the table of another schema has other columns.
+    # Let the driver prepare no statements (prepare_threshold). Statements for different schemas
+    # have the same text, and a plan that was prepared for one schema fails if the table of another
+    # schema has other columns.
     return PostgreSQLNodeSession(
         psycopg.Connection.connect(**params, autocommit=True, prepare_threshold=None)
     )

@@ -19,7 +19,7 @@ _SETTINGS: Final = (
     "SET bytea_output = 'hex'",
     "SET lc_monetary = 'C'",
     "SET xmloption = 'content'",
-    # A statement whose rows a policy would hide fails.
+    # Let a statement fail if a policy (row security) would hide rows from it.
     "SET row_security = off",
 )
 
@@ -55,5 +55,5 @@ def begin_session(connection: Any) -> str:
 def _begins_with(path: str, schema: str) -> bool:
     quoted = '"' + schema.replace('"', '""') + '"'
     first = path.lstrip()
-    # "$user" may not exist, and is the default.
+    # The default path begins with "$user". There need be no schema of that name.
     return first.startswith(('"$user"', quoted)) or first.partition(",")[0].strip() == schema

@@ -49,9 +49,9 @@ class CleanupReport:
 def remove_leftovers(group: str, shards: Iterable[int], *, kill: bool = False) -> CleanupReport:
     """Remove fences that no old session needs, and old rows that were kept for long enough.
 
-    On ``shards`` also remove copies and fences of moves that have ended otherwise, and the triggers
-    if no fence is there any more. Can be repeated. What cannot be removed becomes a note, because
-    nothing of this stands in the way of the application.
+    On ``shards``, also remove copies and fences that were left by moves that have ended, and the
+    triggers if no fence is left. Can be repeated. The report has a note about what could not be
+    removed. That is no error, because such leftovers do not disturb the application.
 
     :param shards: the numbers of shards on which moves have worked.
     :param kill: whether to end sessions of paused processes that hold a lock there.

@@ -122,7 +122,7 @@ def _with_number(move: KeyMove, number: int) -> KeyMove:
 
 
 def moves_in_flight(group: str) -> list[MoveRecord]:
-    """Return the moves of :func:`in_flight`. Their values are still to be set. One query."""
+    """Return the moves of :func:`in_flight`. The caller must set the value of each. One query."""
     return [MoveRecord(row, None) for row in in_flight(group)]
 
 

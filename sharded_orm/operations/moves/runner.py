@@ -258,7 +258,10 @@ class _Run:
         self._shards.update(shards)
 
     def finish(self) -> None:
-        """Remove fences that nobody needs any more and rows that were kept for long enough."""
+        """Remove leftovers of moves.
+
+        Then finish the run, unless a move of the group is still in flight.
+        """
         left = remove_leftovers(self._group, self._shards, kill=self._options.kill)
         self.report.notes += left.notes
         failures = self.report.failures

@@ -89,7 +89,7 @@ class ShardMoveRecord:
         This process may still use the former topology on return.
 
         :raises LeaseLost: another process has taken the run over.
-        :raises TopologyError: it was not published, or the answer got lost.
+        :raises TopologyError: the topology was not published, or it is not known whether it was.
         :raises MoveRefused: the topology has the shard on another node.
         """
         move = self.move

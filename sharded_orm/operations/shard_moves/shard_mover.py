@@ -39,7 +39,8 @@ ALL_CHANGES: Final = 10**9
 FEW_CHANGES: Final = 50
 #: After this many rounds without progress, the source changes faster than the mover copies.
 MOST_ROUNDS: Final = 20
-#: How often rows are written anew whose unique values other rows have at that moment.
+#: How often the mover tries to copy rows that the target refuses, because other rows there still
+#: have their unique values.
 ATTEMPTS: Final = 10
 #: Seconds that creating or dropping triggers may take.
 TRIGGER_PATIENCE: Final = 30.0
