@@ -58,8 +58,8 @@ class RowAccess(ABC):
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        # Django lets only the thread that has made a connection use it. A comparison asks two shards at
-        # the same time.
+        # A comparison asks two shards at the same time, so it uses this connection in another thread.
+        # Without the next line, Django would not allow that.
         connection.inc_thread_sharing()
         self._quote = connection.ops.quote_name
         self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
@@ -225,7 +225,7 @@ class RowAccess(ABC):
 
     @abstractmethod
     def _exact(self, column: CopiedColumn) -> str:
-        """Return SQL for the value of a column, from which nothing is lost on the way to Python."""
+        """Return SQL for the value of a column, in a form that loses nothing on its way to Python."""
 
     @abstractmethod
     def _mark(self, column: CopiedColumn) -> str:

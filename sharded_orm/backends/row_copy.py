@@ -56,7 +56,7 @@ class RowCopy(RowAccess):
                 self._run(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
-        """Write rows into the side table, in place of those that the copy has with these keys.
+        """Write rows of a copy into the side table. They replace the copy's rows with the same keys.
 
         :param rows: rows that another shard's :meth:`read` has returned.
         """
@@ -75,7 +75,7 @@ class RowCopy(RowAccess):
             )
 
     def remove(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
-        """Remove rows from a copy; those that it does not have are ignored."""
+        """Remove the rows with the primary keys ``pks`` from a copy, if it has them."""
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
             self._run(
@@ -85,7 +85,7 @@ class RowCopy(RowAccess):
             )
 
     def discard(self, tables: Iterable[CapturedTable], number: int) -> None:
-        """Remove a copy."""
+        """Remove the rows of a copy from the side tables of ``tables``."""
         for table in tables:
             self._run(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
 
@@ -169,7 +169,7 @@ class RowCopy(RowAccess):
 
         The fence with the same number must be closed. It lets this session pass, and nobody else.
 
-        :param tables: a table with links after those to which the links lead.
+        :param tables: a table with links must come after the tables to which its links lead.
         :raises MoveFailed: the fence is not closed. Nothing was moved.
         """
         with self._passing(number):

@@ -31,7 +31,7 @@ class ShardErrorWrapper(DatabaseErrorWrapper):
             return
         if isinstance(exc_value, BaseException) and is_refusal(exc_value):
             if not isinstance(exc_value, KeyFenced):
-                # As Django's method does: code that catches errors knows that there was one.
+                # Set this as Django's method does, because Django looks here for an earlier error.
                 self._wrapper.errors_occurred = True
                 raise self._fenced() from exc_value
             return

@@ -80,7 +80,7 @@ class PlacementUses:
         return self.placements.get(source, {}).get(key)
 
     def hold(self) -> bool:
-        """Whether all keys are still on the same shards.
+        """Whether all keys that the operation uses are still on the same shards.
 
         Sends no query, unless a key is in flight or the lease is over. Then it sends one query per
         group and 500 keys.

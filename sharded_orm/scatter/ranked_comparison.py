@@ -67,7 +67,7 @@ class RankedComparison(Comparison):
 
     :param summed: the numbers of the columns with sums, which the merge adds.
     :param reads_utc: whether the driver returns all times in UTC. In other time zones, an hour is
-        repeated when clocks are set back, and Python takes the two for equal.
+        repeated when clocks are set back, and Python takes the two hours for equal.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RankedComparison(Comparison):
                 ranked.append(index)
                 if not isinstance(column.field, _WRITTEN_AS_TEXT):
                     self._texts[index] = first + len(weights)
-                    # Without a name of its own, the column would get the name of the one that it is made of.
+                    # Without AS, PostgreSQL would name the column as the one in the CAST.
                     weights.append(f"CAST(c{index} AS text) AS w{index}")
         self.weights = tuple(weights)
         self.ranked = frozenset(ranked)

@@ -230,7 +230,7 @@ class ShardCursor(CursorWrapper):
                     raise
             if not relocation.same_place(place, self.db.settings_dict):
                 self.cursor.close()
-                # This cursor() leads to the new node.
+                # self.db.cursor() connects to the new node.
                 self.cursor = self.db.cursor().cursor
 
     def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:

@@ -424,7 +424,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     def _stock_wrapper(self, changes: Mapping[str, Any]) -> stock.DatabaseWrapper:
         """Return a connection object of Django's own backend, for statements that leave session state.
 
-        It stands in the schema of this alias.
+        Its search path begins with the schema of this alias.
         """
         ours = ("SHARD", "GENERATION", "SCHEMA", "POOL")
         settings = {k: v for k, v in self.settings_dict.items() if k not in ours}

@@ -1,4 +1,4 @@
-"""The shell of the database, ``psql``, which stands in the shard's schema."""
+"""The shell of the database, ``psql``, with the search path of the shard's schema."""
 
 from __future__ import annotations
 

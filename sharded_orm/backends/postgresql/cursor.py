@@ -308,7 +308,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
     @contextmanager
     def _block(self) -> Iterator[None]:
-        """Give the cursor a session that stands in the schema, in a transaction, for a ``with`` block.
+        """Give the cursor a session in a transaction, with the schema's search path, for a ``with`` block.
 
         In autocommit, the transaction ends with the block: committed, or rolled back after an error.
         """

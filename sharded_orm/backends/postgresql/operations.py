@@ -19,7 +19,7 @@ _COUNTERS = """
 
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def show_definition_sql(self, table: str) -> str:
-        # psql's \\d is no statement.
+        # Describe the table by a query, because the server does not know psql's command \\d.
         return (
             "SELECT column_name, data_type, column_default FROM information_schema.columns"
             f" WHERE table_schema = current_schema() AND table_name = {_literal(table)}"

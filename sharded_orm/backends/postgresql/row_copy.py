@@ -200,7 +200,8 @@ class PostgreSQLRowCopy(RowCopy):
         return "%s"
 
     def _key_condition(self, column: str) -> str:
-        # The first comparison uses an index. The second tells keys apart that a collation does not.
+        # The first comparison uses an index. The second has no collation, because different keys may
+        # be equal in a collation.
         return f'({column} = %s AND {column}::text COLLATE "C" = %s)'
 
     def _key_params(self, key: Any) -> list[Any]:

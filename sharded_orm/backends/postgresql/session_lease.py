@@ -138,7 +138,7 @@ class SessionLease:
         return session
 
     def restore_path(self) -> None:
-        """Let the pinned session stand in the schema again."""
+        """Set the search path of the pinned session to the schema again."""
         session = self.session
         if self.schema is not None and session is not None:
             try:
@@ -175,9 +175,9 @@ class SessionLease:
 
     @contextmanager
     def standing_session(self) -> Iterator[PostgreSQLNodeSession]:
-        """Give a session that stands in the schema without a transaction, for one statement.
+        """Give a session whose search path is the schema's, outside of a transaction.
 
-        For statements that the server refuses in a transaction block. Three packets in all.
+        It is for one statement that the server refuses in a transaction block. Three packets in all.
 
         :raises SessionStateRefused: a connection pooler stands before the server.
         """
@@ -211,7 +211,7 @@ class SessionLease:
                 (self.return_session if is_clean else self.pool.discard)(session)
 
     def _stand(self, session: PostgreSQLNodeSession) -> None:
-        """Let ``session`` stand in the schema, also between its statements."""
+        """Set the search path of ``session`` to the schema, for all statements that follow."""
         assert self.schema is not None
         path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
         try:

@@ -60,7 +60,7 @@ def build(cursor: CatalogCursor, snapshot: SchemaSnapshot) -> None:
             f" {', '.join(map(repr, names))}. Create them in the schema of the extensions instead, once"
             " for each database."
         )
-    # Functions may use tables that are created later.
+    # Do not check the bodies of functions, because they may use tables that are created later.
     setting = "SET LOCAL check_function_bodies = off"
     cursor.execute(";\n".join((setting, *statements(snapshot.definitions, missing, schema))))
 

@@ -80,7 +80,7 @@ class KeyMover:
             the mover copies, or another process has aborted the move.
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
-        # Nobody may write the key on the target before it is there.
+        # The target must refuse writes of the key until the target owns the key.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
         self._sessions.copy(move.source).prepare(self._tables)

@@ -25,7 +25,7 @@ from sharded_orm.topology.transitions import KeyRouting
 
 #: Tables on a shard that have no model but belong to Django or SQLite. No note names them.
 _KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence"})
-#: Rows of a key whose ids are looked for on the target at once.
+#: The ids of this many rows are looked for on the target at once.
 _BATCH = 500
 _ROUTES = {
     KeyRouting.COMPUTED: (
