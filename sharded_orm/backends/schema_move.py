@@ -204,7 +204,10 @@ class SchemaMove(ABC):
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Return what the database remembers to number new rows, by the real name of the table."""
+        """Return the states of the database's counters for ids, by table or sequence.
+
+        The keys are real names, also of hidden tables.
+        """
 
     @abstractmethod
     def set_counters(self, counters: Mapping[str, int]) -> None:

@@ -222,7 +222,7 @@ class _Run:
         self._in_threads(moves, self._recover, self._not_recovered)
 
     def _end_sessions(self, moves: Sequence[MoveRecord]) -> None:
-        """End the sessions of the process that has left ``moves``. Nothing else works on them now."""
+        """End the sessions of the process that has left ``moves``. That process has lost the run."""
         ended = 0
         with ShardSessions(self._group) as sessions:
             for move in moves:

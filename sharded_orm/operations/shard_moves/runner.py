@@ -157,7 +157,7 @@ class _Work:
         self.report.notes += remove_expired(self._run, at_once=discard)
 
     def _end_sessions(self, record: ShardMoveRecord) -> None:
-        """End the sessions of the process that has left the move. Nothing else works on it now."""
+        """End the sessions of the process that has left the move. That process has lost the run."""
         with self._sessions(record) as both:
             for sessions in both:
                 try:
