@@ -112,7 +112,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         info = session.raw.info
         if self.has_pooler is None:
             rows = session.run(b"SELECT pg_catalog.pg_backend_pid()")
-            # A pooler hands out process ids of its own, because clients use them to cancel.
+            # A pooler tells clients process ids of its own, with which they can cancel statements.
+            # So another id than the server's shows that there is a pooler.
             self.has_pooler = rows[0][0] != session.pgconn.backend_pid
         if self.has_pooler and self._role is not None:
             # Refuse before SET ROLE is sent, because the role would stay in a session of the pooler.
