@@ -163,9 +163,9 @@ class PickersMixin(_Admin):
             kwargs["widget"].scope_query = _scope_query(scope, related)
         field = make(db_field, request, **kwargs)
         if field is not None:
-            # Bind the queryset of the choices to the shard; the project may have passed a queryset
-            # that is not bound. The template evaluates the queryset after the view, when a query
-            # has no default shard.
+            # Name the shard in the queryset of the choices, because the project may have passed a
+            # queryset without one. While the view runs, such a query goes to the shard of the page.
+            # But the template evaluates the queryset after the view, and then it would be refused.
             rows = field.queryset
             rows = rows.none() if scope.alias is None else rows.using(scope.alias)
             if related.key is not None and (key := _shared_key(scope, related)) is not None:

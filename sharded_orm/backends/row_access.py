@@ -109,7 +109,7 @@ class RowAccess(ABC):
     # ##### Rows of whole tables #####
 
     def store(self, table: CapturedTable, rows: Sequence[Row], gone: Iterable[Row] = ()) -> None:
-        """Write rows into the real table, in one transaction.
+        """Write rows into ``table`` itself, not into its side table, in one transaction.
 
         :param rows: rows that another shard's :meth:`read` has returned.
         :param gone: primary keys whose rows are deleted before.

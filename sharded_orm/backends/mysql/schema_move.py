@@ -162,7 +162,8 @@ class MySQLSchemaMove(SchemaMove):
                     {name: hidden_name(name, tag) for name in names}, patience
                 )
             except BaseException:
-                # An old server may have renamed some of the tables. Rename them back.
+                # An old version of the server does not undo a RENAME TABLE that fails half way. So some
+                # tables may have been renamed. Rename them back.
                 self._show(patience)
                 raise
 

@@ -35,8 +35,9 @@ from sharded_orm.backends.postgresql.operations import DatabaseOperations
 from sharded_orm.backends.postgresql.row_copy import PostgreSQLRowCopy
 from sharded_orm.backends.postgresql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.postgresql.schema_move import PostgreSQLSchemaMove
-from sharded_orm.backends.postgresql.search_path import quoted, search_path_option
+from sharded_orm.backends.postgresql.search_path import search_path_option
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
+from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.sizes import ShardSize, TableSize

@@ -17,6 +17,7 @@ from sharded_orm.backends.change_capture import (
     trigger_name,
 )
 from sharded_orm.backends.fence import SQLSTATE
+from sharded_orm.backends.postgresql.sql_quotes import literal
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.backends.sqlstate import SERIALIZATION_FAILURE
 
@@ -117,12 +118,6 @@ def truncate_statements(table: CapturedTable, schema: str, quote: Quote) -> Iter
         f" FOR EACH STATEMENT EXECUTE FUNCTION {quote(schema)}.{function}()"
     )
     yield f"ALTER TABLE {quote(table.name)} ENABLE ALWAYS TRIGGER {name}"
-
-
-def literal(text: str) -> str:
-    """Return text as a constant of SQL, as if standard_conforming_strings were off or on."""
-    escaped = text.replace("\\", "\\\\").replace("'", "''")
-    return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
 
 
 def _unknown_keys(table: CapturedTable, rows: tuple[str, ...], quote: Quote) -> str:

@@ -11,8 +11,8 @@ from sharded_orm.backends.postgresql.definitions import (
     OWNED_BY,
     USES_TABLES,
     in_schema,
-    quoted,
 )
+from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.snapshot import kind_of
 
 # Kinds of objects, in the order in which they are created. Objects of one line may need each other, and

@@ -20,7 +20,8 @@ from psycopg.adapt import Transformer
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, TransactionStatus
 
 from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
-from sharded_orm.backends.postgresql.search_path import EXTENSIONS, literal, packet_of, quoted
+from sharded_orm.backends.postgresql.search_path import EXTENSIONS, packet_of
+from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.postgresql.statement_kind import (
     PostgreSQLKind,
     begins_anew,

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sharded_orm.backends.postgresql.catalog import CatalogRow
+from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.snapshot import SchemaSnapshot, kind_of
 
 #: Stands for the schema in functions that name their own schema.
@@ -144,23 +145,15 @@ def _without_schema(text: str, name: str, schema: str) -> str:
         pattern += rf'|(?<![\w$".\']){re.escape(plain)}(?=\s*\.\s*["\w])'
     tail = re.sub(pattern, quoted(SCHEMA), tail)
     path = re.compile(r"^ SET search_path TO .*$", re.MULTILINE)
-    literal = _literal(plain)
-    tail = path.sub(lambda line: line[0].replace(literal, _literal(SCHEMA)), tail)
+    own = literal(plain)
+    tail = path.sub(lambda line: line[0].replace(own, literal(SCHEMA)), tail)
     return text + tail
 
 
 def in_schema(definition: str, schema: str) -> str:
     """Return the definition of a function with the name ``schema`` in place of the placeholder."""
     definition = definition.replace(quoted(SCHEMA), quoted(schema))
-    return definition.replace(_literal(SCHEMA), _literal(schema))
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    return definition.replace(literal(SCHEMA), literal(schema))
 
 
 def _plain(identifier: str) -> str:

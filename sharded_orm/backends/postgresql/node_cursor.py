@@ -11,8 +11,9 @@ from typing import Any
 from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, SessionLeaseMixin
 from sharded_orm.backends.postgresql.node import PostgreSQLPool
-from sharded_orm.backends.postgresql.search_path import EXTENSIONS, literal, packet_of, quoted
+from sharded_orm.backends.postgresql.search_path import EXTENSIONS, packet_of
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
+from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.exceptions import SessionStateRefused
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.db.backends.postgresql import operations
 
 from sharded_orm.backends.operations import OperationsMixin
+from sharded_orm.backends.postgresql.sql_quotes import literal
 
 _COUNTERS = """
     SELECT pg_catalog.pg_get_serial_sequence(%s, a.attname)
@@ -20,9 +21,10 @@ _COUNTERS = """
 class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def show_definition_sql(self, table: str) -> str:
         # Describe the table by a query, because the server does not know psql's command \\d.
+        name = literal(table.strip('"'))
         return (
             "SELECT column_name, data_type, column_default FROM information_schema.columns"
-            f" WHERE table_schema = current_schema() AND table_name = {_literal(table)}"
+            f" WHERE table_schema = current_schema() AND table_name = {name}"
         )
 
     @staticmethod
@@ -31,12 +33,9 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             name = '"{}"'.format(table.replace('"', '""'))
             cursor.execute(_COUNTERS, [name, name, name])
             for (sequence,) in cursor.fetchall():
+                # After setval(…, true), a snapshot of the schema shows the counter's next value.
                 cursor.execute(
-                    f"SELECT pg_catalog.setval(%s, %s, false) FROM {sequence}"
+                    f"SELECT pg_catalog.setval(%s, %s, %s) FROM {sequence}"
                     " WHERE CASE WHEN is_called THEN last_value + 1 ELSE last_value END < %s",
-                    [sequence, first, first],
+                    [sequence, max(first - 1, 1), first > 1, first],
                 )
-
-
-def _literal(text: str) -> str:
-    return "'{}'".format(text.strip('"').replace("'", "''"))

@@ -9,6 +9,7 @@ from django.db import ProgrammingError
 
 from sharded_orm.backends.postgresql.creation_order import unknown
 from sharded_orm.backends.postgresql.definitions import USES_TABLES
+from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot, kind_of
 from sharded_orm.exceptions import MoveFailed
 
@@ -104,7 +105,7 @@ def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
             if granted:
                 yield (
                     str(name),
-                    f"GRANT {', '.join(granted)} ON {what} {_quoted(name)} TO {role}"
+                    f"GRANT {', '.join(granted)} ON {what} {quoted(name)} TO {role}"
                     f"{' WITH GRANT OPTION' if grantable else ''}",
                 )
     for name, definition, qualifier in run(
@@ -227,7 +228,7 @@ def become_owner(run: Run, schema: str, alias: str) -> None:
             f" schema {schema!r}: make it a member of that role (GRANT … TO …)."
         )
     if owner != user:
-        run(f"SET LOCAL ROLE {_quoted(owner)}")
+        run(f"SET LOCAL ROLE {quoted(owner)}")
 
 
 def empty(run: Run, schema: str) -> None:
@@ -258,7 +259,3 @@ def empty(run: Run, schema: str) -> None:
             # There is no DROP statement for objects of this kind. The object stays, and the
             # comparison with the source finds it.
             run("ROLLBACK TO SAVEPOINT dropping")
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
+from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
+
 #: The schema for extensions, which all shards of a database share. It is in the search path of each.
 EXTENSIONS = "extensions"
-
-
-def quoted(name: str) -> str:
-    """Return ``name`` as a quoted SQL identifier."""
-    return '"{}"'.format(name.replace('"', '""'))
-
-
-def literal(text: str) -> str:
-    """Return ``text`` as an SQL literal, whatever ``standard_conforming_strings`` says."""
-    if "\\" in text:
-        return " E'{}'".format(text.replace("\\", "\\\\").replace("'", "''"))
-    return "'{}'".format(text.replace("'", "''"))
 
 
 def guard_of(schema: str) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from sharded_orm.backends.postgresql import catalog
 from sharded_orm.backends.postgresql.catalog import CatalogCursor
 from sharded_orm.backends.postgresql.creation_order import statements, unknown
-from sharded_orm.backends.postgresql.definitions import compose, quoted
+from sharded_orm.backends.postgresql.definitions import compose
+from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.snapshot import (
     MARKER_APP,
     MARKER_PREFIX,

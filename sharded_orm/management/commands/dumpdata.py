@@ -156,7 +156,8 @@ def _group_of_key(alias: str | None, selected: Sequence[Model]) -> str:
 def _rows_of(model: Model, options: dict[str, Any]) -> Iterator[models.QuerySet[Any]]:
     """Yield the rows of ``model`` to be dumped, in the order of their primary keys.
 
-    Yields nothing if the rows are in a database other than the default one.
+    The rows of a sharded model are those of all shards. Yields nothing for a model that is not sharded, and
+    whose rows are in a database other than the default one.
     """
     shards = shard_options(model)
     manager: Any = model._base_manager if options["use_base_manager"] else model._default_manager

@@ -55,7 +55,10 @@ EXEMPT = BoundKey("", None)
 
 
 class _Binding:
-    """One entered block. Its attributes do not change, except for the keys that it has looked up.
+    """One entered ``with`` block of :class:`bound` or :class:`unbound`.
+
+    Only ``_keys`` changes after the block was entered. It remembers the bound key of each model for which
+    :meth:`key_of` was called.
 
     :param owner: the :class:`bound` or :class:`unbound` object of the block.
     :param outer: the binding that was in force before the block.
@@ -125,8 +128,8 @@ def is_any_bound() -> bool:
 def key_in_force(model: type[Any]) -> BoundKey | None:
     """Return the key that rows of ``model`` must have now; None if no binding prescribes one.
 
-    The ``name`` of the key is for filters of queries. A row of an automatic many-to-many table has
-    no attribute of that name.
+    Use the attribute ``name`` of the returned :class:`BoundKey` in filters only. It may be a path such as
+    ``photo__owner_id``: rows of an automatic many-to-many table have no attribute of that name.
     """
     binding = _binding_in_force()
     return None if binding is None else binding.key_of(model)
