@@ -251,6 +251,15 @@ class RowCopy(RowAccess):
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each unique index that has no condition and no expression."""
 
+    def may_publish_early(self, table: CapturedTable) -> bool:
+        """Whether rows of a key may be in the real table before the key is on this shard.
+
+        False if a unique value beside the primary key does not contain the shard key, because another
+        key may use the value meanwhile. An index with a condition or an expression is not known here.
+        """
+        uniques = (unique for unique in self._unique_columns(table.name) if unique != table.pks)
+        return all(table.key in unique for unique in uniques)
+
     def _advance_counters(self, table: CapturedTable, number: int) -> None:
         """Make sure that the next generated ids are above those that were just published.
 

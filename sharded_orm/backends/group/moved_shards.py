@@ -8,6 +8,7 @@ it waits, and runs again at the new place. A transaction fails as a whole.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from sharded_orm.exceptions import ShardMoved, TopologyError
 _MISSING: Final = frozenset({1049, 1146})
 # The beginning of SQLite's message for a missing table.
 _SQLITE_MISSING: Final = "no such table: "
+# Matches a statement that may commit while it runs.
+_PROCEDURE: Final = re.compile(r"\s*(?:CALL|DO)\b", re.IGNORECASE)
 # Seconds between two looks at the topology.
 _INTERVAL: Final = 0.02
 
@@ -162,8 +165,8 @@ class PlaceWait:
         moves = f"Shard {self._wrapper.alias!r} has moved to another node, or is moving"
         if not nothing_done:
             return ShardMoved(
-                f"{moves}. executemany() may have used some of its parameters already. Call it in a"
-                " transaction, which can be run again."
+                f"{moves}. A part may have been done already, by executemany() or a procedure. Call it in"
+                " a transaction, which can be run again."
             )
         return ShardMoved(
             f"{moves}, and a transaction cannot follow it. Nothing of the statement was executed. Run"
@@ -221,6 +224,10 @@ class ShardCursor(CursorWrapper):
                 return super()._execute(sql, params, *ignored)  # type: ignore[misc]  # no stub
             except (OperationalError, ProgrammingError) as exc:
                 if not self._may_have_moved(exc):
+                    raise
+                if _PROCEDURE.match(str(sql)):
+                    # It may have committed a part of its work, so it is never repeated.
+                    self._next_place(self._wait(), may_wait=False, nothing_done=False)
                     raise
                 wait = wait or self._wait()
                 may_wait = not relocation.must_stay(self.db)

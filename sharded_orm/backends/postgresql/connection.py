@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
@@ -29,6 +29,7 @@ from sharded_orm.backends.postgresql.search_path import guard_of, packet_of, sea
 from sharded_orm.backends.postgresql.session_lease import SessionLease
 from sharded_orm.backends.postgresql.sql_quotes import literal
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
+from sharded_orm.backends.savepoints import SavepointStatement, savepoint_statement
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.exceptions import SessionStateRefused
 
@@ -166,12 +167,12 @@ class PostgreSQLConnection(SessionLease):
             raise self._lost_error()
         if on == self.autocommitted:
             return
-        if on and self.is_open:
+        if self.is_open:
             # The driver refuses this in an open transaction, and so do we.
             raise psycopg.ProgrammingError(
                 "can't change 'autocommit' now: connection in transaction status INTRANS"
             )
-        self.pending.clear()
+        self._forget_transaction()
         self.autocommitted = on
         self.settle()
 
@@ -342,8 +343,29 @@ class PostgreSQLConnection(SessionLease):
         """Defer one of Django's savepoint statements. Return False if it must be sent now."""
         session = self.session
         if session is not None and session.has_failed:
+            # The rollback undoes what waits: statements that release a savepoint.
+            self.pending.clear()
+            return False
+        if self.is_open and savepoint_statement(sql.strip()) is SavepointStatement.SAVEPOINT:
+            # The server parses a packet as a whole. If it cannot parse the next statement, it would fail the
+            # transaction without having set the savepoint, and the whole transaction would be lost.
             return False
         return savepoints.defer(sql, self.pending, may_release=self.is_open)
+
+    def fail_transaction(self, prefix: list[bytes]) -> None:
+        """Begin the transaction, and let it fail, as Django's backend has it after the same error.
+
+        For an error that the server has found before it executed anything of the packet.
+
+        :param prefix: the statements that were sent in the packet, before the statement.
+        """
+        session = self.session
+        if session is None or self.autocommitted or not session.is_idle or not prefix:
+            return
+        with suppress(psycopg.Error):
+            session.run(packet_of(prefix))
+            self.record_prefix(prefix, len(prefix))
+            session.run(b"SELECT 1 / 0")
 
 
 def _driver_setting(name: str) -> property:

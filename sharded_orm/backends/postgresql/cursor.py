@@ -176,6 +176,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._packet = packet_of(prefix)
             self._send(session, query, params, options)
         except BaseException as exc:
+            if isinstance(exc, psycopg.Error) and exc.sqlstate is not None:
+                connection.fail_transaction(prefix)
             connection.record_error(exc)
             raise
         if connection.autocommitted:
@@ -315,6 +317,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         """
         connection = self._owner
         connection.only_reads = False
+        # Or the driver would go on with what it knows of an earlier session.
+        self._last_query = None
         session = connection.session
         is_own = connection.autocommitted and not (session is not None and session.in_transaction)
         if connection.mode >= SessionMode.LOST:

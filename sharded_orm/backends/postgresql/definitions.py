@@ -145,8 +145,9 @@ def _without_schema(text: str, name: str, schema: str) -> str:
         pattern += rf'|(?<![\w$".\']){re.escape(plain)}(?=\s*\.\s*["\w])'
     tail = re.sub(pattern, quoted(SCHEMA), tail)
     path = re.compile(r"^ SET search_path TO .*$", re.MULTILINE)
-    own = literal(plain)
-    tail = path.sub(lambda line: line[0].replace(own, literal(SCHEMA)), tail)
+    # As the server prints a text in a definition.
+    own, placeholder = (f"'{name.replace(chr(39), chr(39) * 2)}'" for name in (plain, SCHEMA))
+    tail = path.sub(lambda line: line[0].replace(own, placeholder), tail)
     return text + tail
 
 

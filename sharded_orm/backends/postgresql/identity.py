@@ -25,21 +25,22 @@ _SERVER = (
     "(SELECT s.system_identifier || '/' || c.timeline_id"
     " FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c)"
 )
-# A number for a session: the microseconds of its beginning, and the lowest bits of its process id. The
+# A number for a session: the milliseconds of its beginning, and the lowest bits of its process id. The
 # number stays below 2**63 for centuries.
 _NUMBER = "((extract(epoch FROM backend_start) * 1000)::bigint << 20) + (pid & 1048575)"
 _OWN = (
     f"(SELECT {_NUMBER} FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid())"
 )
-# An account sees when the sessions of other accounts began only with this privilege.
-_SEES_ALL = "pg_catalog.pg_has_role(session_user, 'pg_read_all_stats', 'USAGE')"
+# An account sees when the sessions of other accounts began only with this privilege. The role that the
+# session has taken (SET ROLE) counts, so with a role the session may not even see itself.
+_SEES_ALL = "pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
 
 
 def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionID:
     """Return the identity of ``session``. The first call queries the server, even inside a transaction.
 
-    The identity is empty if a connection pooler stands before the server: it may give each transaction
-    another session.
+    The identity is empty if a connection pooler stands before the server, because it may give each
+    transaction another session. It is also empty if the session may not see itself.
 
     :raises psycopg.Error: the server does not answer.
     """
@@ -51,7 +52,11 @@ def session_id(session: PostgreSQLNodeSession, pool: PostgreSQLPool) -> SessionI
             ((server, account, number),) = session.run(
                 f"SELECT {_SERVER}, session_user::text, {_OWN}".encode()
             )
-            identity = SessionID(short_hash(server), short_hash(account), int(number))
+            identity = (
+                SessionID(short_hash(server), short_hash(account), int(number))
+                if number is not None
+                else SessionID()
+            )
         session.identity = identity
     return identity
 
@@ -91,8 +96,8 @@ def gone(pool: PostgreSQLPool, writers: Sequence[W]) -> set[W]:
 def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, bool]]:
     session = pool.lease()
     try:
-        ((server, account, sees_all, existing),) = session.run(
-            f"SELECT {_SERVER}, session_user::text, {_SEES_ALL},"
+        ((server, account, sees_all, own, existing),) = session.run(
+            f"SELECT {_SERVER}, session_user::text, {_SEES_ALL}, {_OWN},"
             f" (SELECT array_agg({_NUMBER}) FROM pg_catalog.pg_stat_activity"
             " WHERE backend_start IS NOT NULL)".encode()
         )
@@ -100,5 +105,7 @@ def _query_sessions(pool: PostgreSQLPool) -> tuple[set[int], tuple[str, str, boo
         pool.discard(session)
         raise
     pool.release(session)
-    answer = pool.last_answer = (short_hash(server), short_hash(account), bool(sees_all))
+    # If the session does not see itself, it sees no other session of its account either.
+    visible = short_hash(account) if own is not None else ""
+    answer = pool.last_answer = (short_hash(server), visible, bool(sees_all))
     return {int(number) for number in existing or ()}, answer

@@ -117,6 +117,17 @@ class PostgreSQLRowCopy(RowCopy):
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
         return set()  # On PostgreSQL, triggers see the changes that cascades make.
 
+    def may_publish_early(self, table: CapturedTable) -> bool:
+        # A row that has changed is deleted and stored anew. Foreign keys that do something when a row is
+        # deleted would do so to the rows that are there already, or refuse it.
+        ((has_actions,),) = self._run(
+            "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
+            f" AND {_RELATION} IN (conrelid, confrelid)"
+            " AND (confdeltype <> 'a' OR confupdtype <> 'a' OR NOT condeferrable))",
+            self._quote(table.name),
+        )
+        return not has_actions and super().may_publish_early(table)
+
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
         rows = self._run(
             "SELECT ARRAY(SELECT a.attname::text FROM pg_catalog.unnest(i.indkey::int2[])"

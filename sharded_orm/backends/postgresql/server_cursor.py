@@ -86,7 +86,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 # The driver does not tell which statement of the packet has failed. Ask again.
                 error = connection.schema_error(session) or exc
             is_leased = self._is_leased
-            self._leave()
+            # After an interruption, the server may have declared the cursor nevertheless.
+            self._leave(discard=not isinstance(exc, psycopg.Error))
             if not is_leased:
                 connection.record_error(exc)
             if error is exc:
@@ -131,11 +132,14 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
 
     def close(self) -> None:
         if not self._closed and self._session is not None:
+            is_done = False
             try:
                 super().close()
+                is_done = True
             finally:
                 self._close()
-                self._leave()
+                # The cursor may be open on the server if it was not told.
+                self._leave(discard=not is_done)
         elif not self._closed:
             self._close()
 
@@ -147,10 +151,10 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         if session is not None and self._is_leased:
             self._owner.pool.discard(session)
 
-    def _leave(self) -> None:
+    def _leave(self, *, discard: bool = False) -> None:
         session, self._session = self._session, None
         self._conn = self._owner
         bound = self._owner.bound_cursors
         bound[:] = [reference for reference in bound if reference() not in (None, self)]
         if session is not None and self._is_leased:
-            self._owner.return_session(session)
+            (self._owner.pool.discard if discard else self._owner.return_session)(session)

@@ -143,8 +143,12 @@ class SessionLease:
         if self.schema is not None and session is not None:
             try:
                 self._stand(session)
-            except BaseException as exc:
+            except Exception as exc:
                 self.record_error(exc)
+                raise
+            except BaseException as exc:
+                # The server may have set the path, for example if the user has interrupted the wait.
+                self._lose(exc)
                 raise
 
     def _refuse_state(self, reason: str, *, own_path: bool) -> None:
@@ -181,6 +185,8 @@ class SessionLease:
 
         :raises SessionStateRefused: a connection pooler stands before the server.
         """
+        if self.mode >= SessionMode.LOST:
+            raise self._lost_error()
         if self.has_own_path or self.schema is None:
             session, is_leased = self.session, self.session is None
             if session is None:

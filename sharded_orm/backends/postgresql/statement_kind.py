@@ -137,8 +137,12 @@ _ATOMIC_BODY = re.compile(r"CREATE\b.*\bBEGIN\s+ATOMIC\b(?P<body>.*)", re.DOTALL
 # What the body of DO may contain.
 _BODY_STATE = re.compile(
     r"\b(?:LISTEN|LOAD|TEMPORARY|TEMP|PG_TEMP|PG_SETTINGS)\b"
-    r"|(?:;|\bBEGIN|\bTHEN|\bELSE|\bLOOP|')\s*(?:SET\s+(?!LOCAL\b|CONSTRAINTS\b)|RESET\b|DISCARD\b)"
+    r"|\b(?:RESET|DISCARD|PREPARE|DEALLOCATE)\b"
 )
+# A comment may stand before SET, and EXECUTE may run it from a text. So SET counts wherever it stands,
+# unless it belongs to UPDATE or to a foreign key.
+_BODY_SET = re.compile(r"\bSET\s+(?!LOCAL\b|CONSTRAINTS\b|NULL\b|DEFAULT\b)")
+_BODY_UPDATE = re.compile(r"\b(?:UPDATE|DO\s+UPDATE)\b[^;]*?\bSET\b", re.DOTALL)
 _BODY_CONTROL = re.compile(r"\b(?:COMMIT|ROLLBACK|CALL)\b")
 # Functions and words that may stand before a parenthesis in a read that changes nothing.
 _HARMLESS_WORDS = """
@@ -345,7 +349,8 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
 
 def _of_body(raw: str) -> PostgreSQLKind:
     """Return the kind of a DO, whose body is a part of ``raw``."""
-    if _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
+    sets = _BODY_SET.search(_BODY_UPDATE.sub(" ", raw))
+    if sets or _BODY_STATE.search(raw) or _STATEFUL_FUNCTION.search(raw):
         # The search path cannot be sent with it if it ends transactions.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE

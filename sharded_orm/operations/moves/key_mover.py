@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 
 from django.db import Error, IntegrityError, OperationalError
 
 from sharded_orm.backends.change_capture import CapturedTable, Change, ChangeCapture
+from sharded_orm.backends.fence import is_deadlock
 from sharded_orm.backends.row_copy import ChangedRows
 from sharded_orm.exceptions import LeaseLost, MoveFailed, OperationStopped
 from sharded_orm.operations.moves import record as records
@@ -200,10 +200,13 @@ class KeyMover:
         published = self._publish_early(move, cascading)
         for attempt in range(ATTEMPTS):
             # If rows have exchanged unique values, the target may refuse them until all are read at
-            # the same moment: when the fence is closed.
-            with suppress(IntegrityError):
+            # the same moment: when the fence is closed. Other writers of the target may cause a deadlock.
+            try:
                 self.catch_up(move, published)
                 self._follow(move, published)
+            except Error as exc:
+                if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
+                    raise
             began = time.monotonic()
             try:
                 self._switch_once(move, began + self._options.max_pause, published, cascading)
@@ -236,16 +239,23 @@ class KeyMover:
         Nobody sees the rows: the source owns the key, and statements for several shards hide the rows
         of a target. They hide them by the shard key. So tables that find it by a foreign key come later,
         together with the rows to which they refer; and those that cascades change, which no trigger
-        sees.
+        sees. Tables with other unique values come later, too: until the switch, another key on the target
+        may need a value that this key has given up on the source.
         """
+        target = self._sessions.copy(move.target)
         tables = [
             table
             for table in self._tables
-            if not table.links and not table.fresh_ids and table.name not in cascading
+            if not table.links
+            and not table.fresh_ids
+            and table.name not in cascading
+            and target.may_publish_early(table)
         ]
         try:
-            self._sessions.copy(move.target).publish(tables, move.number)
-        except IntegrityError:
+            target.publish(tables, move.number)
+        except Error as exc:
+            if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
+                raise
             # The rows were read at different moments, and may have exchanged a unique value meanwhile.
             # If the target has such a value, the publication of all tables finds it.
             return []
@@ -286,11 +296,17 @@ class KeyMover:
             copy.discard([self._by_name[name]], move.number)
             self._copy(move, self._by_name[name])
         _require_time(deadline)
-        copy.complete(
-            move.number,
-            [changed for changed in changes if changed.table.name not in cascading],
-            [table for table in self._tables if table not in published],
-        )
+        try:
+            copy.complete(
+                move.number,
+                [changed for changed in changes if changed.table.name not in cascading],
+                [table for table in self._tables if table not in published],
+            )
+        except OperationalError as exc:
+            if is_deadlock(exc):
+                raise _TooLong from exc  # Nothing was changed.
+            raise
+        _require_time(deadline)
         self.rows, problems = differences(
             self._sessions.copy(move.source), copy, self._tables, move.value
         )

@@ -95,12 +95,13 @@ def test_a_transaction_that_does_nothing_costs_nothing(
     assert recorded_node[0].is_idle()
 
 
-def test_nested_blocks_add_one_packet_each(packets: list[str], recorded_node: Node) -> None:
+def test_nested_blocks_add_two_packets_each(packets: list[str], recorded_node: Node) -> None:
+    """The savepoint of the first one goes with BEGIN. RELEASE goes with the next statement."""
     with transaction.atomic(using="t_0"):
         for number in range(3):
             with transaction.atomic(using="t_0"):
                 recorded_node.run(0, INSERT, [number])
-    assert len(packets) == 3 + 1
+    assert len(packets) == 1 + 2 * 2 + 1
     assert recorded_node.ask("SELECT count(*) FROM t_0.item") == [(5,)]
 
 
@@ -116,7 +117,8 @@ def test_a_rollback_to_a_savepoint_is_sent_if_the_server_has_the_savepoint(
         recorded_node.run(0, INSERT, ["also"])
     words = [packet.split(";\n")[-1].split('"')[0].strip() for packet in packets]
     assert words == [
-        "INSERT INTO item (value) VALUES ('kept')", "INSERT INTO item (id) VALUES (1)",
+        "INSERT INTO item (value) VALUES ('kept')", "SAVEPOINT",
+        "INSERT INTO item (id) VALUES (1)", "ROLLBACK TO SAVEPOINT", "SAVEPOINT",
         "ROLLBACK TO SAVEPOINT", "INSERT INTO item (value) VALUES ('also')", "COMMIT",
     ]  # fmt: skip
     rows = recorded_node.ask("SELECT value FROM t_0.item WHERE value IS NOT NULL ORDER BY 1")

@@ -146,7 +146,7 @@ try:
     with connections["accounts_00000"].cursor() as cursor:
         cursor.executemany("INSERT INTO library_order (account_id, amount) VALUES (%s, %s)", [(name, 1), (name, 2)])
 except ShardMoved as error:
-    print("may have used some" in str(error))
+    print("A part may have been done already" in str(error))
 may_go_on.set()
 mover.join()
 """,
