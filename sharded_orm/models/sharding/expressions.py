@@ -142,7 +142,8 @@ def nested_queries(query: Query, *more: Any, trusted: bool = False) -> Iterator[
     :raises UnknownExpression: ``trusted`` is False, and the library cannot tell which rows an
         expression reads.
     """
-    for name, value in vars(query).items():
+    # A copy, because another thread that evaluates the same queryset may set an attribute meanwhile.
+    for name, value in vars(query).copy().items():
         if not value or name in _SKIPPED:
             continue
         if name == "where":
