@@ -276,7 +276,7 @@ def _nested_in(
         compares = isinstance(rhs, Query) and is_from_django(value)
         if compares:
             yield Nested(rhs, value.lhs, certain, not_null)
-        for name, part in vars(value).items():
+        for name, part in vars(value).copy().items():
             if name in _CONSTRUCTION or (compares and name == "rhs"):
                 continue
             yield from _nested_in(part, trusted=trusted)
