@@ -193,7 +193,14 @@ def version_lanes() -> Iterator[Lane]:
         name, python = versions.name, str(executable)
         yield Lane(name, versions.on_sqlite, python=python)
         yield Lane(f"{name} on MariaDB", versions.on_mariadb, MARIADB, python=python)
-        yield Lane(f"{name} on PostgreSQL", versions.on_postgresql, POSTGRESQL, python=python)
+        yield Lane(
+            f"{name} on PostgreSQL",
+            versions.on_postgresql,
+            POSTGRESQL,
+            python=python,
+            # The newest Django and the lowest versions run each time.
+            is_long=versions not in (pairs.NEWEST, pairs.LOWEST),
+        )
 
 
 @dataclass

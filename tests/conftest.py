@@ -47,15 +47,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 #: Folders whose tests run on PostgreSQL in the long runs only, because they start many processes, and the
 #: files in them that run there each time.
-MOSTLY_LONG_ON_POSTGRESQL = ("balancing", "imports", "migrate", "moves", "shard_moves", "storm")
+MOSTLY_LONG_ON_POSTGRESQL = (
+    "balancing",
+    "imports",
+    "migrate",
+    "moves",
+    "shard_moves",
+    "shards",
+    "storm",
+    "testing_support",
+)
 ALWAYS_ON_POSTGRESQL = {
-    "moves/test_change_capture.py",
+    "imports/test_copy.py",
+    "migrate/test_command.py",
     "moves/test_fences_on_postgresql.py",
     "moves/test_move_keys.py",
     "moves/test_row_copy.py",
     "shard_moves/test_move_shards.py",
-    "imports/test_copy.py",
-    "migrate/test_command.py",
+    "shards/test_create_sql_and_run.py",
+    "testing_support/test_clones_postgresql.py",
 }
 
 

@@ -147,7 +147,8 @@ def _pair(python: str, django: str) -> Versions:
 
 #: Few that cover most: each newer Django, and the newest Python with the oldest Django. The whole
 #: tests run with the interpreter that was chosen, usually Debian's Python 3.11 with Django 5.2.
-PAIRS = (_pair("3.12", "6.0"), _pair("3.13", "6.1"), _pair("3.13", "5.2"))
+NEWEST = _pair("3.13", "6.1")
+PAIRS = (_pair("3.12", "6.0"), NEWEST, _pair("3.13", "5.2"))
 
 #: Extras of those who work on the project or look at its example, not of sites.
 NOT_OF_SITES = frozenset({"demo", "test", "lanes", "docs"})
