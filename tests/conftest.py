@@ -58,12 +58,11 @@ MOSTLY_LONG_ON_POSTGRESQL = (
     "testing_support",
 )
 ALWAYS_ON_POSTGRESQL = {
-    "imports/test_copy.py",
     "migrate/test_command.py",
     "moves/test_fences_on_postgresql.py",
     "moves/test_move_keys.py",
     "moves/test_row_copy.py",
-    "shard_moves/test_move_shards.py",
+    "shard_moves/test_stopped_movers.py",
     "shards/test_create_sql_and_run.py",
     "testing_support/test_clones_postgresql.py",
 }

@@ -21,8 +21,7 @@ from tests.services import mariadb, postgresql
 
 ROOT = Path(__file__).parents[2]
 SITE_SETTINGS = "testproject.settings"
-ALL_BACKENDS = ["sqlite", "mariadb", "postgresql"]
-#: PostgreSQL takes part in the long runs, and in the routine tests of the demo.
+#: PostgreSQL takes part in the long runs.
 BACKENDS = ["sqlite", "mariadb", pytest.param("postgresql", marks=pytest.mark.long)]
 
 #: The variable of the environment that names the servers of the demo.

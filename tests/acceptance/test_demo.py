@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.project import ALL_BACKENDS, VARIABLES, Project, project_on
+from tests.acceptance.project import BACKENDS, VARIABLES, Project, project_on
 
 
-@pytest.fixture(scope="module", params=ALL_BACKENDS)
+@pytest.fixture(scope="module", params=BACKENDS)
 def shown(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tuple[Project, str]]:
     """A site on which the demo has run once, and its output."""
     folder = tmp_path_factory.mktemp("demo") / "site"
