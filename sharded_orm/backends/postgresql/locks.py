@@ -5,9 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from sharded_orm.backends.postgresql.catalog import CatalogCursor
-from sharded_orm.backends.postgresql.snapshot import sqlstate
-
-_TIMEOUT = "55P03"  # lock_not_available
+from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
 
 
 def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
@@ -33,7 +31,7 @@ def take(cursor: CatalogCursor, schema: str, seconds: float) -> bool:
         )
         cursor.fetchall()
     except Exception as exc:
-        if sqlstate(exc) != _TIMEOUT:
+        if sqlstate_of(exc) != LOCK_NOT_AVAILABLE:
             raise
         return False
     return True

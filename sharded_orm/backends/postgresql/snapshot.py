@@ -16,6 +16,7 @@ from sharded_orm.backends.snapshot import (
     SchemaSnapshot,
     format_digest,
 )
+from sharded_orm.backends.sqlstate import UNDEFINED_SCHEMA, UNDEFINED_TABLE, sqlstate_of
 from sharded_orm.exceptions import RehearsalFailed
 
 #: The largest number of schemas in one query. With more, the server takes longer for each, and its process
@@ -23,7 +24,7 @@ from sharded_orm.exceptions import RehearsalFailed
 BATCH = 100
 _RECORDS = "django_migrations"
 # SQLSTATEs for a schema or a table that does not exist.
-_NOT_THERE = frozenset(("3F000", "42P01"))
+_NOT_THERE = frozenset((UNDEFINED_SCHEMA, UNDEFINED_TABLE))
 _BITS = (1 << 64) - 1
 _WITHOUT_NAME = re.compile(r"\bINDEX\s+CONCURRENTLY\s+ON\b", re.IGNORECASE)
 _CONCURRENTLY = re.compile(r"\bINDEX\s+CONCURRENTLY\b", re.IGNORECASE)
@@ -145,7 +146,7 @@ def digests(cursor: CatalogCursor, schemas: Sequence[str]) -> dict[str, str | No
         # Do not check first which schemas exist: most often all do.
         return dict(_digests(cursor, schemas))
     except Exception as exc:
-        if sqlstate(exc) not in _NOT_THERE:
+        if sqlstate_of(exc) not in _NOT_THERE:
             raise
     cursor.execute(
         "SELECT n.nspname, c.oid IS NOT NULL FROM pg_namespace n"
@@ -168,14 +169,6 @@ def names(cursor: CatalogCursor) -> set[str]:
         " WHERE NOT starts_with(nspname, 'pg_') AND nspname <> 'information_schema'"
     )
     return {name for (name,) in cursor.fetchall()}
-
-
-def sqlstate(exc: BaseException) -> str | None:
-    """Return the SQLSTATE of an error of the driver, or of Django's error about it; None if it has
-    none.
-    """
-    state: str | None = getattr(exc, "sqlstate", None) or getattr(exc.__cause__, "sqlstate", None)
-    return state
 
 
 def _digests(cursor: CatalogCursor, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.backends.postgresql import snapshot
 from sharded_orm.backends.snapshot import OWN_PREFIX, SchemaSnapshot, applied_digest
+from sharded_orm.backends.sqlstate import sqlstate_of
 from sharded_orm.exceptions import RehearsalFailed
 from sharded_orm.ids import timestamps_postgresql
 from tests.integration.postgresql.rich_schema import SQL, create_models
@@ -240,7 +241,7 @@ def test_an_index_that_was_not_finished_is_seen(server: Schemas) -> None:
 def test_a_schema_that_does_not_exist(server: Schemas) -> None:
     with pytest.raises(DatabaseError) as raised:
         server.read("nowhere")
-    assert snapshot.sqlstate(raised.value) == "3F000"
+    assert sqlstate_of(raised.value) == "3F000"
 
 
 def test_two_queries_however_many_schemas_there_are(server: Schemas, rich_schema: str) -> None:
