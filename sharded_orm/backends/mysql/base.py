@@ -8,15 +8,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.mysql import base as stock
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
-from sharded_orm.backends.group import relocation
-from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.mysql import collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.mysql.change_capture import MySQLChangeCapture
 from sharded_orm.backends.mysql.connection import VirtualConnection
@@ -31,21 +29,18 @@ from sharded_orm.backends.mysql.row_copy import MySQLRowCopy
 from sharded_orm.backends.mysql.schema import DatabaseSchemaEditor
 from sharded_orm.backends.mysql.schema_move import MySQLSchemaMove
 from sharded_orm.backends.mysql.statement_kind import StatementKind, classify
+from sharded_orm.backends.server_connection import ServerConnectionMixin
 from sharded_orm.backends.session_mode import SessionMode
-from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
-from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
 
-W = TypeVar("W", bound=SessionIdentity)
 
-
-class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
+class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
 
     ``self.connection`` is a :class:`VirtualConnection`: it leases a physical session when there is
@@ -57,22 +52,15 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     introspection_class = DatabaseIntrospection
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
+    snapshot_module = snapshot
+    sizes_module = sizes
+    identity_module = identity
+    node_cursor_class = NodeCursor
+    node_stream_class = NodeStream
+    sessions_sql = "SHOW GLOBAL STATUS LIKE 'Threads_connected'"
 
     connection: VirtualConnection | None
     creation: DatabaseCreation
-    _pool: NodePool | None = None
-
-    @property
-    def node_pool(self) -> NodePool:
-        """The pool of sessions (server connections) of this alias's node.
-
-        The pool is created at first use. Reading this attribute does not connect.
-        """
-        if self._generation != relocation.generation and self._generation is not None:
-            relocation.follow(self)
-        if self._pool is None:
-            self._pool = self._pool_for(self.get_connection_params())
-        return self._pool
 
     def _pool_for(self, conn_params: dict[str, Any]) -> NodePool:
         params = {k: v for k, v in conn_params.items() if k not in ("database", "db")}
@@ -84,7 +72,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
         The check does not tell whether the schema exists.
         """
-        pool = self._pool = self._pool_for(conn_params)
+        pool = self._node_pool = self._pool_for(conn_params)
         schema = conn_params.get("database") or conn_params.get("db") or None
         with self.wrap_database_errors:
             if schema is not None:
@@ -120,60 +108,11 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         cursor: LeasedCursor = connection.default_cursor(connection)
         return cursor
 
-    @contextmanager
-    def node_cursor(self, *, stream: bool = False) -> Iterator[NodeCursor | NodeStream]:
-        """Return a context manager that gives a cursor of the node, in autocommit.
-
-        The cursor is for statements that name the schema of each table. Its statements are not part of
-        a transaction of this alias. Usable from any thread.
-
-        :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
-            fetches all rows.
-        """
-        with self.wrap_database_errors:
-            node = self.shard.node if self.shard is not None else None
-            cursor = (NodeStream if stream else NodeCursor)(self.node_pool, node)
-            try:
-                yield cursor
-            finally:
-                cursor.close()
-
     def holds_session(self) -> bool:
         connection = self.connection
         if connection is None or connection.mode in (SessionMode.FREE, SessionMode.CLOSED):
             return False
         return connection.transaction.is_open or connection.mode is not SessionMode.TRANSACTION
-
-    def forget_server(self) -> None:
-        if self._pool is not None:
-            self._pool.leave(relocation.generation)
-            self._pool = None
-        super().forget_server()
-
-    def is_idle(self) -> bool:
-        if self.in_atomic_block or self.run_on_commit:
-            return False
-        return self.connection is None or self.connection.is_idle
-
-    def is_usable(self) -> bool:
-        """Whether the held session is alive or, if no session is held, whether one can be leased.
-
-        The server is not pinged for each alias. The pool polls the socket of a session when it leases
-        the session. With ``CONN_HEALTH_CHECKS``, the pool also pings a session that has been idle since
-        an earlier request.
-        """
-        if self.connection is None:
-            return False
-        try:
-            self.connection.check()
-        except self.Database.Error:
-            return False
-        return True
-
-    def close_if_unusable_or_obsolete(self) -> None:
-        super().close_if_unusable_or_obsolete()
-        if self._pool is not None:
-            self._pool.close_expired(revalidate=self.settings_dict["CONN_HEALTH_CHECKS"])
 
     @cached_property
     def mysql_server_data(self) -> dict[str, Any]:
@@ -209,24 +148,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         with self.wrap_database_errors, self.connection.any_session() as session:
             snapshot.build(session, self.settings_dict["NAME"], definitions)
 
-    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            digests = snapshot.digests(cursor, [shard.schema for shard in shards])
-        return {shard.alias: digests[shard.schema] for shard in shards}
-
-    def schemas_present(self) -> set[str]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            return snapshot.names(cursor)
-
-    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            schemas = sizes.read(cursor, [shard.schema for shard in shards])
-        return {shard.alias: schemas[shard.schema] for shard in shards}
-
-    def table_sizes(self, shard: Shard) -> list[TableSize]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            return sizes.tables(cursor, shard.schema)
-
     def column_types(
         self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
     ) -> ColumnTypes:
@@ -237,28 +158,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             schemas = collations.by_schema(self._unlogged_rows(batch, sql, params))
             types |= {shard.alias: schemas.get(shard.schema.lower(), {}) for shard in batch}
         return types
-
-    def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[str]) -> Any:
-        """Run a query and return its rows. Do not log it, because tests count logged queries."""
-        if len(shards) == 1 and shards[0].alias == self.alias:
-            with self.cursor() as cursor:
-                # Like execute(), _execute() follows the shard to another node. But it does not log
-                # the query.
-                cursor._execute(sql, params)
-                return cursor.fetchall()
-        with self.wrap_database_errors, self.node_cursor() as node_cursor:
-            node_cursor.execute(sql, params)
-            return node_cursor.fetchall()
-
-    def node_failure(self) -> Exception | None:
-        return self.node_pool.failure()
-
-    def open_sessions(self) -> OpenSessions:
-        pool = self.node_pool
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            cursor.execute("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
-            ((_, connected),) = cursor.fetchall()
-        return OpenSessions(pool.size, pool.idle, int(connected))
 
     def effect_of(self, sql: str) -> Effect:
         kind = classify(sql)
@@ -327,36 +226,12 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     # ##### Sessions #####
 
-    def session_id(self) -> SessionID:
-        if self.connection is None:
-            return SessionID()
-        with self.wrap_database_errors:
-            return self.connection.session_id()
-
-    def judges(self, writer: SessionIdentity) -> bool:
-        return identity.judges(self.node_pool, writer)
-
-    def sessions_gone(self, writers: Sequence[W]) -> set[W]:
-        return identity.gone(self.node_pool, writers)
-
     def reads_as_autocommit(self) -> bool:
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
             and self.connection.transaction.is_as_autocommit
         )
-
-    def hold_session(self) -> None:
-        if self.connection is not None:
-            self.connection.hold_after_commit()
-
-    def release_session(self) -> None:
-        if self.connection is not None:
-            self.connection.release_after_commit()
-
-    def discard_session(self) -> None:
-        if self.connection is not None:
-            self.connection.discard_after_commit()
 
     def commit_outcome(self) -> CommitOutcome:
         if self.connection is None or self.connection.mode >= SessionMode.LOST:

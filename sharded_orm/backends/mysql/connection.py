@@ -25,6 +25,7 @@ from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_lost
 from sharded_orm.backends.mysql.transaction import AUTOCOMMIT_OFF, BEGIN, ServerTransaction
+from sharded_orm.backends.session_hold import SessionHold
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.session_id import SessionID
 
@@ -44,7 +45,7 @@ class OpenCursor(Protocol):
         """Give up the unread results, because the connection is about to be closed."""
 
 
-class VirtualConnection(DriverFace):
+class VirtualConnection(DriverFace, SessionHold[NodeSession]):
     """The connection object that Django gets in place of the driver's: one alias's connection to one
     schema.
 
@@ -58,38 +59,29 @@ class VirtualConnection(DriverFace):
     """
 
     __slots__ = (
-        "alias", "autocommitted", "before_commit", "checks_off", "cursor_factory", "default_cursor",
-        "held_after_commit", "in_batch", "insert_session", "is_held", "last_session", "mode",
-        "open_cursors", "pool", "schema", "session", "transaction", "use",
+        "before_commit", "checks_off", "cursor_factory", "default_cursor", "in_batch", "insert_session",
+        "last_session", "open_cursors", "schema", "transaction", "use",
     )  # fmt: skip
+
+    pool: NodePool
 
     def __init__(
         self, pool: NodePool, schema: str | None, alias: str, cursor_factory: CursorFactory
     ) -> None:
-        self.pool = pool
+        super().__init__(pool, alias)
         self.cursor_factory = cursor_factory
         #: Function that makes the cursors on which Django runs its statements.
         self.default_cursor = cursor_factory(pool.cursorclass)
         self.schema = schema
-        self.alias = alias
         self.use = b"" if schema is None else b"USE `%s`" % schema.replace("`", "``").encode()
-        #: The session that is leased now; None if there is none.
-        self.session: NodeSession | None = None
         #: The session that ran the last statement of this connection; None before the first.
         self.last_session: NodeSession | None = None
         #: The session on which this connection last inserted a row with an id; None before that.
         self.insert_session: NodeSession | None = None
-        self.mode = SessionMode.FREE
-        #: Whether Django has switched autocommit on.
-        self.autocommitted = True
         #: Whether foreign key checks are off on the held session.
         self.checks_off = False
         #: Whether one_session() is active: several statements must run on one session.
         self.in_batch = False
-        #: Whether the session is kept because hold() was called, and release() was not called yet.
-        self.is_held = False
-        #: Whether hold_after_commit() was called: the session is then kept when its transaction ends.
-        self.held_after_commit = False
         #: Function to call before a statement that may commit implicitly; None to call nothing.
         self.before_commit: weakref.WeakMethod[Callable[[], None]] | None = None
         self.transaction = ServerTransaction()
@@ -101,13 +93,6 @@ class VirtualConnection(DriverFace):
 
     def __repr__(self) -> str:
         return f"<VirtualConnection {self.alias!r} schema={self.schema!r} {self.mode.name}>"
-
-    def __del__(self) -> None:
-        # Runs when the connection is dropped without close(), for example when its thread ends. Its
-        # session must not stay leased.
-        session = getattr(self, "session", None)
-        if session is not None:
-            self.pool.discard(session)
 
     # --- What DatabaseWrapper asks of a connection ------------------------------------
 
@@ -169,7 +154,7 @@ class VirtualConnection(DriverFace):
             if (cursor := reference()) is not None:
                 cursor.abandon()
         session, self.session = self.session, None
-        is_clean = self.mode <= SessionMode.HELD and not self._has_state
+        is_clean = self.mode <= SessionMode.HELD and not self.has_state
         self.in_batch = self.is_held = False
         self.transaction.forget()
         self.mode = SessionMode.CLOSED
@@ -181,6 +166,10 @@ class VirtualConnection(DriverFace):
 
     def check(self) -> None:
         """Check that the held session is alive or, if none is held, that a session can be leased.
+
+        The server is not pinged for each alias: the pool polls the socket of a session when it leases
+        the session. With ``CONN_HEALTH_CHECKS``, the pool also pings a session that has been idle since
+        an earlier request.
 
         :raises MySQLdb.Error: the session is dead, or no session can be leased.
         """
@@ -199,10 +188,6 @@ class VirtualConnection(DriverFace):
         """Whether no session is leased, no cursor has unread results, and no transaction has begun."""
         is_resting = self.mode in (SessionMode.FREE, SessionMode.CLOSED)
         return self.session is None and not self.open_cursors and is_resting
-
-    @property
-    def closed(self) -> bool:
-        return self.mode is SessionMode.CLOSED
 
     # --- What LeasedCursor needs for a statement --------------------------------------
 
@@ -226,7 +211,7 @@ class VirtualConnection(DriverFace):
             session = self._require_session()
             session.schema = None  # The next statement may be USE.
             return session, []
-        session = self.session or self._lease_session()
+        session = self.session or self.lease_session()
         prefix = [] if session.schema == self.schema else [self.use]
         if mode is SessionMode.TRANSACTION:
             prefix += self.transaction.prefix(plain=plain)
@@ -289,14 +274,7 @@ class VirtualConnection(DriverFace):
             raise
         self.record_prefix(prefix, len(prefix))
         session.last_user = None
-        self.mode = SessionMode.PINNED
-        stats = self.pool.stats
-        stats.pins += 1
-        stats.pin_reasons[reason] = stats.pin_reasons.get(reason, 0) + 1
-        logger.info(
-            "Alias %r keeps a connection of node %r for itself until it is closed: %s"
-            " leaves state in the session.", self.alias, self.pool.name, reason,
-        )  # fmt: skip
+        self.record_pin(reason)
         return session
 
     def unpin(self, reason: str) -> None:
@@ -315,7 +293,7 @@ class VirtualConnection(DriverFace):
     def one_session(self) -> Iterator[None]:
         """Make all statements in a ``with`` block run on one session, even in autocommit."""
         before = self.in_batch
-        self._ensure_session()
+        self.ensure_session()
         self.in_batch = True
         self.settle()
         try:
@@ -323,42 +301,6 @@ class VirtualConnection(DriverFace):
         finally:
             self.in_batch = before
             self.settle()
-
-    def hold(self) -> None:
-        """Keep one session until release(), so that the caller can leave state in the session.
-
-        Repeated calls change nothing. The state is gone after close(), or if the session is lost.
-        """
-        self._ensure_session()
-        self.is_held = True
-        self.settle()
-
-    def release(self) -> None:
-        """Undo hold(). The caller must have removed its state. A pinned session is still kept."""
-        self.is_held = False
-        self.settle()
-
-    def hold_after_commit(self) -> None:
-        """Keep the session after commit, until release_after_commit() or discard_after_commit()."""
-        self.held_after_commit = self.session is not None
-
-    def release_after_commit(self) -> None:
-        """Undo hold_after_commit(). The session goes back to the pool, unless something else keeps it.
-
-        Further calls do nothing.
-        """
-        self.held_after_commit = False
-        self.settle()
-
-    def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept. Its id is then gone from the server.
-
-        The session stays open if it has other state of this connection, which closing would lose.
-        """
-        if self.held_after_commit and self.mode <= SessionMode.HELD and not self._has_state:
-            session, self.session = self.session, None
-            if session is not None:
-                self.pool.discard(session)
 
     @contextmanager
     def any_session(self) -> Iterator[NodeSession]:
@@ -391,10 +333,6 @@ class VirtualConnection(DriverFace):
             return session_id(session, self.pool)
 
     def settle(self) -> None:
-        """Set ``mode`` from the other attributes. Release the session if no attribute keeps it.
-
-        Does nothing if the session is pinned or lost, or if the connection is closed.
-        """
         if self.mode > SessionMode.HELD:
             return
         if not self.autocommitted:
@@ -403,7 +341,7 @@ class VirtualConnection(DriverFace):
             self.mode = SessionMode.HELD
         else:
             self.mode = SessionMode.FREE
-        if self._has_state or self.in_batch or self.held_after_commit:
+        if self.has_state or self.in_batch or self.held_after_commit:
             return
         session, self.session = self.session, None
         if session is not None:
@@ -424,15 +362,10 @@ class VirtualConnection(DriverFace):
     # --- Internal helpers -------------------------------------------------------------
 
     @property
-    def _has_state(self) -> bool:
-        """Whether the session has state that would be lost if the session were closed."""
+    def has_state(self) -> bool:
         return self.transaction.is_open or self.checks_off or self.is_held
 
-    def _ensure_session(self) -> None:
-        if self.mode <= SessionMode.HELD and self.session is None:
-            self._lease_session()
-
-    def _lease_session(self) -> NodeSession:
+    def lease_session(self) -> NodeSession:
         session = self.session = self.last_session = self.pool.lease()
         session.last_user = self
         return session
@@ -477,17 +410,13 @@ class VirtualConnection(DriverFace):
         if session is not None:
             self.pool.discard(session)
         is_pinned = self.mode is SessionMode.PINNED
-        had_state = self._has_state or is_pinned
+        had_state = self.has_state or is_pinned
         if self.is_held or is_pinned:
             # A rollback cannot restore the state that a pinned or held session had. So rollback()
             # must raise an error from now on: the mode stays LOST until close().
             self.transaction.is_open = self.checks_off = False
         if had_state:
-            self.mode = SessionMode.LOST
-            logger.warning(
-                "Alias %r lost its connection to node %r, and what it held with it: %s",
-                self.alias, self.pool.name, exc,
-            )  # fmt: skip
+            self.record_loss(exc)
         return exc
 
     def _lost_error(self) -> MySQLError:

@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
-import psycopg
 from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.base import NO_DB_ALIAS, BaseDatabaseWrapper
 from django.db.backends.postgresql import base as stock
@@ -20,8 +19,6 @@ from django.utils.functional import cached_property
 from psycopg import IsolationLevel
 from psycopg.pq import Format
 
-from sharded_orm.backends.group import relocation
-from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
 from sharded_orm.backends.postgresql.client import DatabaseClient
@@ -39,18 +36,15 @@ from sharded_orm.backends.postgresql.search_path import search_path_option
 from sharded_orm.backends.postgresql.server_cursor import PostgreSQLServerCursor
 from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
+from sharded_orm.backends.server_connection import ServerConnectionMixin
 from sharded_orm.backends.session_mode import SessionMode
-from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
-from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
-
-W = TypeVar("W", bound=SessionIdentity)
 
 # Options of Django's backend that would defeat the shared sessions, with the remedy.
 _REFUSED_OPTIONS = {
@@ -70,7 +64,7 @@ _REFUSED_OPTIONS = {
 _ROW_WORDS = frozenset(("INSERT", "UPDATE", "DELETE", "WITH", "MERGE"))
 
 
-class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
+class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapper):
     """The connection object of a shard, or of an ordinary alias of ``DATABASES``.
 
     ``self.connection`` is a :class:`PostgreSQLConnection`: it leases a physical session when there is
@@ -82,10 +76,17 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     features_class = DatabaseFeatures
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
+    snapshot_module = snapshot
+    sizes_module = sizes
+    identity_module = identity
+    node_cursor_class = PostgreSQLNodeCursor
+    node_stream_class = PostgreSQLNodeStream
+    sessions_sql = (
+        "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend'"
+    )
 
     connection: PostgreSQLConnection | None
     creation: DatabaseCreation
-    _node_pool: PostgreSQLPool | None = None
 
     #: Django's own pool is refused, see _REFUSED_OPTIONS.
     pool = None
@@ -96,18 +97,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         if self.alias == NO_DB_ALIAS:
             return None
         return cast("str | None", self.settings_dict.get("SCHEMA"))
-
-    @property
-    def node_pool(self) -> PostgreSQLPool:
-        """The pool of sessions (server connections) of this alias's node.
-
-        The pool is created at first use. Reading this attribute does not connect.
-        """
-        if self._generation != relocation.generation and self._generation is not None:
-            relocation.follow(self)
-        if self._node_pool is None:
-            self._node_pool = self._pool_for(self.get_connection_params())
-        return self._node_pool
 
     def _pool_for(self, conn_params: dict[str, Any]) -> PostgreSQLPool:
         return node_pool(conn_params, self.settings_dict, self.timezone_name, type(self))
@@ -202,55 +191,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         """
         close_sessions(self.get_connection_params())
 
-    @contextmanager
-    def node_cursor(
-        self, *, stream: bool = False
-    ) -> Iterator[PostgreSQLNodeCursor | PostgreSQLNodeStream]:
-        """Return a context manager that gives a cursor of the node, in autocommit.
-
-        The cursor is for statements that name the schema of each table. Its statements are not part of
-        a transaction of this alias. Usable from any thread.
-
-        :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
-            fetches all rows.
-        """
-        with self.wrap_database_errors:
-            node = self.shard.node if self.shard is not None else None
-            kind = PostgreSQLNodeStream if stream else PostgreSQLNodeCursor
-            cursor = kind(self.node_pool, node)
-            try:
-                yield cursor
-            finally:
-                cursor.close()
-
     def holds_session(self) -> bool:
         return self.connection is not None and self.connection.has_state
-
-    def forget_server(self) -> None:
-        if self._node_pool is not None:
-            self._node_pool.leave(relocation.generation)
-            self._node_pool = None
-        super().forget_server()
-
-    def is_idle(self) -> bool:
-        if self.in_atomic_block or self.run_on_commit:
-            return False
-        return self.connection is None or self.connection.is_idle
-
-    def is_usable(self) -> bool:
-        """Whether the held session is alive or, if no session is held, whether one can be leased."""
-        if self.connection is None:
-            return False
-        try:
-            self.connection.check()
-        except psycopg.Error:
-            return False
-        return True
-
-    def close_if_unusable_or_obsolete(self) -> None:
-        super().close_if_unusable_or_obsolete()
-        if self._node_pool is not None:
-            self._node_pool.close_expired(revalidate=self.settings_dict["CONN_HEALTH_CHECKS"])
 
     @cached_property
     def pg_version(self) -> int:
@@ -317,24 +259,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         with self.wrap_database_errors, self.connection.cursor() as cursor:
             yield cursor
 
-    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            digests = snapshot.digests(cursor, [shard.schema for shard in shards])
-        return {shard.alias: digests[shard.schema] for shard in shards}
-
-    def schemas_present(self) -> set[str]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            return snapshot.names(cursor)
-
-    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            schemas = sizes.read(cursor, [shard.schema for shard in shards])
-        return {shard.alias: schemas[shard.schema] for shard in shards}
-
-    def table_sizes(self, shard: Shard) -> list[TableSize]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            return sizes.tables(cursor, shard.schema)
-
     def column_types(
         self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]
     ) -> ColumnTypes:
@@ -345,18 +269,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             schemas = collations.by_schema(self._unlogged_rows(batch, sql, params))
             types |= {shard.alias: schemas.get(shard.schema, {}) for shard in batch}
         return types
-
-    def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: list[list[str]]) -> Any:
-        """Run a query and return its rows. Do not log it, because tests count logged queries."""
-        if len(shards) == 1 and shards[0].alias == self.alias:
-            with self.cursor() as cursor:
-                # Like execute(), _execute() follows the shard to another node. But it does not log
-                # the query.
-                cursor._execute(sql, params)
-                return cursor.fetchall()
-        with self.wrap_database_errors, self.node_cursor() as node_cursor:
-            node_cursor.execute(sql, params)
-            return node_cursor.fetchall()
 
     def undo_unfinished(self, sql: str) -> bool:
         with self._catalog_cursor() as cursor:
@@ -390,18 +302,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             copy.close()
             with self.wrap_database_errors, self.node_cursor() as cursor:
                 snapshot.drop_schema(cursor, schema)
-
-    def node_failure(self) -> Exception | None:
-        return self.node_pool.failure()
-
-    def open_sessions(self) -> OpenSessions:
-        pool = self.node_pool
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend'"
-            )
-            ((connected,),) = cursor.fetchall()
-        return OpenSessions(pool.size, pool.idle, int(connected))
 
     def effect_of(self, sql: str) -> Effect:
         kind = classify(sql)
@@ -441,18 +341,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     # ##### Sessions #####
 
-    def session_id(self) -> SessionID:
-        if self.connection is None:
-            return SessionID()
-        with self.wrap_database_errors:
-            return self.connection.session_id()
-
-    def judges(self, writer: SessionIdentity) -> bool:
-        return identity.judges(self.node_pool, writer)
-
-    def sessions_gone(self, writers: Sequence[W]) -> set[W]:
-        return identity.gone(self.node_pool, writers)
-
     def reads_as_autocommit(self) -> bool:
         return (
             self.connection is not None
@@ -460,18 +348,6 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             and self.connection.only_reads
             and not (self.connection.session is not None and self.connection.session.has_failed)
         )
-
-    def hold_session(self) -> None:
-        if self.connection is not None:
-            self.connection.hold_after_commit()
-
-    def release_session(self) -> None:
-        if self.connection is not None:
-            self.connection.release_after_commit()
-
-    def discard_session(self) -> None:
-        if self.connection is not None:
-            self.connection.discard_after_commit()
 
     def commit_outcome(self) -> CommitOutcome:
         connection = self.connection

@@ -111,13 +111,6 @@ class PostgreSQLConnection(SessionLease):
     def __repr__(self) -> str:
         return f"<PostgreSQLConnection {self.alias!r} schema={self.schema!r} {self.mode.name}>"
 
-    def __del__(self) -> None:
-        # Runs when the connection is dropped without close(), for example when its thread ends. Its
-        # session must not stay leased.
-        session = getattr(self, "session", None)
-        if session is not None:
-            self.pool.discard(session)
-
     # --- What DatabaseWrapper and the driver's cursors ask of a connection ------------
 
     def cursor(self, name: str = "", *, binary: bool = False, **options: Any) -> Any:
@@ -229,10 +222,6 @@ class PostgreSQLConnection(SessionLease):
         """Whether no session is leased, no cursor has unread results, and no transaction has begun."""
         is_resting = self.mode in (SessionMode.FREE, SessionMode.CLOSED)
         return self.session is None and not self.bound_cursors and is_resting
-
-    @property
-    def closed(self) -> bool:
-        return self.mode is SessionMode.CLOSED
 
     @property
     def broken(self) -> bool:

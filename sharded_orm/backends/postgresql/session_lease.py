@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import psycopg
 
 from sharded_orm.backends.postgresql.identity import session_id
 from sharded_orm.backends.postgresql.search_path import guard_of, search_path_of
+from sharded_orm.backends.session_hold import SessionHold
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.session_id import SessionID
 from sharded_orm.exceptions import SessionStateRefused, ShardDatabaseMissing
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.node import PostgreSQLPool
     from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 
-logger = logging.getLogger("sharded_orm.backends")
 
-
-class SessionLease:
+class SessionLease(SessionHold["PostgreSQLNodeSession"]):
     """Base class of the virtual connection: leases a session, keeps it as long as needed, gives it back.
 
     Not thread-safe, like Django's connections.
@@ -31,23 +29,15 @@ class SessionLease:
     :param alias: the Django alias, for logs and errors.
     """
 
+    pool: PostgreSQLPool
+
     def __init__(self, pool: PostgreSQLPool, schema: str | None, alias: str) -> None:
-        self.pool = pool
+        super().__init__(pool, alias)
         self.schema = schema
-        self.alias = alias
-        #: The session that is leased now; None if there is none.
-        self.session: PostgreSQLNodeSession | None = None
-        self.mode = SessionMode.FREE
-        #: Whether Django has switched autocommit on.
-        self.autocommitted = True
         #: The tables, each with its schema, that the statements name; only for cursors of a node.
         self.tables: set[tuple[str, str]] = set()
         #: Whether the pinned session has a search path that the project has set.
         self.has_own_path = False
-        #: Whether the session is kept because hold() was called, and release() was not called yet.
-        self.is_held = False
-        #: Whether hold_after_commit() was called: the session is then kept when its transaction ends.
-        self.held_after_commit = False
         #: Whether the session was lost with state that a rollback cannot restore.
         self.has_lost_state = False
 
@@ -127,14 +117,7 @@ class SessionLease:
                 self.has_own_path = False
                 raise
         if self.mode is not SessionMode.PINNED:
-            self.mode = SessionMode.PINNED
-            stats = self.pool.stats
-            stats.pins += 1
-            stats.pin_reasons[reason] = stats.pin_reasons.get(reason, 0) + 1
-            logger.info(
-                "Alias %r keeps a connection of node %r for itself until it is closed: %s"
-                " leaves state in the session.", self.alias, self.pool.name, reason,
-            )  # fmt: skip
+            self.record_pin(reason)
         return session
 
     def restore_path(self) -> None:
@@ -242,43 +225,13 @@ class SessionLease:
             raise
 
     def hold(self) -> None:
-        """Keep one session until release(), so that the caller can leave state in the session.
+        """Do as the base class does.
 
-        Repeated calls change nothing. The state is gone after close(), or if the session is lost.
+        :raises SessionStateRefused: a connection pooler would give the state to others.
         """
         if self.has_pooler:
             raise self.pooler_refusal("a lock of the session")
-        if self.mode <= SessionMode.HELD and self.session is None:
-            self.session = self.lease_session()
-        self.is_held = True
-        self.settle()
-
-    def release(self) -> None:
-        """Undo hold(). The caller must have removed its state. A pinned session is still kept."""
-        self.is_held = False
-        self.settle()
-
-    def hold_after_commit(self) -> None:
-        """Keep the session after commit, until release_after_commit() or discard_after_commit()."""
-        self.held_after_commit = self.session is not None
-
-    def release_after_commit(self) -> None:
-        """Undo hold_after_commit(). The session goes back to the pool, unless something else keeps it.
-
-        Further calls do nothing.
-        """
-        self.held_after_commit = False
-        self.settle()
-
-    def discard_after_commit(self) -> None:
-        """Close the session that hold_after_commit() kept. Its id is then gone from the server.
-
-        The session stays open if it has other state of this connection, which closing would lose.
-        """
-        if self.held_after_commit and self.mode <= SessionMode.HELD and not self.has_state:
-            session, self.session = self.session, None
-            if session is not None:
-                self.pool.discard(session)
+        super().hold()
 
     def session_id(self) -> SessionID:
         """Return the identity of the held session on its server; empty if no session is held."""
@@ -291,10 +244,6 @@ class SessionLease:
             raise
 
     def settle(self) -> None:
-        """Set ``mode`` from the other attributes. Release the session if no attribute keeps it.
-
-        Does nothing if the session is pinned or lost, or if the connection is closed.
-        """
         if self.mode > SessionMode.HELD:
             return
         if not self.autocommitted:
@@ -317,11 +266,7 @@ class SessionLease:
         if session is not None:
             self.pool.discard(session)
         if self.has_lost_state or not self.autocommitted:
-            self.mode = SessionMode.LOST
-            logger.warning(
-                "Alias %r lost its connection to node %r, and what it held with it: %s",
-                self.alias, self.pool.name, exc,
-            )  # fmt: skip
+            self.record_loss(exc)
         return exc
 
     def _lost_error(self) -> psycopg.Error:

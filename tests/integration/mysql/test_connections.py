@@ -27,7 +27,7 @@ def configured(node: Node) -> Iterator[Any]:
         for alias in node.aliases:
             connections[alias].close()
             connections[alias].settings_dict.update(settings)
-            connections[alias]._pool = None
+            connections[alias]._node_pool = None
         return node
 
     yield change

@@ -1,0 +1,178 @@
+"""The connection object (wrapper) of a shard whose node is a server: its aliases share a pool of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sharded_orm.backends.group import relocation
+from sharded_orm.backends.group.member import ShardConnectionMixin
+from sharded_orm.backends.pool import SessionPool
+from sharded_orm.backends.session_hold import SessionHold
+from sharded_orm.backends.sizes import ShardSize, TableSize
+from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
+
+if TYPE_CHECKING:
+    from sharded_orm.topology.model import Shard
+
+W = TypeVar("W", bound=SessionIdentity)
+P = TypeVar("P", bound=SessionPool[Any])
+
+
+class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
+    """First base class of the wrappers of backends with a server.
+
+    ``self.connection`` is a :class:`SessionHold`: it leases a physical session when there is work. All
+    aliases of the process with equal connection parameters lease from the same pool. As with any
+    Django wrapper, only the thread that owns it may use it.
+    """
+
+    #: The modules of the backend that read the catalog of a server, and tell its sessions apart.
+    snapshot_module: ModuleType
+    sizes_module: ModuleType
+    identity_module: ModuleType
+    #: The classes of cursors of a node: one that fetches all rows at once, and one that streams.
+    node_cursor_class: type[Any]
+    node_stream_class: type[Any]
+    #: A query whose last column is the number of sessions that the server has.
+    sessions_sql: str
+
+    connection: SessionHold[Any] | None
+    settings_dict: dict[str, Any]
+    Database: Any
+    _node_pool: P | None = None
+
+    def _pool_for(self, conn_params: dict[str, Any]) -> P:
+        """Return the pool of the sessions with these connection parameters."""
+        raise NotImplementedError
+
+    @property
+    def node_pool(self) -> P:
+        """The pool of sessions (server connections) of this alias's node.
+
+        The pool is created at first use. Reading this attribute does not connect.
+        """
+        if self._generation != relocation.generation and self._generation is not None:
+            relocation.follow(self)
+        if self._node_pool is None:
+            self._node_pool = self._pool_for(self.get_connection_params())
+        return self._node_pool
+
+    @contextmanager
+    def node_cursor(self, *, stream: bool = False) -> Iterator[Any]:
+        """Return a context manager that gives a cursor of the node, in autocommit.
+
+        The cursor is for statements that name the schema of each table. Its statements are not part of
+        a transaction of this alias. Usable from any thread.
+
+        :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
+            fetches all rows.
+        """
+        with self.wrap_database_errors:
+            node = self.shard.node if self.shard is not None else None
+            kind = self.node_stream_class if stream else self.node_cursor_class
+            cursor = kind(self.node_pool, node)
+            try:
+                yield cursor
+            finally:
+                cursor.close()
+
+    def forget_server(self) -> None:
+        if self._node_pool is not None:
+            self._node_pool.leave(relocation.generation)
+            self._node_pool = None
+        super().forget_server()
+
+    def is_idle(self) -> bool:
+        if self.in_atomic_block or self.run_on_commit:
+            return False
+        return self.connection is None or self.connection.is_idle
+
+    def is_usable(self) -> bool:
+        """Whether the held session is alive or, if no session is held, whether one can be leased."""
+        if self.connection is None:
+            return False
+        try:
+            self.connection.check()
+        except self.Database.Error:
+            return False
+        return True
+
+    def close_if_unusable_or_obsolete(self) -> None:
+        super().close_if_unusable_or_obsolete()
+        if self._node_pool is not None:
+            self._node_pool.close_expired(revalidate=self.settings_dict["CONN_HEALTH_CHECKS"])
+
+    # ##### Schemas #####
+
+    def applied_digests(self, shards: Sequence[Shard]) -> dict[str, str | None]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            digests = self.snapshot_module.digests(cursor, [shard.schema for shard in shards])
+        return {shard.alias: digests[shard.schema] for shard in shards}
+
+    def schemas_present(self) -> set[str]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            names: set[str] = self.snapshot_module.names(cursor)
+        return names
+
+    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            schemas = self.sizes_module.read(cursor, [shard.schema for shard in shards])
+        return {shard.alias: schemas[shard.schema] for shard in shards}
+
+    def table_sizes(self, shard: Shard) -> list[TableSize]:
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            tables: list[TableSize] = self.sizes_module.tables(cursor, shard.schema)
+        return tables
+
+    def _unlogged_rows(self, shards: Sequence[Shard], sql: str, params: Sequence[Any]) -> Any:
+        """Run a query and return its rows. Do not log it, because tests count logged queries."""
+        if len(shards) == 1 and shards[0].alias == self.alias:
+            with self.cursor() as cursor:
+                # Like execute(), _execute() follows the shard to another node. But it does not log
+                # the query.
+                cursor._execute(sql, params)
+                return cursor.fetchall()
+        with self.wrap_database_errors, self.node_cursor() as node_cursor:
+            node_cursor.execute(sql, params)
+            return node_cursor.fetchall()
+
+    # ##### Sessions #####
+
+    def node_failure(self) -> Exception | None:
+        return self.node_pool.failure()
+
+    def open_sessions(self) -> OpenSessions:
+        pool = self.node_pool
+        with self.wrap_database_errors, self.node_cursor() as cursor:
+            cursor.execute(self.sessions_sql)
+            (row,) = cursor.fetchall()
+        return OpenSessions(pool.size, pool.idle, int(row[-1]))
+
+    def session_id(self) -> SessionID:
+        if self.connection is None:
+            return SessionID()
+        with self.wrap_database_errors:
+            return self.connection.session_id()
+
+    def judges(self, writer: SessionIdentity) -> bool:
+        answer: bool = self.identity_module.judges(self.node_pool, writer)
+        return answer
+
+    def sessions_gone(self, writers: Sequence[W]) -> set[W]:
+        gone: set[W] = self.identity_module.gone(self.node_pool, writers)
+        return gone
+
+    def hold_session(self) -> None:
+        if self.connection is not None:
+            self.connection.hold_after_commit()
+
+    def release_session(self) -> None:
+        if self.connection is not None:
+            self.connection.release_after_commit()
+
+    def discard_session(self) -> None:
+        if self.connection is not None:
+            self.connection.discard_after_commit()

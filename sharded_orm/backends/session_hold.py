@@ -1,0 +1,144 @@
+"""How the virtual connection of an alias keeps a physical session of its node, on backends with a server."""
+
+from __future__ import annotations
+
+import logging
+from typing import Generic
+
+from sharded_orm.backends.pool import S, SessionPool
+from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.backends.write_hooks.session_id import SessionID
+
+logger = logging.getLogger("sharded_orm.backends")
+
+
+class SessionHold(Generic[S]):
+    """Base class of virtual connections: keeps the leased session until nothing needs it any more.
+
+    Not thread-safe, like Django's connections.
+
+    :param alias: the Django alias, for logs and errors.
+    """
+
+    __slots__ = (
+        "alias", "autocommitted", "held_after_commit", "is_held", "mode", "pool", "session",
+    )  # fmt: skip
+
+    def __init__(self, pool: SessionPool[S], alias: str) -> None:
+        self.pool = pool
+        self.alias = alias
+        #: The session that is leased now; None if there is none.
+        self.session: S | None = None
+        self.mode = SessionMode.FREE
+        #: Whether Django has switched autocommit on.
+        self.autocommitted = True
+        #: Whether the session is kept because hold() was called, and release() was not called yet.
+        self.is_held = False
+        #: Whether hold_after_commit() was called: the session is then kept when its transaction ends.
+        self.held_after_commit = False
+
+    def __del__(self) -> None:
+        # Runs when the connection is dropped without close(), for example when its thread ends. Its
+        # session must not stay leased.
+        session = getattr(self, "session", None)
+        if session is not None:
+            self.pool.discard(session)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the session has state that would be lost if the session were closed."""
+        raise NotImplementedError
+
+    def lease_session(self) -> S:
+        """Lease a session of the pool for this connection."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Set ``mode`` from the other attributes. Release the session if no attribute keeps it.
+
+        Does nothing if the session is pinned or lost, or if the connection is closed.
+        """
+        raise NotImplementedError
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no session is leased, no cursor has unread results, and no transaction has begun."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Check that the held session is alive or, if none is held, that a session can be leased.
+
+        The driver's error is raised if the session is dead, or if no session can be leased.
+        """
+        raise NotImplementedError
+
+    def session_id(self) -> SessionID:
+        """Return the identity of the held session on its server; empty if no session is held."""
+        raise NotImplementedError
+
+    @property
+    def closed(self) -> bool:
+        return self.mode is SessionMode.CLOSED
+
+    def ensure_session(self) -> None:
+        """Lease a session if none is held. Does nothing if the session is pinned or lost."""
+        if self.mode <= SessionMode.HELD and self.session is None:
+            self.session = self.lease_session()
+
+    def hold(self) -> None:
+        """Keep one session until release(), so that the caller can leave state in the session.
+
+        Repeated calls change nothing. The state is gone after close(), or if the session is lost.
+        """
+        self.ensure_session()
+        self.is_held = True
+        self.settle()
+
+    def release(self) -> None:
+        """Undo hold(). The caller must have removed its state. A pinned session is still kept."""
+        self.is_held = False
+        self.settle()
+
+    def hold_after_commit(self) -> None:
+        """Keep the session after commit, until release_after_commit() or discard_after_commit()."""
+        self.held_after_commit = self.session is not None
+
+    def release_after_commit(self) -> None:
+        """Undo hold_after_commit(). The session goes back to the pool, unless something else keeps it.
+
+        Further calls do nothing.
+        """
+        self.held_after_commit = False
+        self.settle()
+
+    def discard_after_commit(self) -> None:
+        """Close the session that hold_after_commit() kept. Its id is then gone from the server.
+
+        The session stays open if it has other state of this connection, which closing would lose.
+        """
+        if self.held_after_commit and self.mode <= SessionMode.HELD and not self.has_state:
+            session, self.session = self.session, None
+            if session is not None:
+                self.pool.discard(session)
+
+    def record_pin(self, reason: str) -> None:
+        """Note that the session is kept until close(). The log says why.
+
+        :param reason: what leaves state in the session.
+        """
+        self.mode = SessionMode.PINNED
+        stats = self.pool.stats
+        stats.pins += 1
+        stats.pin_reasons[reason] = stats.pin_reasons.get(reason, 0) + 1
+        logger.info(
+            "Alias %r keeps a connection of node %r for itself until it is closed: %s"
+            " leaves state in the session.", self.alias, self.pool.name, reason,
+        )  # fmt: skip
+
+    def record_loss(self, exc: BaseException) -> None:
+        """Note that a session was lost with a transaction or other state, because of ``exc``."""
+        self.mode = SessionMode.LOST
+        logger.warning(
+            "Alias %r lost its connection to node %r, and what it held with it: %s",
+            self.alias, self.pool.name, exc,
+        )  # fmt: skip
