@@ -31,7 +31,7 @@ from xml.etree import ElementTree
 
 from tests import pairs
 from tests.services import ServiceMissing, keeper, mariadb, postgresql, required
-from tests.services.server import run_to_end
+from tests.services.server import TEMPLATES, run_to_end
 
 NO_TESTS_COLLECTED = 5
 # Lanes at a time: many tests wait for processes that they have started.
@@ -288,7 +288,9 @@ class Runner:
 
     def __init__(self, outcome: Outcome, folder: Path) -> None:
         self._outcome = outcome
-        self._environment = {**os.environ, "TMPDIR": str(folder)}
+        templates = folder / "templates"
+        templates.mkdir()
+        self._environment = {**os.environ, "TMPDIR": str(folder), TEMPLATES: str(templates)}
         # Two lanes collect the same tests, whose assertions pytest compiles in its own way.
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._lock = threading.Lock()

@@ -81,8 +81,7 @@ class MariaDBServer(PrivateServer):
         self._program = find()
         self._installer = find_program(self.service, "mariadb-install-db", "mysql_install_db")
 
-    def _make_template(self, folder: Path) -> Path:
-        """Make a data folder without databases."""
+    def _make_template(self, folder: Path) -> None:
         self._run_installer(
             [
                 self._installer,
@@ -96,7 +95,6 @@ class MariaDBServer(PrivateServer):
             ],
             {"TMPDIR": str(self._tmp)},
         )
-        return folder / "data"
 
     @property
     def address(self) -> Address:

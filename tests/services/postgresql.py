@@ -55,8 +55,6 @@ _OPTIONS = {
 FOLDERS = tuple(f"/usr/lib/postgresql/{version}/bin" for version in range(18, 12, -1))
 
 _template = DataTemplate()
-# Servers of one template have its password.
-_password = secrets.token_hex(8)
 
 
 @dataclass(frozen=True)
@@ -110,9 +108,9 @@ class PostgreSQLServer(PrivateServer):
     def address(self) -> Address:
         return Address(HOST, self.port, SUPERUSER, self.password)
 
-    def _make_template(self, folder: Path) -> Path:
+    def _make_template(self, folder: Path) -> None:
         data, secret = folder / "data", folder / "password"
-        secret.write_text(_password)
+        secret.write_text(secrets.token_hex(8))
         self._run_installer(
             [
                 str(self._programs / "initdb"),
@@ -130,11 +128,11 @@ class PostgreSQLServer(PrivateServer):
             [self._program, "--single", "-F", "-D", str(data), "postgres"],
             text=f"CREATE DATABASE {DATABASE}\n",
         )
-        return data
 
     def _install(self) -> None:
-        self.password = _password
         data = self._copy_template(_template)
+        # Servers of one template have its password.
+        self.password = (_template.folder(self) / "password").read_text()
         # A replica, for one, tells by this number whether it belongs to a server.
         _renumber(data / "global" / "pg_control")
         # The write-ahead log has the number as well.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import os
 import secrets
@@ -25,23 +26,46 @@ from tests.services import keeper
 # Seconds that a child has to end by itself before it is signalled again, or killed.
 GRACE = 10.0
 HOST = "127.0.0.1"
+#: The environment variable with the folder of data templates that several processes share.
+TEMPLATES = "SHARDED_ORM_TEST_TEMPLATES"
 
 
 class DataTemplate:
-    """A data folder that is made once in a process and then copied: most servers start so faster."""
+    """A data folder that is made once and then copied: most servers start so faster.
+
+    Once in a process or, if :data:`TEMPLATES` names a folder, once for all processes with that folder.
+    """
 
     def __init__(self) -> None:
-        self._data: Path | None = None
+        self._folder: Path | None = None
 
-    def data(self, server: PrivateServer) -> Path:
-        """Return the data folder; the first call has ``server`` make it."""
-        if self._data is None:
-            folder = Path(tempfile.mkdtemp(prefix=f"{server.service.lower()}-template-"))
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            if server.account is not None:
-                os.chown(folder, *server.account)
-            self._data = server._make_template(folder)
-        return self._data
+    def folder(self, server: PrivateServer) -> Path:
+        """Return the folder with the template; the first call has ``server`` make it."""
+        if self._folder is None:
+            name = server.service.lower()
+            if shared := os.environ.get(TEMPLATES):
+                self._folder = _made_once(server, Path(shared), name)
+            else:
+                self._folder = _made(server, Path(tempfile.mkdtemp(prefix=f"{name}-template-")))
+                atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder
+
+
+def _made(server: PrivateServer, folder: Path) -> Path:
+    if server.account is not None:
+        os.chown(folder, *server.account)
+    server._make_template(folder)
+    return folder
+
+
+def _made_once(server: PrivateServer, parent: Path, name: str) -> Path:
+    with open(parent / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = parent / name
+        if not folder.exists():
+            # One that was broken off keeps its temporary name.
+            _made(server, Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))).rename(folder)
+    return folder
 
 
 class PrivateServer(ABC):
@@ -102,15 +126,17 @@ class PrivateServer(ABC):
     def is_ready(self) -> bool:
         """Whether a client that connects now is served."""
 
-    def _make_template(self, folder: Path) -> Path:
-        """Make the data of a new server in ``folder`` and return its place."""
+    def _make_template(self, folder: Path) -> None:
+        """Make the data of a new server in the folder ``data`` of ``folder``, which may be renamed later."""
         raise NotImplementedError
 
     def _copy_template(self, template: DataTemplate) -> Path:
         """Copy the data of ``template`` into the folder, and return the copy."""
         copy = self.folder / "data"
         # Logs of databases are mostly empty.
-        self._run_installer(["cp", "-r", "--sparse=always", str(template.data(self)), str(copy)])
+        self._run_installer(
+            ["cp", "-r", "--sparse=always", str(template.folder(self) / "data"), str(copy)]
+        )
         return copy
 
     def _run_installer(
