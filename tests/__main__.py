@@ -176,10 +176,12 @@ LANES = (
 )
 
 
-def version_lanes() -> Iterator[Lane]:
+def version_lanes(*, is_long: bool) -> Iterator[Lane]:
     """Yield a short lane on each backend for each of the other versions.
 
     Say which are left out.
+
+    :param is_long: whether the lanes are those of the long runs.
     """
     for versions in pairs.ALL:
         executable = versions.executable()
@@ -191,16 +193,11 @@ def version_lanes() -> Iterator[Lane]:
             )
             continue
         name, python = versions.name, str(executable)
-        yield Lane(name, versions.on_sqlite, python=python)
-        yield Lane(f"{name} on MariaDB", versions.on_mariadb, MARIADB, python=python)
-        yield Lane(
-            f"{name} on PostgreSQL",
-            versions.on_postgresql,
-            POSTGRESQL,
-            python=python,
-            # The newest Django and the lowest versions run each time.
-            is_long=versions not in (pairs.NEWEST, pairs.LOWEST),
-        )
+        chosen = versions.long if is_long else versions.routine
+        yield Lane(name, chosen.on_sqlite, python=python)
+        yield Lane(f"{name} on MariaDB", chosen.on_mariadb, MARIADB, python=python)
+        if chosen.on_postgresql:
+            yield Lane(f"{name} on PostgreSQL", chosen.on_postgresql, POSTGRESQL, python=python)
 
 
 @dataclass
@@ -363,10 +360,11 @@ def installed_backends() -> Iterator[Backend]:
 def run_everything(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     backends = {None, *installed_backends()}
+    is_long = "--long" in arguments
     lanes = [
         lane
-        for lane in (*LANES, *version_lanes())
-        if lane.backend in backends and ("--long" in arguments or not lane.is_long)
+        for lane in (*LANES, *version_lanes(is_long=is_long))
+        if lane.backend in backends and (is_long or not lane.is_long)
     ]
     outcome = Outcome()
     write_bytecode()
