@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from tests.services import pgbouncer as pgbouncer_service
 from tests.services import postgresql as postgresql_service
 from tests.services import redis as redis_service
 
+#: The module with the settings: sqlite, mysql or postgresql.
+DATABASE = settings.SETTINGS_MODULE.rpartition(".")[2]
 HELPDESK = Path(__file__).parent / "helpdesk"
 
 # A generated case has no time limit, nor is it slow: the machine may be busy.
@@ -36,6 +39,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        # Generated cases, before the modules of the tests are read.
+        os.environ.setdefault("SCATTER_EXAMPLES", "50")
+        os.environ.setdefault("SUBQUERY_EXAMPLES", "200")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -68,9 +78,22 @@ ALWAYS_ON_POSTGRESQL = {
 }
 
 
+def backends_of(item: pytest.Item) -> set[str]:
+    """The backends that a parameter of the test names, or else the one of the settings."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    names = {"sqlite", "mariadb", "mysql", "postgresql"}
+    return {value for value in parameters if isinstance(value, str) and value in names} or {
+        DATABASE
+    }
+
+
 def is_long(item: pytest.Item) -> bool:
     """Whether a test runs with ``--long`` only."""
     if item.get_closest_marker("long"):
+        return True
+    if not backends_of(item).isdisjoint(
+        backend for mark in item.iter_markers("long_on") for backend in mark.args
+    ):
         return True
     folder, file = item.path.parent.name, f"{item.path.parent.name}/{item.path.name}"
     return (
@@ -81,8 +104,7 @@ def is_long(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    database = settings.SETTINGS_MODULE.rpartition(".")[2]
-    elsewhere = [name for name in ("mysql", "postgresql") if name != database]
+    elsewhere = [name for name in ("mysql", "postgresql") if name != DATABASE]
     dropped = [
         item
         for item in items

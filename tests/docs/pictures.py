@@ -47,7 +47,7 @@ def shrink(source: Path, target: Path, most: int) -> None:
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pytest", "-q", TESTS, "-k", BACKEND]
+        command = [sys.executable, "-m", "pytest", "-q", "--long", TESTS, "-k", BACKEND]
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, "SHARDED_ORM_TEST_ARTIFACTS": folder, "CI": "1"}
         )

@@ -22,6 +22,9 @@ from tests.acceptance.browser.admin import (
 from tests.acceptance.browser.chrome import Browser
 from tests.acceptance.browser.site import Site, log_in
 
+# The pages look alike on each backend.
+pytestmark = pytest.mark.long_on("mariadb")
+
 
 def test_log_in(visitor: Browser, site: Site) -> None:
     visitor.open("/admin/")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from selenium.webdriver.common.by import By
 
 from tests.acceptance.browser.admin import HERE, LINK, MAP, PHOTOS, SHARD, key_of_first
@@ -15,6 +16,9 @@ from tests.acceptance.browser.chrome import Browser
 from tests.acceptance.browser.site import Site
 from tests.acceptance.project import ROOT
 from tests.services import keeper
+
+# The pages look alike on each backend. Those of a node that is down are in test_outage.
+pytestmark = pytest.mark.long_on("mariadb")
 
 
 def test_map(browser: Browser) -> None:

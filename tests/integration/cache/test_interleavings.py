@@ -501,8 +501,13 @@ def _cases(*, with_ablations: bool) -> list[Any]:
             if not with_ablations:
                 cases.append(pytest.param(store, scenario, marks=marks, id=name))
                 continue
+            # Of the servers, one of each kind and both together show that a measure is needed.
+            others = [pytest.mark.long_on("mysql", "postgresql")] * (store in ("local", "aliases"))
             for one in those:
-                cases.append(pytest.param(store, scenario, one, marks=marks, id=f"{name}-{one}"))
+                case = pytest.param(
+                    store, scenario, one, marks=[*marks, *others], id=f"{name}-{one}"
+                )
+                cases.append(case)
     return cases
 
 

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 differential = settings(
-    max_examples=int(os.environ.get("SUBQUERY_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("SUBQUERY_EXAMPLES", "60")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

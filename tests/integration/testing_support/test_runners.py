@@ -20,6 +20,10 @@ from .conftest import Project
 CASES = 37
 
 
+#: For what is the same code on each backend.
+on_sqlite = pytest.mark.long_on("mysql")
+
+
 def test_serially(project: Project) -> None:
     run = project.test()
     assert (run.code, run.count) == (0, CASES), run.output
@@ -28,13 +32,14 @@ def test_serially(project: Project) -> None:
     assert project.schemas() == set()
 
 
-@pytest.mark.parametrize("order", ["--reverse", "--shuffle=17"])
+@pytest.mark.parametrize("order", ["--reverse", pytest.param("--shuffle=17", marks=on_sqlite)])
 def test_in_other_orders(project: Project, order: str) -> None:
     run = project.test(order)
     assert (run.code, run.count) == (0, CASES), run.output
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+# A spawned process makes its databases from those of the first one on SQLite only.
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=on_sqlite)])
 def test_in_parallel(project: Project, method: str) -> None:
     run = project.test("--parallel", "2", PROJECT_START_METHOD=method)
     assert (run.code, run.count) == (0, CASES), run.output
@@ -54,6 +59,7 @@ def names_on(server: MemcachedServer) -> set[str]:
             return {unquote(line.split()[0].removeprefix(b"key=").decode()) for line in lines}
 
 
+@on_sqlite
 @pytest.mark.parametrize("arguments", [(), ("--parallel", "2")])
 def test_each_process_of_each_run_has_its_own_names_in_the_cache(
     project: Project, own_memcached: MemcachedServer, arguments: tuple[str, ...]
@@ -108,6 +114,7 @@ def test_interrupted_run_leaves_nothing_in_the_way(project: Project) -> None:
     assert project.schemas() == set()
 
 
+@on_sqlite
 def test_run_that_does_not_need_the_group(project: Project) -> None:
     run = project.test("-k", ".Blocked.")
     assert (run.code, run.count) == (0, 2), run.output
@@ -120,9 +127,10 @@ def test_session_with_a_real_ticket_server_gives_no_ids_to_tests(project: Projec
     assert (run.code, run.count) == (0, 1), run.output
 
 
-@pytest.mark.parametrize("arguments", [[], ["-n", "2"]])
-def test_pytest_django(project: Project, arguments: list[str]) -> None:
-    run = project.pytest(*arguments)
+# Each worker does what one process does.
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=on_sqlite), "2"])
+def test_pytest_django(project: Project, workers: str) -> None:
+    run = project.pytest("-n", workers)
     assert (run.code, run.count) == (0, 7), run.output
     assert project.schemas() == set()
 
@@ -138,12 +146,14 @@ def test_without_migrations(project: Project) -> None:
     assert (run.code, run.count) == (0, 7), run.output
 
 
+@on_sqlite
 def test_statements_of_shards_are_shown_on_failure(project: Project) -> None:
     run = project.test("-k", "Fails", "--debug-sql", "-v", "2")
     assert run.code == 1
     assert re.search(r"INSERT INTO .notes_note.", run.output), run.output
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("command", "words"),
     [
