@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def counts(writer):
     tables = [m._meta.db_table for m in (Topic, Book, Review, Counted)]
     return {n: sum(execute(f"books_{n:05d}", f"SELECT COUNT(*) FROM {t} WHERE writer_id = %s", writer)[0][0]
             for t in tables) for n in range(4)}
+"""
+_PLACE = """
+from sharded_orm.models import Placement
+def place(writer):
+    return Placement.objects.using("directory").get(group="books", key=str(writer)).shard
 """
 #: What a test needs that takes the steps of a mover itself.
 MOVER = """
@@ -102,6 +108,15 @@ def before(owner, name, action, times=1):
 """
 
 
+@dataclass(frozen=True)
+class State:
+    """A key: its rows as the application reads them, their number on each shard, and its shard."""
+
+    rows: str
+    counts: dict[int, int]
+    place: int
+
+
 class Site(library_site.Site):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -124,13 +139,14 @@ class Site(library_site.Site):
         counts: dict[int, int] = eval(self.run(f"{_ROWS}print(counts({writer}))"))
         return counts
 
+    def state(self, writer: int = WRITER) -> State:
+        """The rows, counts and place of a key, read by one process."""
+        code = f"{_ROWS}{_PLACE}print(repr(rows_of({writer})), counts({writer}), place({writer}), sep='\\n')"
+        rows, counts, place = self.run(code).splitlines()
+        return State(rows, eval(counts), int(place))
+
     def place(self, writer: int = WRITER) -> int:
-        return int(
-            self.run(
-                "from sharded_orm.models import Placement\n"
-                f"print(Placement.objects.using('directory').get(group='books', key='{writer}').shard)"
-            )
-        )
+        return int(self.run(f"{_PLACE}print(place({writer}))"))
 
     def move(self, *arguments: str, code: int = 0, **environment: str) -> library_site.Done:
         return self.manage("keys", "move", "books", *arguments, code=code, **environment)

@@ -33,6 +33,11 @@ def rows(*models):
         for model in models
     }
 """
+_PLACE = """
+from sharded_orm import runtime
+def place(number, group="accounts"):
+    return runtime.shard(group, number).node
+"""
 _LEFT = """
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.operations.shard_moves.plan import ShardToMove
@@ -88,11 +93,15 @@ class Site(library_site.Site):
         """What the application reads of models, on all shards."""
         return self.run(f"{_ROWS}print(rows({', '.join(models)}))")
 
+    def state(self) -> tuple[str, str]:
+        """The node of shard 0 of ``accounts``, and what the application reads, by one process."""
+        code = f"{_ROWS}{_PLACE}print(place(0), rows(Account, Order), sep='\\n')"
+        place, rows = self.run(code).splitlines()
+        return place, rows
+
     def place(self, number: int, group: str = "accounts") -> str:
         """The node of a shard, by the published topology."""
-        return self.run(
-            f"from sharded_orm import runtime\nprint(runtime.shard({group!r}, {number}).node)"
-        )
+        return self.run(f"{_PLACE}print(place({number}, {group!r}))")
 
     def move(self, *arguments: str, code: int = 0, **environment: str) -> library_site.Done:
         return self.manage("shards", "move", *arguments, code=code, **environment)

@@ -22,7 +22,11 @@ BEFORE_HIDING = [
 ]
 HIDDEN = [f"{_MOVER}._hide:1", f"{_MOVER}._copy_the_rest:1", f"{_RECORD}.enter:3"]
 PUBLISHED = [f"{_RECORD}.publish:1", f"{_MOVER}._switch:1", f"{_RECORD}.keep_until:1"]
-MOMENTS = BEFORE_HIDING + HIDDEN + PUBLISHED
+# A kill is the same for the code on each backend: SQLite has every other one in the routine runs.
+MOMENTS = [
+    moment if not number % 2 else pytest.param(moment, marks=pytest.mark.long_on("sqlite"))
+    for number, moment in enumerate(BEFORE_HIDING + HIDDEN + PUBLISHED)
+]
 
 
 def killed(site: Site, moment: str, *arguments: str) -> None:
@@ -34,27 +38,25 @@ def killed(site: Site, moment: str, *arguments: str) -> None:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_repair_ends_what_was_left(site: Site, moment: str) -> None:
-    before = site.rows("Account", "Order")
+    _, before = site.state()
     killed(site, moment)
     if moment in BEFORE_HIDING or moment == PUBLISHED[-1]:
-        assert site.rows("Account", "Order") == before
+        assert site.state()[1] == before
     report = site.move("accounts", "--repair", "--json").json
-    place = "db2" if moment in PUBLISHED else "db1"
     assert report["failures"] == {}
-    assert site.place(0) == place
-    assert site.rows("Account", "Order") == before
+    assert site.state() == ("db2" if moment in PUBLISHED else "db1", before)
     if moment not in PUBLISHED:
         assert site.left() == ""
     site.run("Account.objects.create(name='later')")
 
 
+@pytest.mark.long_on("sqlite")
 @pytest.mark.parametrize("moment", [BEFORE_HIDING[3], HIDDEN[0], PUBLISHED[0]])
 def test_the_same_command_goes_on(site: Site, moment: str) -> None:
-    before = site.rows("Account", "Order")
+    _, before = site.state()
     killed(site, moment)
     site.move("accounts", "0", "--to", "db2")
-    assert site.place(0) == "db2"
-    assert site.rows("Account", "Order") == before
+    assert site.state() == ("db2", before)
     site.move("accounts", "--cleanup")
     assert site.left() == ""
 
