@@ -61,16 +61,20 @@ def copy_schemas(site: Site, source: str, target: str) -> None:
         account = {"host": node["HOST"], "port": int(node["PORT"]), "user": node["USER"]}
         connection = MySQLdb.connect(**account, password=node["PASSWORD"], autocommit=True)
         with closing(connection), connection.cursor() as cursor:
-            cursor.execute("SET foreign_key_checks = 0, sql_mode = 'NO_AUTO_VALUE_ON_ZERO'")
             for (schema,) in _rows(cursor, f"SHOW DATABASES LIKE '{source}%'"):
-                name = target + schema.removeprefix(source)
-                ((_, create),) = _rows(cursor, f"SHOW CREATE DATABASE `{schema}`")
-                cursor.execute(create.replace(f"`{schema}`", f"`{name}`", 1))
-                cursor.execute(f"USE `{name}`")
-                for (table,) in _rows(cursor, f"SHOW TABLES FROM `{schema}`"):
-                    ((_, create),) = _rows(cursor, f"SHOW CREATE TABLE `{schema}`.`{table}`")
-                    cursor.execute(create)
-                    cursor.execute(f"INSERT INTO `{table}` SELECT * FROM `{schema}`.`{table}`")
+                copy_schema(cursor, schema, target + schema.removeprefix(source))
+
+
+def copy_schema(cursor: Any, schema: str, name: str) -> None:
+    """Copy tables and rows of a schema of MariaDB to a new schema ``name`` of the same server."""
+    cursor.execute("SET foreign_key_checks = 0, sql_mode = 'NO_AUTO_VALUE_ON_ZERO'")
+    ((_, create),) = _rows(cursor, f"SHOW CREATE DATABASE `{schema}`")
+    cursor.execute(create.replace(f"`{schema}`", f"`{name}`", 1))
+    cursor.execute(f"USE `{name}`")
+    for (table,) in _rows(cursor, f"SHOW TABLES FROM `{schema}`"):
+        ((_, create),) = _rows(cursor, f"SHOW CREATE TABLE `{schema}`.`{table}`")
+        cursor.execute(create)
+        cursor.execute(f"INSERT INTO `{table}` SELECT * FROM `{schema}`.`{table}`")
 
 
 def copy_databases(site: Site, source: str, target: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.imports.stored_sites import copy_schema
 from tests.integration.migrate import project
 from tests.patience import PATIENCE
 from tests.prepared_process import prepared_by
@@ -245,6 +246,10 @@ print(json.dumps(found))
 """
 
 
+#: The migrated global database, by backend: the content of the file, or the name of a copy on the server.
+_migrated: dict[str, Any] = {}
+
+
 @contextmanager
 def fleet_on(
     backend: str, request: pytest.FixtureRequest | None, folder: Path, **groups: int
@@ -255,17 +260,27 @@ def fleet_on(
         default = {**engine, "NAME": str(folder / "default.sqlite3")}
         nodes = {name: {**engine, "NAME": str(folder / name)} for name in NODES}
         fleet = Fleet(folder, default, nodes, "", groups)
-        fleet.manage("migrate", "-v0")
+        file = Path(default["NAME"])
+        if backend not in _migrated:
+            fleet.manage("migrate", "-v0")
+            _migrated[backend] = file.read_bytes()
+        file.write_bytes(_migrated[backend])
         yield fleet
         return
     assert request is not None
     kind = MariaDBServers if backend == "mariadb" else PostgreSQLServers
     servers = kind(request.getfixturevalue(f"{backend}_nodes"), f"fleet_{secrets.token_hex(4)}_")
     try:
-        servers.create_default()
+        default = servers.default()
         nodes = dict(zip(NODES, servers.nodes(), strict=True))
-        fleet = Fleet(folder, servers.default(), nodes, servers.prefix, groups)
-        fleet.manage("migrate", "-v0")
+        fleet = Fleet(folder, default, nodes, servers.prefix, groups)
+        if backend not in _migrated:
+            servers.create_default()
+            fleet.manage("migrate", "-v0")
+            _migrated[backend] = f"stored_{secrets.token_hex(4)}"
+            servers.copy(default["NAME"], _migrated[backend])
+        else:
+            servers.copy(_migrated[backend], default["NAME"])
         yield fleet
     finally:
         servers.drop()
@@ -293,6 +308,10 @@ class Servers(ABC):
         self.execute(self.addresses[0], f"CREATE DATABASE {self.prefix}default")
 
     @abstractmethod
+    def copy(self, source: str, target: str) -> None:
+        """Copy a database of the first server."""
+
+    @abstractmethod
     def drop(self) -> None:
         """Drop all that begins with the prefix."""
 
@@ -306,6 +325,12 @@ class MariaDBServers(Servers):
         options = {"charset": "utf8mb4", "isolation_level": "read committed"}
         engine = {"ENGINE": "sharded_orm.backends.mysql", "OPTIONS": options}
         return [{**engine, **address.django()} for address in self.addresses]
+
+    def copy(self, source: str, target: str) -> None:
+        import MySQLdb
+
+        with closing(MySQLdb.connect(**self.addresses[0].mysqldb(), autocommit=True)) as connection:
+            copy_schema(connection.cursor(), source, target)
 
     def drop(self) -> None:
         for address in self.addresses:
@@ -324,6 +349,9 @@ class MariaDBServers(Servers):
 class PostgreSQLServers(Servers):
     def nodes(self) -> list[dict[str, Any]]:
         return [address.node() for address in self.addresses]
+
+    def copy(self, source: str, target: str) -> None:
+        self.execute(self.addresses[0], f"CREATE DATABASE {target} TEMPLATE {source}")
 
     def drop(self) -> None:
         for address in self.addresses:

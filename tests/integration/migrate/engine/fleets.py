@@ -14,9 +14,10 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
+from django.core.management.color import no_style
 from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
-from django.test import modify_settings, override_settings
+from django.test import override_settings
 
 from sharded_orm import database_settings, runtime
 from sharded_orm.backends.snapshot import SchemaSnapshot
@@ -27,19 +28,16 @@ from sharded_orm.topology.model import Shard, ShardGroup, ShardRange
 
 GROUP = "fleet"
 COUNT = 8
-# Each state of each migration renders the models of all apps. Besides Django's own apps and ours,
-# one with migrations (photos) and one without (samples) are enough.
-APPS = {
-    "append": "tests.fleet",
-    "remove": [
-        "tests.cached",
-        "tests.relatives.plain",
-        "tests.relatives.sharded",
-        "tests.twins",
-        # When it is installed anew, it asks each alias in use for its types, and a group has none.
-        "django.contrib.postgres",
-    ],
-}
+# Each state of each migration renders the models of all apps, which takes most of the time of these
+# tests. One more app of ours with migrations (photos) and one without (samples) are enough.
+APPS = [
+    "sharded_orm",
+    "django.contrib.contenttypes",
+    "tests.photos",
+    "tests.samples",
+    "tests.fleet",
+]
+_MIGRATIONS = MigrationRecorder.Migration._meta.db_table
 NEVER = lambda: False  # noqa: E731 (a callable, as the engine takes it)
 
 
@@ -248,8 +246,26 @@ def _on_server(connection: Any, statement: str) -> None:
 
 
 @contextmanager
+def project(folder: Path) -> Iterator[None]:
+    """Install the apps during the block; the global database has the journal's tables."""
+    with global_database(folder), override_settings(INSTALLED_APPS=APPS):
+        call_command("migrate", "sharded_orm", database="default", verbosity=0)
+        yield
+
+
+def _empty_journal() -> None:
+    connection = connections["default"]
+    # A test may have left a transaction, or a session that is lost.
+    connection.close()
+    tables = [name for name in connection.introspection.table_names() if name != _MIGRATIONS]
+    connection.ops.execute_sql_flush(
+        connection.ops.sql_flush(no_style(), tables, allow_cascade=True)
+    )
+
+
+@contextmanager
 def fleet(folder: Path) -> Iterator[Fleet]:
-    """Add the group to the topology of this process during the block."""
+    """Add the group to the topology of this process during the block. The journal is empty."""
     half = COUNT // 2
     group = ShardGroup(
         GROUP,
@@ -269,10 +285,9 @@ def fleet(folder: Path) -> Iterator[Fleet]:
     connections.settings[GROUP] = complete(database_settings.group_settings(group))
     fleet = Fleet(group)
     try:
-        with global_database(folder), modify_settings(INSTALLED_APPS=APPS):
-            call_command("migrate", "sharded_orm", database="default", verbosity=0)
-            yield fleet
+        yield fleet
     finally:
+        _empty_journal()
         fleet.drop()
         connections[GROUP].close()
         del connections[GROUP]
