@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import md5
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 from sharded_orm.backends.fence import CLOSED_TABLE, MARKER
+from sharded_orm.backends.own_session import OwnSession
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
@@ -81,32 +82,11 @@ class Change:
     fence: int
 
 
-class ChangeCapture(ABC):
-    """The fences, the journal and the triggers of one shard. For one thread only.
-
-    It has a session of its own, in autocommit: nothing is part of a transaction of the application.
-    As a context manager, it closes the session at the end of the block.
-
-    :param connection: a connection object of Django's own backend, which is used for nothing else.
-    """
+class ChangeCapture(OwnSession, ABC):
+    """The fences, the journal and the triggers of one shard."""
 
     #: A query for the names of all triggers on the shard.
     _all_triggers: ClassVar[str]
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._quote = connection.ops.quote_name
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._connection.close()
-
-    def _rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, params or None)
-            return list(cursor.fetchall()) if cursor.description else []
 
     @abstractmethod
     def exclusively(self, patience: float) -> AbstractContextManager[None]:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 from sharded_orm.backends.change_capture import CapturedTable
+from sharded_orm.backends.own_session import OwnSession
 
 #: Rows per statement.
 BATCH: Final = 200
@@ -43,13 +44,10 @@ class RowDigests:
     digest: str
 
 
-class RowAccess(ABC):
-    """Reads, writes and compares rows on one shard. For one thread at a time.
+class RowAccess(OwnSession, ABC):
+    """Reads, writes and compares rows on one shard, without foreign key checks.
 
-    It has a session of its own, without foreign key checks. As a context manager, it closes the
-    session at the end of the block.
-
-    :param connection: a connection object of Django's own backend, which is used for nothing else.
+    Several threads may use it, one at a time.
     """
 
     #: SQL that an INSERT has behind the columns. It lets the INSERT set columns that the database
@@ -57,28 +55,16 @@ class RowAccess(ABC):
     _as_given: ClassVar[str] = ""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        super().__init__(connection)
         # A comparison asks two shards at the same time, so it uses this connection in another thread.
         # Without the next line, Django would not allow that.
         connection.inc_thread_sharing()
-        self._quote = connection.ops.quote_name
         self._columns: dict[str, tuple[CopiedColumn, ...]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._connection.close()
 
     def _count_changed(self, sql: str, *params: Any) -> int:
         with self._connection.cursor() as cursor:
             cursor.execute(sql, params)
             return int(cursor.rowcount)
-
-    def _run(self, sql: str, *params: Any) -> list[Row]:
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, params or None)
-            return list(cursor.fetchall()) if cursor.description else []
 
     # ##### Rows of a key #####
 
@@ -123,13 +109,13 @@ class RowAccess(ABC):
     def _delete(self, table: CapturedTable, pks: Iterable[Row]) -> None:
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
-            self._run(f"DELETE FROM {self._quote(table.name)} WHERE {among}", *values)
+            self._rows(f"DELETE FROM {self._quote(table.name)} WHERE {among}", *values)
 
     def _insert(self, table: CapturedTable, rows: Iterable[Row]) -> None:
         columns = self.columns(table)
         name, marks = self._quote(table.name), f"({', '.join(map(self._mark, columns))})"
         for batch in batches(rows):
-            self._run(
+            self._rows(
                 f"INSERT INTO {name} ({self._names(columns)}){self._as_given} VALUES"
                 f" {', '.join([marks] * len(batch))}",
                 *(value for row in batch for value in row),
@@ -144,7 +130,7 @@ class RowAccess(ABC):
         name = self._quote(table.name)
         kinds = {column.name: column for column in self.columns(table)}
         pks = ", ".join(self._exact(kinds[pk]) for pk in table.pks)
-        rows = self._run(
+        rows = self._rows(
             f"SELECT {pks} FROM {name} WHERE {condition} {self._order(table, name)}"
             f" LIMIT 1 OFFSET {size - 1:d}",
             *params,
@@ -262,7 +248,7 @@ class RowAccess(ABC):
         if table.fresh_ids:
             names = tuple(column.name for column in self._kept_columns(table))
         pks = ", ".join(self._exact(kinds[name]) for name in names)
-        rows = self._run(
+        rows = self._rows(
             f"SELECT {self._row_digest(table)}, {pks} FROM {source} WHERE {condition}", *params
         )
         return {tuple(row[1:]): str(row[0]) for row in rows}
@@ -283,7 +269,7 @@ class RowAccess(ABC):
         """Return rows of ``source``, a table with the columns of ``table``."""
         values = ", ".join(map(self._exact, self.columns(table)))
         sql = f"SELECT {values} FROM {source} WHERE {condition} {self._order(table, source)}"
-        return self._run(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
+        return self._rows(sql if limit is None else f"{sql} LIMIT {limit:d}", *params)
 
     def _order(self, table: CapturedTable, source: str) -> str:
         # A name alone could mean what is selected under this name: the value as text.
@@ -326,12 +312,12 @@ class RowAccess(ABC):
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._run(self._begin)
+        self._rows(self._begin)
         try:
             yield
-            self._run("COMMIT")
+            self._rows("COMMIT")
         except BaseException:
-            self._run("ROLLBACK")
+            self._rows("ROLLBACK")
             raise
 
     _begin = "START TRANSACTION"

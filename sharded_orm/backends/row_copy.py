@@ -53,7 +53,7 @@ class RowCopy(RowAccess):
         """Create the side tables of ``tables`` that do not exist."""
         for table in tables:
             for statement in self._side_statements(table):
-                self._run(statement)
+                self._rows(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
         """Write rows of a copy into the side table. They replace the copy's rows with the same keys.
@@ -68,7 +68,7 @@ class RowCopy(RowAccess):
         names = ", ".join([self._quote(COPY), *(self._quote(column.name) for column in columns)])
         marks = f"(%s, {', '.join(map(self._mark, columns))})"
         for batch in batches(rows):
-            self._run(
+            self._rows(
                 f"INSERT INTO {self._side(table)} ({names}) VALUES"
                 f" {', '.join([marks] * len(batch))}",
                 *(value for row in batch for value in (number, *row)),
@@ -78,7 +78,7 @@ class RowCopy(RowAccess):
         """Remove the rows with the primary keys ``pks`` from a copy, if it has them."""
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
-            self._run(
+            self._rows(
                 f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s AND {among}",
                 number,
                 *values,
@@ -87,7 +87,7 @@ class RowCopy(RowAccess):
     def discard(self, tables: Iterable[CapturedTable], number: int) -> None:
         """Remove the rows of a copy from the side tables of ``tables``."""
         for table in tables:
-            self._run(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
+            self._rows(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
 
     def discard_everywhere(self, number: int) -> None:
         """Remove a copy from all side tables in small batches, also if its table was changed since."""
@@ -101,7 +101,7 @@ class RowCopy(RowAccess):
         return {
             int(number)
             for name in self._side_tables()
-            for (number,) in self._run(f"SELECT DISTINCT {column} FROM {self._quote(name)}")
+            for (number,) in self._rows(f"SELECT DISTINCT {column} FROM {self._quote(name)}")
         }
 
     def publish(self, tables: Sequence[CapturedTable], number: int) -> None:
@@ -119,7 +119,7 @@ class RowCopy(RowAccess):
 
     def _publish(self, table: CapturedTable, number: int) -> None:
         names = self._names(self._kept_columns(table))
-        self._run(
+        self._rows(
             f"INSERT INTO {self._quote(table.name)} ({names}){self._as_given} SELECT {names}"
             f" FROM {self._side(table)} WHERE {self._quote(COPY)} = %s",
             number,
@@ -176,7 +176,7 @@ class RowCopy(RowAccess):
             for table in tables:
                 condition, params = self._of_key(table, key)
                 names = self._names(self.columns(table))
-                self._run(
+                self._rows(
                     f"INSERT INTO {self._side(table)} ({self._quote(COPY)}, {names})"
                     f" SELECT %s, {names} FROM {self._quote(table.name)} WHERE {condition}",
                     number,
@@ -184,7 +184,7 @@ class RowCopy(RowAccess):
                 )
             for table in reversed(tables):
                 condition, params = self._of_key(table, key)
-                self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+                self._rows(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
 
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
@@ -198,17 +198,17 @@ class RowCopy(RowAccess):
         :raises MoveFailed: the fence is open. Nothing was changed.
         """
         fences = self._quote(FENCES)
-        if not self._run(f"SELECT 1 FROM {fences} WHERE id = %s", number):
+        if not self._rows(f"SELECT 1 FROM {fences} WHERE id = %s", number):
             return False
         with self._passing(number):
             for table in reversed(tables):
                 condition, params = self._of_key(table, key)
-                self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+                self._rows(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
             if former is None:
-                self._run(f"DELETE FROM {fences} WHERE id = %s", number)
+                self._rows(f"DELETE FROM {fences} WHERE id = %s", number)
             else:
                 update = f"UPDATE {fences} SET id = %s, state = 'closed' WHERE id = %s"
-                self._run(update, former, number)
+                self._rows(update, former, number)
         return True
 
     def taken(self, table: CapturedTable, rows: Sequence[Row]) -> list[str]:
@@ -230,7 +230,7 @@ class RowCopy(RowAccess):
             for batch in batches(value for value in values if None not in value):
                 among, params = self._among(table, unique, batch)
                 pks = ", ".join(map(self._quote, table.pks))
-                there = self._run(
+                there = self._rows(
                     f"SELECT {pks} FROM {self._quote(table.name)} WHERE {among} LIMIT 10", *params
                 )
                 what = f"{table.name} ({', '.join(unique)})"

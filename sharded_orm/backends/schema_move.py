@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import md5
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 from sharded_orm.backends.change_capture import FENCES, CapturedTable
+from sharded_orm.backends.own_session import OwnSession
 from sharded_orm.backends.row_copy import SIDE_PREFIX
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
@@ -41,14 +42,11 @@ class SchemaDefinition:
     defaults: str = ""
 
 
-class SchemaMove(ABC):
-    """The tables of one shard, and their hiding. For one thread only.
+class SchemaMove(OwnSession, ABC):
+    """The tables of one shard, and their hiding.
 
-    It has a session of its own, in autocommit. As a context manager, it closes the session at the end
-    of the block. Each change is made while no other session of the library changes tables or triggers
-    of the schema.
+    Each change is made while no other session of the library changes tables or triggers of the schema.
 
-    :param connection: a connection object of Django's own backend, which is used for nothing else.
     :param confirm: called before each change, when no other session can come between. Raises an error
         if this process must not make it.
     """
@@ -57,20 +55,8 @@ class SchemaMove(ABC):
     triggers_see_all: ClassVar[bool] = True
 
     def __init__(self, connection: Any, confirm: Callable[[], None]) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._confirm = confirm
-        self._quote = connection.ops.quote_name
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._connection.close()
-
-    def _rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, params or None)
-            return list(cursor.fetchall()) if cursor.description else []
 
     # ##### What there is #####
 

@@ -53,10 +53,10 @@ class MySQLRowCopy(RowCopy):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         for statement in _SESSION:
-            self._run(statement)
+            self._rows(statement)
 
     def claim(self, number: int) -> None:
-        take_for_good(self._run, of_copier(number))
+        take_for_good(self._rows, of_copier(number))
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
@@ -68,19 +68,19 @@ class MySQLRowCopy(RowCopy):
             " LOCK IN SHARE MODE"
         )
         alone = capture_lock(
-            self._run, of_fence(number), _PATIENCE, "changed the rows of the same move"
+            self._rows, of_fence(number), _PATIENCE, "changed the rows of the same move"
         )
         with alone, self._transaction():
-            if not self._run(fence, number):
+            if not self._rows(fence, number):
                 raise self._not_closed(number)
-            self._run(f"SET {PASSES} = 1")
+            self._rows(f"SET {PASSES} = 1")
             try:
                 yield
             finally:
-                self._run(f"SET {PASSES} = NULL")
+                self._rows(f"SET {PASSES} = NULL")
 
     def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
-        rows = self._run(
+        rows = self._rows(
             "SELECT column_name, data_type, extra, character_set_name, collation_name"
             " FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s ORDER BY ordinal_position",
             table,
@@ -93,7 +93,7 @@ class MySQLRowCopy(RowCopy):
 
     def _side_tables(self) -> list[str]:
         like = SIDE_PREFIX.replace("_", r"\_") + "%"
-        return [str(name) for (name,) in self._run("SHOW TABLES LIKE %s", like)]
+        return [str(name) for (name,) in self._rows("SHOW TABLES LIKE %s", like)]
 
     def _delete_batch(self, side: str, number: int) -> int:
         delete = f"DELETE FROM {side} WHERE {self._quote(COPY)} = %s LIMIT {DELETED:d}"
@@ -108,7 +108,7 @@ class MySQLRowCopy(RowCopy):
         )
 
     def cascading(self, tables: Iterable[CapturedTable]) -> set[str]:
-        rows = self._run(
+        rows = self._rows(
             "SELECT DISTINCT table_name FROM information_schema.referential_constraints"
             " WHERE constraint_schema = DATABASE() AND NOT (delete_rule IN ('RESTRICT', 'NO ACTION')"
             " AND update_rule IN ('RESTRICT', 'NO ACTION'))"
@@ -116,7 +116,7 @@ class MySQLRowCopy(RowCopy):
         return {str(name) for (name,) in rows} & {table.name for table in tables}
 
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
-        rows = self._run(
+        rows = self._rows(
             "SELECT index_name, column_name FROM information_schema.statistics"
             " WHERE table_schema = DATABASE() AND table_name = %s AND non_unique = 0"
             " ORDER BY index_name, seq_in_index",
@@ -169,7 +169,7 @@ class MySQLRowCopy(RowCopy):
     ) -> RowDigests:
         # The server computes the digest of a row once for each mention of it.
         number = "CAST(CONV(LEFT(digest, 16), 16, 10) AS UNSIGNED)"
-        ((count, total),) = self._run(
+        ((count, total),) = self._rows(
             f"SELECT COUNT(*), COALESCE(SUM({number}), 0) FROM (SELECT {self._row_digest(table)} digest"
             f" FROM {source} WHERE {condition}) digests",
             *params,

@@ -42,34 +42,34 @@ class PostgreSQLRowCopy(RowCopy):
         self._schema = begin_session(connection)
 
     def claim(self, number: int) -> None:
-        take_for_good(self._run, self._schema, of_copier(number))
+        take_for_good(self._rows, self._schema, of_copier(number))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with super()._transaction():
-            self._run("SET CONSTRAINTS ALL DEFERRED")
+            self._rows("SET CONSTRAINTS ALL DEFERRED")
             yield
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
         fence = f"SELECT 1 FROM {self._quote(FENCES)} WHERE id = %s AND state = 'closed' FOR SHARE"
         alone = capture_lock(
-            self._run,
+            self._rows,
             self._schema,
             of_fence(number),
             _PATIENCE,
             "changed the rows of the same move",
         )
         with alone, self._transaction():
-            if not self._run(fence, number):
+            if not self._rows(fence, number):
                 raise self._not_closed(number)
             # The setting ends with the transaction. Meanwhile, writers of the key are refused at
             # once, and do not wait.
-            self._run("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
+            self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 
     def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
-        rows = self._run(
+        rows = self._rows(
             "SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), l.collname"
             " FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_collation l"
             f" ON l.oid = a.attcollation WHERE a.attrelid = {_RELATION} AND a.attnum > 0"
@@ -85,11 +85,11 @@ class PostgreSQLRowCopy(RowCopy):
         present = set(self._side_tables())
         missing = [table for table in tables if self._side(table).strip('"') not in present]
         if missing:
-            with creation(self._run, self._schema):
+            with creation(self._rows, self._schema):
                 super().prepare(missing)
 
     def _side_tables(self) -> list[str]:
-        rows = self._run(
+        rows = self._rows(
             "SELECT relname FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace ="
             " (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = %s)"
             " AND pg_catalog.starts_with(relname::text, %s) ORDER BY relname",
@@ -120,7 +120,7 @@ class PostgreSQLRowCopy(RowCopy):
     def may_publish_early(self, table: CapturedTable) -> bool:
         # A row that has changed is deleted and stored anew. Foreign keys that do something when a row is
         # deleted would do so to the rows that are there already, or refuse it.
-        ((has_actions,),) = self._run(
+        ((has_actions,),) = self._rows(
             "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f'"
             f" AND {_RELATION} IN (conrelid, confrelid)"
             " AND (confdeltype <> 'a' OR confupdtype <> 'a' OR NOT condeferrable))",
@@ -129,7 +129,7 @@ class PostgreSQLRowCopy(RowCopy):
         return not has_actions and super().may_publish_early(table)
 
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
-        rows = self._run(
+        rows = self._rows(
             "SELECT ARRAY(SELECT a.attname::text FROM pg_catalog.unnest(i.indkey::int2[])"
             " WITH ORDINALITY k (number, place) JOIN pg_catalog.pg_attribute a"
             " ON a.attrelid = i.indrelid AND a.attnum = k.number"
@@ -146,7 +146,7 @@ class PostgreSQLRowCopy(RowCopy):
             if table.fresh_ids and name in table.pks:
                 continue
             # Ignore numbers that are too large for the sequence to return.
-            ((largest,),) = self._run(
+            ((largest,),) = self._rows(
                 f"SELECT max({self._quote(name)}) FROM {self._side(table)} WHERE"
                 f" {self._quote(COPY)} = %s AND {self._quote(name)} <= (SELECT seqmax"
                 f" FROM pg_catalog.pg_sequence WHERE seqrelid = {_RELATION})",
@@ -158,7 +158,7 @@ class PostgreSQLRowCopy(RowCopy):
 
     def _counted_columns(self, table: CapturedTable) -> list[tuple[str, str]]:
         """Return the columns whose default is the next number of a sequence, with its name as SQL."""
-        rows = self._run(
+        rows = self._rows(
             "SELECT a.attname, d.objid::pg_catalog.regclass::text FROM pg_catalog.pg_attribute a"
             " JOIN pg_catalog.pg_depend d ON d.refclassid = 'pg_catalog.pg_class'::regclass"
             " AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum"
@@ -176,7 +176,7 @@ class PostgreSQLRowCopy(RowCopy):
 
     def _advance(self, sequence: str, largest: int) -> None:
         """Let a sequence return numbers above ``largest`` from now on, beside sessions that use it."""
-        ((last, is_called, increment),) = self._run(
+        ((last, is_called, increment),) = self._rows(
             f"SELECT q.last_value, q.is_called, s.seqincrement FROM {sequence} q,"
             f" pg_catalog.pg_sequence s WHERE s.seqrelid = {_RELATION}",
             sequence,
@@ -189,9 +189,9 @@ class PostgreSQLRowCopy(RowCopy):
         # meanwhile. Otherwise take the missing numbers one by one.
         if missing > _TAKEN:
             last += missing * increment
-            self._run(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)
+            self._rows(f"SELECT pg_catalog.setval({_RELATION}, %s)", sequence, last)
         elif taken := missing + (not is_called):
-            self._run(
+            self._rows(
                 f"SELECT count(pg_catalog.nextval({_RELATION}))"
                 " FROM pg_catalog.generate_series(1, %s)",
                 sequence,
@@ -230,7 +230,7 @@ class PostgreSQLRowCopy(RowCopy):
             f"coalesce(sum(('x' || pg_catalog.substr(d, {start}, 16))::bit(64)::bigint), 0)"
             for start in (1, 17)
         )
-        ((count, one, two),) = self._run(
+        ((count, one, two),) = self._rows(
             f"SELECT count(*), {halves} FROM (SELECT {self._row_digest(table)} d FROM {source}"
             f" WHERE {condition}) digests",
             *params,

@@ -22,7 +22,7 @@ class SQLiteRowCopy(RowCopy):
         super().__init__(connection)
         connection.ensure_connection()
         connection.connection.create_function("sharded_orm_digest", -1, _digest, deterministic=True)
-        self._run("PRAGMA foreign_keys = OFF")
+        self._rows("PRAGMA foreign_keys = OFF")
 
     @contextmanager
     def _passing(self, number: int) -> Iterator[None]:
@@ -33,15 +33,15 @@ class SQLiteRowCopy(RowCopy):
             if self._count_changed(f"{fence} AND state = 'closed'", "passes", number) != 1:
                 raise self._not_closed(number)
             yield
-            self._run(fence, "closed", number)
+            self._rows(fence, "closed", number)
 
     def _read_columns(self, table: str) -> Iterator[CopiedColumn]:
-        for _, name, kind, *_, hidden in self._run(f"PRAGMA table_xinfo({self._quote(table)})"):
+        for _, name, kind, *_, hidden in self._rows(f"PRAGMA table_xinfo({self._quote(table)})"):
             if not hidden:
                 yield CopiedColumn(str(name), str(kind).lower())
 
     def _side_tables(self) -> list[str]:
-        names = self._run("SELECT name FROM sqlite_master WHERE type = 'table'")
+        names = self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")
         return [str(name) for (name,) in names if str(name).startswith(SIDE_PREFIX)]
 
     def _delete_batch(self, side: str, number: int) -> int:
@@ -65,15 +65,15 @@ class SQLiteRowCopy(RowCopy):
         return {
             table.name
             for table in tables
-            for row in self._run(f"PRAGMA foreign_key_list({self._quote(table.name)})")
+            for row in self._rows(f"PRAGMA foreign_key_list({self._quote(table.name)})")
             if not {row[5], row[6]} <= {"NO ACTION", "RESTRICT"}
         }
 
     def _unique_columns(self, table: str) -> Iterator[tuple[str, ...]]:
-        for _, name, is_unique, _, is_partial in self._run(
+        for _, name, is_unique, _, is_partial in self._rows(
             f"PRAGMA index_list({self._quote(table)})"
         ):
-            columns = self._run(f"PRAGMA index_info({self._quote(name)})")
+            columns = self._rows(f"PRAGMA index_info({self._quote(name)})")
             names = tuple(row[2] for row in columns)
             if is_unique and not is_partial and None not in names:
                 yield tuple(map(str, names))
@@ -105,7 +105,7 @@ class SQLiteRowCopy(RowCopy):
     def _digests(
         self, table: CapturedTable, source: str, condition: str, params: list[Any]
     ) -> RowDigests:
-        rows = self._run(
+        rows = self._rows(
             f"SELECT {self._row_digest(table)} FROM {source} WHERE {condition}", *params
         )
         total = 0

@@ -101,7 +101,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any)
             (3, KEY, None, None, None, None, None, None, None),
             (4, "ada", "c", "another key", b"x", "1", 1.0, 1, None),
         ):
-            reader._run(f"{insert} {marks}", *row)
+            reader._rows(f"{insert} {marks}", *row)
         for statement in (
             "INSERT INTO vote VALUES ('Ada', 'a'), ('Ada', 'b'), ('Bob', 'a')",
             f"INSERT INTO label VALUES (1, 0), (2, {LARGE}), (3, 4)",
@@ -285,7 +285,7 @@ def test_rows_that_have_changed_are_copied_again(pair: Pair) -> None:
 def test_each_fault_is_found_and_its_row_is_named(pair: Pair, fault: str) -> None:
     pair.copy()
     side = pair.writer._side(PHOTO)
-    pair.writer._run(fault.format(side, BYTES[pair.backend]).replace("%%", "%"))
+    pair.writer._rows(fault.format(side, BYTES[pair.backend]).replace("%%", "%"))
     assert pair.differing() == ["photo"]
     expected, copied = pair.reader.key_rows(PHOTO, KEY), pair.writer.copy_rows(PHOTO, 1)
     assert {pk for pk in {*expected, *copied} if expected.get(pk) != copied.get(pk)}

@@ -122,7 +122,7 @@ def _digests_without_id(session: Any, reader: Any) -> list[str]:
     reader._columns["every"] = tuple(column for column in columns if column.name != "id")
     rows = run(session, "SELECT 1")  # The session is there.
     assert rows == [(1,)]
-    digests = reader._run(f"SELECT {reader._row_digest(EVERY)} FROM every")
+    digests = reader._rows(f"SELECT {reader._row_digest(EVERY)} FROM every")
     reader._columns["every"] = columns
     return [digest for (digest,) in digests]
 

@@ -114,7 +114,7 @@ def test_withdrawing_waits_for_a_publication_under_way(pair: tuple[Database, Dat
 
     def publish() -> None:
         with publisher._passing(1):
-            publisher._run("INSERT INTO photo (id, user_id) VALUES (1, 7)")
+            publisher._rows("INSERT INTO photo (id, user_id) VALUES (1, 7)")
             inside.set()
             assert go_on.wait(PATIENCE)
 
@@ -122,7 +122,7 @@ def test_withdrawing_waits_for_a_publication_under_way(pair: tuple[Database, Dat
     publishing.start()
     assert inside.wait(PATIENCE)
     if not target.isolation:
-        writer._run(f"PRAGMA busy_timeout = {int(PATIENCE * 1000)}")
+        writer._rows(f"PRAGMA busy_timeout = {int(PATIENCE * 1000)}")
     writer._connection.inc_thread_sharing()
     withdrawing = threading.Thread(target=writer.withdraw, args=(TABLES, 1, 7))
     withdrawing.start()

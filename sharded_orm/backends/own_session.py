@@ -1,0 +1,29 @@
+"""A session of a move with one shard: nothing is part of a transaction of the application."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+
+class OwnSession:
+    """A session of its own with one shard, in autocommit. For one thread only.
+
+    As a context manager, it closes the session at the end of the block.
+
+    :param connection: a connection object of Django's own backend, which is used for nothing else.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._quote = connection.ops.quote_name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._connection.close()
+
+    def _rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, params or None)
+            return list(cursor.fetchall()) if cursor.description else []
