@@ -29,6 +29,9 @@ _RECORDABLE: Final = frozenset(
      "text", "mediumtext", "longtext", "uuid", "inet4", "inet6", "date", "datetime", "time",
      "year"}
 )  # fmt: skip
+# ER_ERROR_ON_RENAME, and how its message says that InnoDB has ended it because of a deadlock.
+_RENAME_FAILED: Final = 1025
+_LOCK_DEADLOCK: Final = "errno: 149 "
 # What SHOW CREATE TABLE says of the next number of a table.
 _COUNTER: Final = re.compile(r" AUTO_INCREMENT=\d+(?= )")
 
@@ -214,7 +217,7 @@ class MySQLSchemaMove(SchemaMove):
                     self._rows(f"RENAME TABLE {pairs}")
                     return began
                 except OperationalError as exc:
-                    if began > deadline or not (exc.args[0] == LOCK_WAIT or is_deadlock(exc)):
+                    if began > deadline or not _may_rename_again(exc):
                         raise
                 time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
         finally:
@@ -248,3 +251,13 @@ class MySQLSchemaMove(SchemaMove):
                 if name in counters and present.get(name) != counters[name]:
                     number = counters[name]
                     self._rows(f"ALTER TABLE {self._quote(hidden)} AUTO_INCREMENT = {number:d}")
+
+
+def _may_rename_again(error: OperationalError) -> bool:
+    """Whether others have stopped a RENAME TABLE, so that no table was renamed."""
+    number, text = error.args[0], str(error.args[-1])
+    return (
+        number == LOCK_WAIT
+        or is_deadlock(error)
+        or (number == _RENAME_FAILED and _LOCK_DEADLOCK in text)
+    )

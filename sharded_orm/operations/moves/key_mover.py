@@ -69,6 +69,8 @@ class KeyMover:
         self._check = check
         #: The number of rows of the last move, and the seconds for which its writes waited.
         self.rows, self.pause = 0, 0.0
+        # When writes of the last move began to wait; None if they do not wait any more.
+        self._closed_at: float | None = None
 
     # ##### Before the switch #####
 
@@ -193,6 +195,7 @@ class KeyMover:
             for too long. The source owns the key, and its fence may be closed.
         :raises LeaseLost: another process may move keys now. The key can be written.
         """
+        self.rows, self.pause = 0, 0.0
         cascading = self._sessions.copy(move.source).cascading(self._tables)
         self._open_sessions(move)
         move.enter(records.SWITCHING)
@@ -207,7 +210,7 @@ class KeyMover:
             except Error as exc:
                 if not (isinstance(exc, IntegrityError) or is_deadlock(exc)):
                     raise
-            began = time.monotonic()
+            self._closed_at = began = time.monotonic()
             try:
                 self._switch_once(move, began + self._options.max_pause, published, cascading)
             except _TooLong:
@@ -217,7 +220,7 @@ class KeyMover:
             except LeaseLost as exc:
                 self._give_up(move, exc)
                 raise
-            self.pause = time.monotonic() - began
+            self._end_pause()
             return
         raise MoveFailed(
             f"The {move} was given up, and the key is where it was: after {ATTEMPTS} attempts, its"
@@ -319,6 +322,11 @@ class KeyMover:
         move.switch()
         target.admit(move.number)
 
+    def _end_pause(self) -> None:
+        if self._closed_at is not None:
+            self.pause = time.monotonic() - self._closed_at
+            self._closed_at = None
+
     # ##### After the switch #####
 
     def settle(self, move: MoveRecord) -> None:
@@ -329,6 +337,7 @@ class KeyMover:
         """
         source, target = self._sessions.capture(move.source), self._sessions.capture(move.target)
         target.unwatch(move.number)
+        self._end_pause()  # If the switch has failed after the commit point, writes have waited till now.
         sessions = source.sessions()
         self._sessions.copy(move.source).prepare(self._tables)
         self._sessions.copy(move.source).set_aside(self._tables, move.number, move.value)

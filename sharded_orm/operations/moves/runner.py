@@ -304,11 +304,8 @@ class _Run:
 
     def _switch(self, mover: KeyMover, move: MoveRecord) -> None:
         mover.switch(move)
-        with self._lock:
-            self.report.rows += mover.rows
-            self.report.pauses.append(mover.pause)
         mover.settle(move)
-        self._moved(move)
+        self._moved(mover, move)
 
     def _recover(self, mover: KeyMover, move: MoveRecord) -> None:
         try:
@@ -407,7 +404,7 @@ class _Run:
         except Exception as exc:
             again = journal.one_line(exc).rstrip(".")
             if move.phase in (record.SWITCHED, record.SETTLED):
-                self._moved(move)
+                self._moved(mover, move)
                 with self._lock:
                     self.report.unsettled[move.text] = (
                         f"moved to shard {move.target}, but what is left on shard {move.source} or"
@@ -419,10 +416,13 @@ class _Run:
                     f"{why}. The move was not ended either ({again}). Nothing is lost: {self._repair}",
                 )
             return
-        self._moved(move)
+        self._moved(mover, move)
 
-    def _moved(self, move: MoveRecord) -> None:
+    def _moved(self, mover: KeyMover, move: MoveRecord) -> None:
         with self._lock:
+            self.report.rows += mover.rows
+            if mover.pause:
+                self.report.pauses.append(mover.pause)
             self.report.moved[move.text] = move.target
             self._progress.done(move.text, f"moved to shard {move.target}")
 

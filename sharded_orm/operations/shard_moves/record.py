@@ -39,6 +39,9 @@ class ShardMoveRecord:
         #: others have ended its move. That process does no harm to a later move, which has another
         #: number.
         self.number = number
+        #: When this process has hidden the tables, by ``time.monotonic()``. None if it has not, or if
+        #: the tables have their names again.
+        self.hidden_at: float | None = None
         self._prepared: topology.PreparedChange | None = None
 
     @classmethod

@@ -277,7 +277,7 @@ class ShardMover:
             self._record.prepare()
             self._record.enter(HIDING)
             try:
-                began = self._hide()
+                self._record.hidden_at = self._hide()
                 break
             except OperationalError as exc:
                 if time.monotonic() > deadline:
@@ -291,7 +291,6 @@ class ShardMover:
         self._record.enter(PUBLISHING)
         self._record.publish()
         self._show()
-        self.pause = time.monotonic() - began
         runtime.refresh()
 
     def _hide(self) -> float:
@@ -327,6 +326,9 @@ class ShardMover:
 
     def _show(self) -> None:
         self._target.schema.show(TRIGGER_PATIENCE)
+        if self._record.hidden_at is not None:
+            self.pause = time.monotonic() - self._record.hidden_at
+            self._record.hidden_at = None
 
     # ##### After the switch #####
 

@@ -80,6 +80,21 @@ print(json.dumps(moves.move_keys("books", [3], 1).to_json()))
     )
 
 
+def test_a_move_that_fails_after_its_switch_is_reported_with_its_pause(site: Site) -> None:
+    said = site.run(
+        MOVER
+        + """
+from django.db import OperationalError
+def fail(*args):
+    raise OperationalError("The session is gone.")
+after(MoveRecord, "switch", fail)
+report = moves.move_keys("books", [3], 1)
+print(report.moved, report.ok, report.rows > 0, [0 < pause < 30 for pause in report.pauses])
+"""
+    )
+    assert said.strip() == "{'3': 1} True True [True]"
+
+
 def test_verify_names_the_rows_that_are_elsewhere(site: Site) -> None:
     site.run(
         "execute('books_00001', \"INSERT INTO library_topic (id, writer_id, name) VALUES (77, 3, 'stray')\")"

@@ -404,3 +404,55 @@ def test_a_copy_is_removed_although_its_table_has_another_form_by_now(pair: Pair
     before = kept()
     pair.writer.discard_everywhere(1)
     assert kept() == {2: before[1] + photos}
+
+
+#: Definitions of a table beside its columns, and whether it may be published before the switch.
+EARLY = {
+    "a key of its own": ("", True),
+    "unique per key": (", UNIQUE (owner, word)", True),
+    # Another key may take such a value, which this key has given up on the source, until the switch.
+    "unique for all keys": (", UNIQUE (word)", False),
+    "unique twice": (", UNIQUE (owner, photo_id), UNIQUE (word)", False),
+}
+
+
+@pytest.mark.parametrize("definition", EARLY)
+def test_rows_with_unique_values_of_all_keys_come_at_the_switch(
+    pair: Pair, definition: str
+) -> None:
+    clause, may = EARLY[definition]
+    run(pair.at_target, f"{_EARLY_TABLE}{clause})")
+    assert pair.writer.may_publish_early(CapturedTable("early", ("id",), "owner")) is may
+
+
+_EARLY_TABLE = (
+    "CREATE TABLE early (id BIGINT NOT NULL PRIMARY KEY, owner VARCHAR(20) NOT NULL,"
+    " word VARCHAR(20), photo_id BIGINT"
+)
+
+
+@pytest.mark.parametrize("pair", BACKENDS[2:], indirect=True)
+@pytest.mark.parametrize(
+    ("action", "may"),
+    [
+        ("DEFERRABLE INITIALLY DEFERRED", True),
+        ("ON DELETE CASCADE DEFERRABLE", False),
+        ("ON UPDATE SET NULL DEFERRABLE", False),
+        ("", False),
+    ],
+)
+def test_rows_with_foreign_keys_that_act_at_once_come_at_the_switch(
+    pair: Pair, action: str, may: bool
+) -> None:
+    """A published row that changes is deleted and stored anew, which calls such a foreign key."""
+    run(pair.at_target, "DROP TABLE label")
+    run(
+        pair.at_target,
+        f"{_EARLY_TABLE}, FOREIGN KEY (photo_id) REFERENCES photo (id) {action})",
+    )
+    # The other unique value of photos counts as their key here, because this is not about it.
+    for table in (
+        CapturedTable("early", ("id",), "owner"),
+        CapturedTable("photo", ("id",), "slug"),
+    ):
+        assert pair.writer.may_publish_early(table) is may

@@ -155,6 +155,57 @@ mover.join()
     assert done.out.strip() == "True"
 
 
+_PROCEDURE = """
+import os
+from contextlib import nullcontext
+alias = "accounts_00000"
+if connections[alias].vendor == "postgresql":
+    name = f"public.calls_{os.getpid()}"
+    execute(alias, f"CREATE SEQUENCE {name}")
+    statement = f"do $$ BEGIN PERFORM nextval('{name}'); PERFORM 1 FROM library_order; END $$"
+    calls, drop = f"SELECT last_value FROM {name}", f"DROP SEQUENCE {name}"
+else:
+    shard = connections[alias].settings_dict["NAME"]
+    other = f"{shard}_calls"
+    execute(alias, f"CREATE DATABASE {other}")
+    execute(alias, f"CREATE TABLE {other}.calls (id INT)")
+    execute(alias, f"CREATE PROCEDURE {other}.work() BEGIN INSERT INTO {other}.calls VALUES (1); COMMIT;"
+        f" INSERT INTO {shard}.library_order () VALUES (); END")
+    statement = f" CALL {other}.work()"
+    calls, drop = f"SELECT COUNT(*) FROM {other}.calls", f"DROP DATABASE {other}"
+"""
+
+
+@pytest.mark.parametrize("block", ["nullcontext()", "transaction.atomic(using=alias)"])
+def test_a_procedure_is_not_repeated(site: Site, block: str) -> None:
+    """It may have committed a part of its work before it found no table."""
+    if site.backend == "sqlite3":
+        return  # It has no procedures.
+    done = site.python(
+        "run",
+        _RUN
+        + _PROCEDURE
+        + f"""
+stop_before("_copy_the_rest")
+mover.start()
+assert is_reached.wait(60)
+moved_shards.has_hidden_tables = has_hidden_tables
+try:
+    with {block}:
+        execute(alias, statement)
+except ShardMoved as error:
+    print("A part may have been done already" in str(error), end=" ")
+print(*execute(alias, calls)[0], end=" ")
+may_go_on.set()
+mover.join()
+print(reports[0].moved)
+execute(alias, drop)
+""",
+    )
+    assert done.code == 0, done.err
+    assert done.out.strip() == "True 1 {0: 'db2'}"
+
+
 def test_migrate_creates_no_tables_beside_hidden_ones(site: Site) -> None:
     done = site.python(
         "run",
@@ -206,6 +257,27 @@ print(json.dumps(shard_moves.move_shards("accounts", [0, 1], "db2").to_json()))
         "0": "db2",
         "1": "db2",
     }
+
+
+def test_a_move_that_fails_after_its_publication_is_reported_with_its_pause(site: Site) -> None:
+    done = site.python(
+        "run",
+        PREAMBLE
+        + """
+from django.db import OperationalError
+from sharded_orm.operations import shard_moves
+from sharded_orm.operations.shard_moves.record import ShardMoveRecord
+publish = ShardMoveRecord.publish
+def failing(self):
+    publish(self)
+    raise OperationalError(2006, "Server has gone away")
+ShardMoveRecord.publish = failing
+report = shard_moves.move_shards("accounts", [0], "db2")
+print(report.moved, report.ok, [0 < pause < 30 for pause in report.pauses])
+""",
+    )
+    assert done.code == 0, done.err
+    assert done.out.strip() == "{0: 'db2'} True [True]"
 
 
 def test_tables_in_the_way_are_named(site: Site) -> None:

@@ -83,6 +83,7 @@ class StormSite(shard_moves_site.Site):
         setting["PLACEMENT_LEASE"] = LEASE
         # Whatever takes longer hangs: then a write that is not in a transaction fails, and the test.
         setting["MOVE_WAIT"] = 60
+        setting["TICKET_OPTIONS"] = {"TIMEOUT": 30}
         setting["CACHE"] |= {"TIMEOUT": 2, "COMMIT_WITHIN": 5, "QUARANTINE": 11}
         setting["TOPOLOGY"]["OPTIONS"] |= {"INTERVAL": 1, "TIMEOUT": 4}
         self.save()
