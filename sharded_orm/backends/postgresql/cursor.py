@@ -166,7 +166,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
         :param more: statements that are sent in the same packet, before this one.
         """
-        if kind:
+        if kind and not _SAVEPOINT <= kind <= _RELEASE:
             connection.only_reads = False
         session, prefix = connection.begin_statement(kind)
         try:
