@@ -28,7 +28,7 @@ from sharded_orm.backends.postgresql.client import DatabaseClient
 from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor
-from sharded_orm.backends.postgresql.extension_types import spare_groups
+from sharded_orm.backends.postgresql.extension_types import share_types
 from sharded_orm.backends.postgresql.features import DatabaseFeatures
 from sharded_orm.backends.postgresql.node import PostgreSQLPool, close_sessions, node_pool
 from sharded_orm.backends.postgresql.node_cursor import PostgreSQLNodeCursor, PostgreSQLNodeStream
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 W = TypeVar("W", bound=SessionIdentity)
 
-# Done when the module is imported, so before a group can have an alias with this backend.
-spare_groups()
+# Done when the module is imported, so before an alias can have this backend.
+share_types()
 
 # Options of Django's backend that would defeat the shared sessions, with the remedy.
 _REFUSED_OPTIONS = {

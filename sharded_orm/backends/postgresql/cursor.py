@@ -225,7 +225,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.STATE:
             connection.pin(reason(text))
         self._run_held(connection, kind, query, params, options, more)
-        if kind is PostgreSQLKind.PATH and resets_path(text):
+        if kind is PostgreSQLKind.EXTENSION:
+            connection.pool.type_oids.clear()
+        elif kind is PostgreSQLKind.PATH and resets_path(text):
             # On a connection of Django's own backend, the default is the path of its options.
             connection.restore_path()
 

@@ -1,34 +1,43 @@
-"""Keeps ``django.contrib.postgres`` from asking a group for the types of extensions.
+"""The types of extensions, for which ``django.contrib.postgres`` asks.
 
-When this app is loaded, it asks each alias that is in use for the types of hstore and citext. That
-happens again if ``INSTALLED_APPS`` is overridden. The alias of a group refuses SQL. It needs no answer:
-values pass through the sessions of its shards, for whose aliases the app asks when they connect.
+That app asks each alias for the numbers of the types hstore and citext when the alias connects, and
+when the app is loaded while the alias is in use. All schemas of a database have the same types. So
+each pool is asked once, in place of thousands of aliases. The alias of a group refuses SQL. It needs
+no answer: values pass through the sessions of its shards.
 """
 
 from __future__ import annotations
 
 from functools import wraps
+from typing import Any
 
 from django.contrib.postgres import signals
 from django.db import connections
 
 from sharded_orm.backends.group.alias import GroupAliasMixin
+from sharded_orm.backends.group.member import ShardConnectionMixin
+
+#: The numbers of the types of one name, and those of their arrays.
+Oids = tuple[tuple[int, ...], tuple[int, ...]]
 
 _stock_type_oids = signals.get_type_oids
 
 
 @wraps(_stock_type_oids)
-def _type_oids(connection_alias: str, type_name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if isinstance(connections[connection_alias], GroupAliasMixin):
+def _type_oids(connection_alias: str, type_name: str) -> Oids:
+    connection: Any = connections[connection_alias]
+    if isinstance(connection, GroupAliasMixin):
         return (), ()
-    oids: tuple[tuple[int, ...], tuple[int, ...]] = _stock_type_oids(connection_alias, type_name)
-    return oids
+    if not isinstance(connection, ShardConnectionMixin):
+        oids: Oids = _stock_type_oids(connection_alias, type_name)
+        return oids
+    known: dict[str, Oids] = connection.node_pool.type_oids
+    if type_name not in known:
+        known[type_name] = _stock_type_oids(connection_alias, type_name)
+    return known[type_name]
 
 
-def spare_groups() -> None:
-    """Let ``django.contrib.postgres`` find no types of extensions at the alias of a group.
-
-    Further calls do nothing.
-    """
+def share_types() -> None:
+    """Let ``django.contrib.postgres`` ask each pool once, and no group. Further calls do nothing."""
     # The app has no hook for this. Its functions for hstore and for citext call get_type_oids().
     signals.get_type_oids = _type_oids
