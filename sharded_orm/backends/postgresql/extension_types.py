@@ -15,7 +15,6 @@ from django.contrib.postgres import signals
 from django.db import connections
 
 from sharded_orm.backends.group.alias import GroupAliasMixin
-from sharded_orm.backends.group.member import ShardConnectionMixin
 
 #: The numbers of the types of one name, and those of their arrays.
 Oids = tuple[tuple[int, ...], tuple[int, ...]]
@@ -28,10 +27,9 @@ def _type_oids(connection_alias: str, type_name: str) -> Oids:
     connection: Any = connections[connection_alias]
     if isinstance(connection, GroupAliasMixin):
         return (), ()
-    if not isinstance(connection, ShardConnectionMixin):
-        oids: Oids = _stock_type_oids(connection_alias, type_name)
-        return oids
-    known: dict[str, Oids] = connection.node_pool.type_oids
+    # An alias with a backend of Django has no such pool, and keeps what it knows to itself.
+    pool = getattr(connection, "node_pool", None)
+    known: dict[str, Oids] = {} if pool is None else pool.type_oids
     if type_name not in known:
         known[type_name] = _stock_type_oids(connection_alias, type_name)
     return known[type_name]
