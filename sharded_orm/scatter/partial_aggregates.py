@@ -130,7 +130,7 @@ class Merger:
                 if partial.kind in ("min", "max"):
                     self._extreme(partial.kind, part, whole, row)
                 elif partial.kind == "combined":
-                    self._combine(partial.combine, part, whole, row)
+                    self._add_combined(partial.combine, part, whole, row)
                 else:
                     self._comparison.add(part, row, whole)
 
@@ -145,7 +145,7 @@ class Merger:
         self._comparison.carry(part, row, whole)
 
     @staticmethod
-    def _combine(combine: Combine, part: int, whole: list[Any], row: Row) -> None:
+    def _add_combined(combine: Combine, part: int, whole: list[Any], row: Row) -> None:
         value = row[part]
         if value is None:
             return

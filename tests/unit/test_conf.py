@@ -80,7 +80,7 @@ def test_the_options_of_the_cache() -> None:
                     "OPTIONS": {"options": "-c search_path=photos"},
                 }
             ),
-            r"node 'a': OPTIONS\['options'\] must not set search_path; DATABASE_NAME of the group",
+            "node 'a': OPTIONS['options'] must not set search_path; DATABASE_NAME of the group",
         ),
         (broken(NODES__a__SCHEMA="photos_00000"), "unknown key 'SCHEMA'"),
         (broken(NODES__a={"ENGINE": "sharded_orm.backends.sqlite3"}), "NAME must be the folder"),
