@@ -76,7 +76,8 @@
     │   └── TopologyUnavailable    (ImproperlyConfigured)  there is no topology
     ├── InvalidID                  (ValueError)            a number is not an id of the field's layout
     │   └── TimestampExhausted                             the time no longer fits into an id
-    └── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
+    ├── PackedIDMismatch           (IntegrityError)        the id of a new row is of another shard or type
+    └── TimestampedIDMismatch      (IntegrityError)        a database made an id with another shard's number
 
 Each error also inherits from the class in parentheses. For errors that a program can handle, that
 is the class which existing ``except`` clauses catch. Mistakes of a program are ``RuntimeError``:
@@ -575,4 +576,11 @@ class PackedIDMismatch(ShardedOrmError, IntegrityError):
     """The id of a new row contains the number of a shard or of a table that is not the row's own.
 
     The id may be given by the caller or generated.
+    """
+
+
+class TimestampedIDMismatch(ShardedOrmError, IntegrityError):
+    """The database of a shard made an id that contains the number of another shard.
+
+    The schema was copied from that shard.
     """

@@ -101,7 +101,11 @@ def _mysql(
 def _postgresql(
     addresses: list[dict[str, Any]], prefix: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    engine: dict[str, Any] = {"ENGINE": "sharded_orm.backends.postgresql", "CONN_MAX_AGE": 60}
+    engine: dict[str, Any] = {
+        "ENGINE": "sharded_orm.backends.postgresql",
+        "CONN_MAX_AGE": 60,
+        "OPTIONS": {"isolation_level": 2},  # READ COMMITTED, as a number of psycopg
+    }
     one, two = addresses[0], addresses[-1]
     # The second ticket server is on the other node, if there is one.
     databases = {

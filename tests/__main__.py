@@ -127,8 +127,6 @@ ON_POSTGRESQL = (
     "tests/admin/test_changing.py",
 )
 
-# All that is marked, but for the tickets: on PostgreSQL they have another form, whose tests are in
-# tests/integration/tickets/postgresql.
 LONG_ON_POSTGRESQL = (
     "tests/contract",
     "tests/integration/cache",
@@ -136,6 +134,7 @@ LONG_ON_POSTGRESQL = (
     "tests/integration/migrate",
     "tests/integration/scatter",
     "tests/integration/subqueries",
+    "tests/integration/tickets",
     "tests/integration/test_autonomous.py",
     "tests/integration/test_directory.py",
 )

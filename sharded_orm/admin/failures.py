@@ -42,8 +42,9 @@ def cause_of(error: BaseException) -> str:
     code = error.args[0] if error.args else None
     if isinstance(code, int) and code in _LOGIN:
         return f"access denied ({code})"
-    text = without_accounts(str(error.args[-1])) if error.args else ""
-    if isinstance(code, int) and is_node_gone(error):
+    # PostgreSQL's client library says it in several lines.
+    text = " ".join(without_accounts(str(error.args[-1])).split()) if error.args else ""
+    if is_node_gone(error):
         return f"the node does not answer ({text or code})"
     if isinstance(error, ShardDatabaseMissing):
         # Do not show the text of ShardDatabaseMissing, because it names folders of the server. The

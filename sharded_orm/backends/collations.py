@@ -68,9 +68,7 @@ class Collations:
         :param definition: the column's type and ``NULL`` or ``NOT NULL``, in SQL.
         :param collation: the collation that :meth:`exact_collation` returns, or "".
         """
-        kind = definition.removesuffix(" NOT NULL").removesuffix(" NULL")
-        null = definition.removeprefix(kind)
-        return f"ALTER TABLE `{table}` MODIFY `{column}` {kind} COLLATE {collation}{null}"
+        raise NotImplementedError
 
 
 class SQLiteCollations(Collations):
@@ -110,6 +108,11 @@ class MySQLCollations(Collations):
 
     def exact_collation(self, connection: Any) -> str | None:
         return MySQLFlavor.of(connection).exact_collation
+
+    def exact_column_sql(self, table: str, column: str, definition: str, collation: str) -> str:
+        kind = definition.removesuffix(" NOT NULL").removesuffix(" NULL")
+        null = definition.removeprefix(kind)
+        return f"ALTER TABLE `{table}` MODIFY `{column}` {kind} COLLATE {collation}{null}"
 
 
 class PostgreSQLCollations(Collations):

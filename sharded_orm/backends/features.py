@@ -7,6 +7,7 @@ any backend.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from sharded_orm.backends.collations import (
@@ -44,10 +45,8 @@ class ShardFeatures:
     exact_averages: ClassVar[Literal["fixed", "significant"] | None] = None
     #: Whether Django casts the average of a ``DurationField`` to an integer.
     averages_durations_to_integers: ClassVar[bool] = False
-    #: The server's own isolation level, which applies if ``isolation_level`` in ``OPTIONS`` is
-    #: None. Given as SQL words in lower case ("repeatable read"). None for databases whose
-    #: ``isolation_level`` is not given in such words.
-    default_isolation_level: ClassVar[str | None] = None
+    #: How ``OPTIONS`` name the isolation level READ COMMITTED, for hints.
+    read_committed: ClassVar[str] = ""
     #: Whether a column's default in the database can generate the ids of a ``TimestampedIDField``.
     makes_timestamped_ids: ClassVar[bool] = False
     #: A statement after which a transaction checks no foreign keys. "" if Django's
@@ -57,6 +56,16 @@ class ShardFeatures:
     errors_end_transactions: ClassVar[bool] = False
     #: Whether a replica of a node can be promoted to primary.
     supports_promotion: ClassVar[bool] = False
+
+    @classmethod
+    def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
+        """Return the isolation level of an alias, as SQL words in lower case ("read committed").
+
+        "unknown" if only the server knows. None if the kind of database has no levels.
+
+        :param options: ``OPTIONS`` of the alias.
+        """
+        return None
 
 
 class MySQLFeatures(ShardFeatures):
@@ -68,8 +77,14 @@ class MySQLFeatures(ShardFeatures):
     collations = MySQLCollations()
     exact_averages = "fixed"
     averages_durations_to_integers = True
-    default_isolation_level = "repeatable read"
+    read_committed = "'read committed', Django's default for MySQL"
     supports_promotion = True
+
+    @classmethod
+    def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
+        level = options.get("isolation_level", "read committed")
+        # None chooses the server's default.
+        return level.lower() if isinstance(level, str) else "repeatable read"
 
 
 class SQLiteFeatures(ShardFeatures):
@@ -91,7 +106,22 @@ class PostgreSQLFeatures(ShardFeatures):
     # Neither does the transaction call triggers, but for those that are always called.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
+    read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"
 
+    @classmethod
+    def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
+        # Without the option, the level is a setting of the server, the database or the role, which may
+        # change at any time. With the option, each BEGIN names the level.
+        return _POSTGRESQL_LEVELS.get(options.get("isolation_level"), "unknown")
+
+
+#: The values of psycopg's ``IsolationLevel``. For the server, READ UNCOMMITTED is READ COMMITTED.
+_POSTGRESQL_LEVELS: dict[Any, str] = {
+    1: "read committed",
+    2: "read committed",
+    3: "repeatable read",
+    4: "serializable",
+}
 
 _BY_VENDOR: dict[str, type[ShardFeatures]] = {
     "mysql": MySQLFeatures,

@@ -36,6 +36,14 @@ class OperationsMixin(BaseDatabaseOperations):
         """
         raise NotImplementedError
 
+    def set_counter_sql(self, table: str, column: str, following: str) -> str:
+        """Return an SQL statement with which an operator sets the counter of ``table``.
+
+        :param column: the column that the counter fills.
+        :param following: the number that the next row gets.
+        """
+        raise NotImplementedError
+
     def execute_sql_flush(self, sql_list: Any) -> None:
         # Tell the cache about the flush here, because no compiler does: the DELETE or TRUNCATE
         # statements in sql_list are not made by the ORM.

@@ -299,17 +299,20 @@ def _isolation(cached: Sequence[Any]) -> Iterator[checks.CheckMessage]:
             alias = router.db_for_write(model)
             places[f"database {alias!r}"] = connections.settings[alias]
     for place, entry in places.items():
-        options = entry.get("OPTIONS", {})
-        level = options.get("isolation_level", "read committed")
-        if level is None:
-            level = features_of(
-                load_backend(entry["ENGINE"]).DatabaseWrapper
-            ).default_isolation_level
-        if isinstance(level, str) and level.lower() in _SNAPSHOTS:
+        features = features_of(load_backend(entry["ENGINE"]).DatabaseWrapper)
+        level = features.isolation_level(entry.get("OPTIONS", {}))
+        if level in _SNAPSHOTS:
             yield checks.Warning(
                 f"The isolation level of {place} is {level!r}: inside a transaction nothing is read"
                 " from the cache there, as it may be newer than what the transaction may see.",
-                hint="Use 'read committed', Django's default for MySQL; or silence this.",
+                hint=f"Use {features.read_committed}; or silence this.",
+                id="sharded_orm.W036",
+            )
+        elif level == "unknown":
+            yield checks.Warning(
+                f"The isolation level of {place} is not in its OPTIONS, so only the server knows it:"
+                " inside a transaction nothing is read from the cache there.",
+                hint=f"Set OPTIONS['isolation_level'] to {features.read_committed}; or silence this.",
                 id="sharded_orm.W036",
             )
 

@@ -105,6 +105,11 @@ def _node(where: str, node: Mapping[str, Any], problems: list[str]) -> dict[str,
         problems.append(f"{where}NAME is not allowed; DATABASE_NAME of the group names the schemas")
     elif engine == _POSTGRESQL and not (node.get("NAME") or _has_service(node)):
         problems.append(f"{where}NAME must be the database that holds the shards' schemas")
+    if engine == _POSTGRESQL and _names_a_schema(node):
+        problems.append(
+            f"{where}OPTIONS['options'] must not set search_path; DATABASE_NAME of the group names the"
+            " schemas"
+        )
     return settings
 
 
@@ -119,6 +124,11 @@ def _check_pool(where: str, pool: Mapping[str, Any], engine: Any, problems: list
             problems.append(f"{where}POOL: {key} must be a number from 1, not {value!r}")
     if "TIMEOUT" in pool:
         seconds(f"{where}POOL: ", "TIMEOUT", pool, 1, problems)
+
+
+def _names_a_schema(node: Mapping[str, Any]) -> bool:
+    options = node.get("OPTIONS")
+    return isinstance(options, Mapping) and "search_path" in str(options.get("options", ""))
 
 
 def _has_service(node: Mapping[str, Any]) -> bool:

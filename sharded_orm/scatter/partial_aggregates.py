@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -17,22 +18,39 @@ from sharded_orm.scatter.arithmetic import Divide, add, divider, quotient
 from sharded_orm.scatter.comparison import Comparison, Row
 from sharded_orm.scatter.refusals import refuse
 
+Combine = Callable[[Any, Any], Any]
+"""A function that returns the aggregate of all rows, given the aggregates of two parts of the rows."""
+
+#: The aggregates of PostgreSQL whose values are combined without a loss. They are known by name, because
+#: their module can be imported only if psycopg is installed.
+_COMBINED: Mapping[tuple[str, str], Combine] = {
+    ("django.contrib.postgres.aggregates.general", name): combine
+    for name, combine in {
+        "BitAnd": operator.and_,
+        "BitOr": operator.or_,
+        "BitXor": operator.xor,
+        "BoolAnd": operator.and_,
+        "BoolOr": operator.or_,
+    }.items()
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Partial:
     """An aggregate in column number ``column`` of the select list, and how to merge its values.
 
-    ``kind`` is "count", "sum", "min", "max" or "avg". ``parts`` are the numbers of the columns to
+    ``kind`` is "count", "sum", "min", "max", "avg" or "combined". ``parts`` are the numbers of the columns to
     merge over the shards. For avg, these are a column with the sum and one with the count;
     otherwise, one column with the aggregate itself. If the merged value is NULL, the result is the
     value that a shard sent in ``column``, such as the default of ``Sum(..., default=0)``.
-    ``divide`` computes an average.
+    ``divide`` computes an average. ``combine`` merges two values of the kind "combined".
     """
 
     column: int
     kind: str
     parts: tuple[int, ...]
     divide: Divide = quotient
+    combine: Combine = operator.and_
 
     @property
     def compared(self) -> tuple[int, ...]:
@@ -59,6 +77,10 @@ def partial_of(
         if any(d.contains_aggregate or d.contains_column_references for d in defaults):
             raise _refuse(expression)
     kind = type(aggregate)
+    is_whole = aggregate is expression
+    if (combine := _COMBINED.get((kind.__module__, kind.__name__))) is not None:
+        part = column if is_whole else add_column(aggregate)
+        return Partial(column, "combined", (part,), combine=combine)
     if kind not in (Count, Sum, Min, Max, Avg):
         raise _refuse(expression)
     if aggregate.distinct:
@@ -66,7 +88,6 @@ def partial_of(
             f"{kind.__name__}(distinct=True) over groups that span shards",
             "group by the shard key, or aggregate values(...).distinct() in Python",
         )
-    is_whole = aggregate is expression
     if kind is not Avg:
         part = column if is_whole else add_column(aggregate)
         return Partial(column, kind.__name__.lower(), (part,))
@@ -79,8 +100,9 @@ def partial_of(
 
 def _refuse(expression: Any) -> Exception:
     return refuse(
-        f"the aggregate {type(expression).__name__}",
-        "use Count, Sum, Avg, Min and Max as they are, and compute with their results in Python",
+        f"the aggregate {type(expression).__name__} of rows on several shards",
+        "group by the shard key; or use Count, Sum, Avg, Min and Max as they are, and compute with"
+        " their results, or with the rows, in Python",
     )
 
 
@@ -107,6 +129,8 @@ class Merger:
                 seen.add(part)
                 if partial.kind in ("min", "max"):
                     self._extreme(partial.kind, part, whole, row)
+                elif partial.kind == "combined":
+                    self._add_combined(partial.combine, part, whole, row)
                 else:
                     self._comparison.add(part, row, whole)
 
@@ -119,6 +143,16 @@ class Merger:
             if not (new < old if kind == "min" else old < new):
                 return
         self._comparison.carry(part, row, whole)
+
+    @staticmethod
+    def _add_combined(combine: Combine, part: int, whole: list[Any], row: Row) -> None:
+        value = row[part]
+        if value is None:
+            return
+        # Values of the type bit are texts.
+        if not isinstance(value, int):
+            raise refuse(f"such an aggregate of {value!r}", "aggregate integers or booleans")
+        whole[part] = value if whole[part] is None else combine(whole[part], value)
 
     def finish(self, whole: list[Any]) -> None:
         """Write the final values of the aggregates into the merged row ``whole``.

@@ -185,7 +185,7 @@ def problems(topology: Topology) -> list[str]:
     for group in topology.groups.values():
         problems += _range_problems(topology, group)
         problems += _name_problems(group)
-        problems += _long_names(topology, group)
+        problems += _names_for_postgresql(topology, group)
         if group.ranges and not group.open_ranges and group.strategy in ("directory", "embedded"):
             problems.append(f"group {group.name!r}: no range is open for new keys")
     if not problems:
@@ -246,8 +246,8 @@ def _name_problems(group: ShardGroup) -> Iterator[str]:
         yield f"{where}: DATABASE_NAME is {group.database_name!r}; {exc}"
 
 
-def _long_names(topology: Topology, group: ShardGroup) -> Iterator[str]:
-    """Yield a problem if PostgreSQL would truncate the name of a schema of ``group``.
+def _names_for_postgresql(topology: Topology, group: ShardGroup) -> Iterator[str]:
+    """Yield a problem for each reason why a schema of ``group`` cannot have its name on PostgreSQL.
 
     PostgreSQL truncates a long name without an error, so two shards could get the same schema.
     """
@@ -268,6 +268,17 @@ def _long_names(topology: Topology, group: ShardGroup) -> Iterator[str]:
         yield (
             f"group {group.name!r}: the schema {longest!r} has {size} bytes, and PostgreSQL cuts names"
             f" off after {_POSTGRESQL_NAME}; give the group a shorter DATABASE_NAME"
+        )
+    if '"' in longest:
+        # Django's quote_name() takes a quoted name as it is, and escapes no quote.
+        yield (
+            f"group {group.name!r}: the schema {longest!r} has a quote in its name; leave it out of"
+            " DATABASE_NAME, because names are quoted in SQL anyway"
+        )
+    if longest.startswith("pg_"):
+        yield (
+            f"group {group.name!r}: the schema {longest!r} begins with 'pg_', which PostgreSQL reserves"
+            " for its own; give the group another DATABASE_NAME"
         )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
+from django.core.management.color import no_style
+from django.db import connection
 from django.test import Client
 from django.urls import clear_url_caches, path, reverse
 from django.utils.formats import reset_format_cache
@@ -35,6 +37,10 @@ def placed(db: None) -> None:
     Person.objects.bulk_create(
         Person(pk=key, username=f"person{key}") for key in (*SHARD, UNPLACED)
     )
+    # A sequence of PostgreSQL takes no notice of given ids.
+    with connection.cursor() as cursor:
+        for statement in connection.ops.sequence_reset_sql(no_style(), [Person]):
+            cursor.execute(statement)
 
 
 def logged_in(user: User) -> Client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -141,8 +142,7 @@ def test_a_node_that_is_down_is_asked_once(
     admin_client: Client, node_down: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that is down is tried once, not for each shard: each try may take seconds."""
-    from sharded_orm.backends.mysql import node as pools
-
+    pools = import_module(f"sharded_orm.backends.{connections[SHARD[TWO]].vendor}.node")
     tried = []
     connect = pools.connect
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connections, models, transaction
 from django.db.models import F
+from django.test import modify_settings
 from django.test.utils import CaptureQueriesContext
 
 from tests.cached.models import CachedBill
@@ -128,3 +129,12 @@ def test_a_task_writes_a_row(photos: list[Photo]) -> None:
     assert Photo.objects.get(user_id=ONE, pk=photos[0].pk).stars == 5
     # The same id on another shard.
     assert Photo.objects.get(user_id=TWO, pk=photos[0].pk).stars is None
+
+
+@pytest.mark.postgresql_settings
+def test_apps_that_are_loaded_again_while_a_group_is_in_use() -> None:
+    """Django's app for PostgreSQL then asks each alias in use for the types of extensions."""
+    assert not Photo.objects.filter(user_id=ONE).exists()
+    assert connections["photos"].connection is not None
+    with modify_settings(INSTALLED_APPS={"remove": ["tests.specimens"]}):
+        assert not Photo.objects.filter(user_id=ONE).exists()

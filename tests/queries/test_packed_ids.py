@@ -413,7 +413,7 @@ def test_a_table_that_counts_from_1_stores_no_row(
     near = on(5, name="near")
     Board.objects.filter(pk=near.pk).delete()
     restart_counter("pins_00005", "photos_app_board", 1)
-    remedy = r"counted 1, .*migrate_shards --group pins --shards 5"
+    remedy = r"counted 1, .*migrate --database pins_00005"
     if inside:
         with pytest.raises(PackedIDMismatch, match=remedy), sharded_orm.atomic(near):
             write(near)

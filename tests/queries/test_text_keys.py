@@ -16,6 +16,7 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 from sharded_orm import runtime
+from sharded_orm.backends.collations import PostgreSQLCollations
 from sharded_orm.exceptions import InexactShardKey, InvalidShardKey
 from sharded_orm.models.fields.text import exact_collation
 from sharded_orm.models.text_keys import guard
@@ -356,6 +357,21 @@ class TestFirstUse:
             Event.objects.filter(account="Ada").exists()
         undo()
         assert not Event.objects.filter(account="Ada").exists()
+
+    @pytest.mark.postgresql_settings
+    def test_the_statement_of_the_remedy_mends_the_column(self, altered: Any) -> None:
+        altered(Event, "account", inexact()[0], ["events_00005"])
+        connection: Any = connections["events_00005"]
+        table, column = "photos_app_event", "account"
+        types = connection.column_types([connection.shard], [table], [column])
+        definition = types["events_00005"][table][column].definition
+        sql = PostgreSQLCollations().exact_column_sql(table, column, definition, "")
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+        guard.forget()
+        assert not Event.objects.using("events_00005").exists()
+        types = connection.column_types([connection.shard], [table], [column])
+        assert types["events_00005"][table][column].definition == definition
 
     @pytest.mark.mysql_settings
     def test_a_column_that_drops_spaces_is_refused(self, altered: Any) -> None:

@@ -380,6 +380,8 @@ def test_on_postgresql_the_database_makes_the_id(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         "sharded_orm.models.fields.timestamped.connections", {"visits_00001": postgresql}
     )
+    monkeypatch.setitem(FIELD.__dict__, "_confirmed", {"visits_00001"})
+    one, two = (int(TimestampedID(77, 1, number)) for number in (1, 2))
     visits = [Visit(page="a"), Visit(page="b")]
     fields = [FIELD, Visit._meta.get_field("page")]
 
@@ -391,10 +393,10 @@ def test_on_postgresql_the_database_makes_the_id(monkeypatch: pytest.MonkeyPatch
         ((sql, params),) = compiler.as_sql()
         assert sql.endswith('VALUES (DEFAULT, %s), (DEFAULT, %s) RETURNING "photos_app_visit"."id"')
         assert params == ("a", "b")
-        return [(11,), (12,)]
+        return [(one,), (two,)]
 
     assert FIELD.insert_rows(visits, "visits_00001", [], insert) == [(), ()]
-    assert [visit.pk for visit in visits] == [11, 12]
+    assert [visit.pk for visit in visits] == [one, two]
 
     def fail(returning: Any) -> list[Any]:
         raise IntegrityError
@@ -407,9 +409,9 @@ def test_on_postgresql_the_database_makes_the_id(monkeypatch: pytest.MonkeyPatch
     # Some of the inserted rows may have ids, if the id is not the primary key.
     given = int(TimestampedID(77, 1, 5))
     visits = [Visit(pk=given, page="a"), Visit(page="b")]
-    answer = FIELD.insert_rows(visits, "visits_00001", [], lambda returning: [(given,), (12,)])
+    answer = FIELD.insert_rows(visits, "visits_00001", [], lambda returning: [(given,), (two,)])
     assert answer == [(), ()]
-    assert [visit.pk for visit in visits] == [given, 12]
+    assert [visit.pk for visit in visits] == [given, two]
 
 
 def test_the_field_in_migrations() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
 from sharded_orm.topology.aliases import sharded_databases
 from tests.services.postgresql import ENVIRONMENT, addresses_from_environment
@@ -17,6 +18,9 @@ if len(_servers) < 2:
     )
 _one, _two = _servers[:2]
 
+# Cached models are read from the cache in transactions only if the level is named.
+_options = {"OPTIONS": {"isolation_level": IsolationLevel.READ_COMMITTED}}
+
 INSTALLED_APPS = [*INSTALLED_APPS, "django.contrib.postgres", "tests.specimens"]
 
 # Cached models are in the first global alias; the other aliases use Django's stock backend. The
@@ -30,8 +34,9 @@ DATABASES = sharded_databases(
             else "django.db.backends.postgresql",
             "NAME": f"sharded_orm_{alias}",
             **(_two if alias == "tickets_2" else _one).django(),
+            **_options,
         }
         for alias in GLOBAL_ALIASES
     }
 )
-SHARDED_ORM = sharded_orm({"db1": _one.node(), "db2": _two.node()})
+SHARDED_ORM = sharded_orm({"db1": _one.node(**_options), "db2": _two.node(**_options)})

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from django.contrib.postgres.fields import ArrayField, DateTimeRangeField, IntegerRangeField
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import (
+    ArrayField,
+    DateTimeRangeField,
+    IntegerRangeField,
+    RangeOperators,
+)
 from django.db import models
 
 from sharded_orm.models import ShardedModel
@@ -22,6 +28,15 @@ class Specimen(ShardedModel):
     ratio = models.FloatField(null=True)
     took = models.DurationField(null=True)
     big = models.BigIntegerField(null=True)
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="booked_once",
+                expressions=[("span", RangeOperators.OVERLAPS)],
+                condition=models.Q(text="booked"),
+            )
+        ]
 
     class ShardMeta:
         group = "photos"

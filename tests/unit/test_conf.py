@@ -72,6 +72,17 @@ def test_the_options_of_the_cache() -> None:
             broken(NODES__a__ENGINE="sharded_orm.backends.postgresql"),
             "NAME must be the database that holds the shards' schemas",
         ),
+        (
+            broken(
+                NODES__a={
+                    "ENGINE": "sharded_orm.backends.postgresql",
+                    "NAME": "site",
+                    "OPTIONS": {"options": "-c search_path=photos"},
+                }
+            ),
+            "node 'a': OPTIONS['options'] must not set search_path; DATABASE_NAME of the group",
+        ),
+        (broken(NODES__a__SCHEMA="photos_00000"), "unknown key 'SCHEMA'"),
         (broken(NODES__a={"ENGINE": "sharded_orm.backends.sqlite3"}), "NAME must be the folder"),
         (broken(NODES__b=3), "must be a dict like an entry of DATABASES"),
         (broken(GROUPS__photos__STRATEGY=None), "STRATEGY must be"),

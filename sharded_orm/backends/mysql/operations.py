@@ -17,6 +17,9 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def show_definition_sql(self, table: str) -> str:
         return f"SHOW CREATE TABLE {table}"
 
+    def set_counter_sql(self, table: str, column: str, following: str) -> str:
+        return f"ALTER TABLE {table} AUTO_INCREMENT = {following}"
+
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():

@@ -25,6 +25,7 @@ from sharded_orm.backends.postgresql.client import DatabaseClient
 from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor
+from sharded_orm.backends.postgresql.extension_types import share_types
 from sharded_orm.backends.postgresql.features import DatabaseFeatures
 from sharded_orm.backends.postgresql.node import PostgreSQLPool, close_sessions, node_pool
 from sharded_orm.backends.postgresql.node_cursor import PostgreSQLNodeCursor, PostgreSQLNodeStream
@@ -45,6 +46,9 @@ from sharded_orm.backends.write_hooks.commit import CommitOutcome
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
+
+# Done when the module is imported, so before an alias can have this backend.
+share_types()
 
 # Options of Django's backend that would defeat the shared sessions, with the remedy.
 _REFUSED_OPTIONS = {
@@ -216,7 +220,8 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     def create_shard_database(self) -> None:
         """Create this alias's schema or, if it has none, its database. Does nothing if that exists."""
         if self.schema is not None:
-            self._run_on_node(f"CREATE SCHEMA IF NOT EXISTS {quoted(self.schema)}")
+            with self.wrap_database_errors, self.node_cursor() as cursor:
+                snapshot.create_missing_schema(cursor, self.schema)
             return
         name = self.settings_dict["NAME"]
         with self._nodb_cursor() as cursor:

@@ -166,7 +166,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
 
         :param more: statements that are sent in the same packet, before this one.
         """
-        if kind:
+        if kind and not _SAVEPOINT <= kind <= _RELEASE:
             connection.only_reads = False
         session, prefix = connection.begin_statement(kind)
         try:
@@ -225,7 +225,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif kind is PostgreSQLKind.STATE:
             connection.pin(reason(text))
         self._run_held(connection, kind, query, params, options, more)
-        if kind is PostgreSQLKind.PATH and resets_path(text):
+        if kind is PostgreSQLKind.EXTENSION:
+            connection.pool.type_oids.clear()
+        elif kind is PostgreSQLKind.PATH and resets_path(text):
             # On a connection of Django's own backend, the default is the path of its options.
             connection.restore_path()
 

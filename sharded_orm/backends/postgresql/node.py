@@ -73,6 +73,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         #: identity, the account's identity, and whether the account sees the sessions of all
         #: accounts. None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
+        #: For each type of an extension that ``django.contrib.postgres`` has asked for: its numbers.
+        self.type_oids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._timezone = timezone
         self._role = role
         self._sender = sender

@@ -27,6 +27,12 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             f" WHERE table_schema = current_schema() AND table_name = {name}"
         )
 
+    def set_counter_sql(self, table: str, column: str, following: str) -> str:
+        name = literal(self.quote_name(table))
+        return (
+            f"SELECT setval(pg_get_serial_sequence({name}, {literal(column)}), {following}, false)"
+        )
+
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+import psycopg
+
 from sharded_orm.backends.postgresql import catalog
 from sharded_orm.backends.postgresql.catalog import CatalogCursor
 from sharded_orm.backends.postgresql.creation_order import statements, unknown
@@ -98,6 +100,23 @@ def _has_rows(cursor: CatalogCursor, schema: str) -> bool:
     cursor.execute("SELECT " + " OR ".join(tests))
     ((has_rows,),) = cursor.fetchall()
     return bool(has_rows)
+
+
+def create_missing_schema(cursor: CatalogCursor, schema: str) -> None:
+    """Create a schema. Does nothing if the schema exists.
+
+    :raises psycopg.errors.InsufficientPrivilege: the account may not create schemas.
+    """
+    try:
+        cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
+    except psycopg.errors.InsufficientPrivilege as exc:
+        # The server looks at the privilege first, even if the schema exists.
+        if schema in names(cursor):
+            return
+        raise psycopg.errors.InsufficientPrivilege(
+            f"{exc}: the account may not create the schema {schema!r}. Grant it with GRANT CREATE ON"
+            " DATABASE …, or let the owner of the database create the schema."
+        ) from exc
 
 
 def drop_schema(cursor: CatalogCursor, schema: str) -> None:

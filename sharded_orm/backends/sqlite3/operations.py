@@ -14,6 +14,9 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
     def show_definition_sql(self, table: str) -> str:
         return f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}'"
 
+    def set_counter_sql(self, table: str, column: str, following: str) -> str:
+        return f"UPDATE sqlite_sequence SET seq = {following} - 1 WHERE name = '{table}'"
+
     @staticmethod
     def raise_counters(cursor: Any, firsts: Mapping[str, int]) -> None:
         for table, first in firsts.items():

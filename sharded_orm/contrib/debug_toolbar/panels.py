@@ -91,13 +91,23 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
     """
 
     def __init__(self, panel: ShardSQLPanel, context: dict[str, Any]) -> None:
+        cursor, connection = context["cursor"].cursor, context["connection"]
+        if connection.shard is None:
+            connection = _NodeConnection(connection, cursor)
         # The cursor describes the statement to its "logger", which is this object itself.
-        super().__init__(context["cursor"].cursor, context["connection"], self)
+        super().__init__(cursor, connection, self)
         self._panel = panel
 
     def send(self, execute: Callable[[Any, Any], Any], sql: Any, params: Any) -> Any:
         # _record() is a private method of the toolbar's cursor.
         return self._record(execute, sql, params)
+
+    def current_transaction_id(self, alias: str) -> str:
+        # The toolbar's cursor asks its logger for these ids, on PostgreSQL only.
+        return cast("str", self._panel.current_transaction_id(alias))
+
+    def new_transaction_id(self, alias: str) -> str:
+        return cast("str", self._panel.new_transaction_id(alias))
 
     def record(self, **statement: Any) -> None:
         shard = self.db.shard
@@ -115,3 +125,17 @@ class _Statement(NormalCursorMixin, CursorWrapper):  # type: ignore[misc]  # the
     def _last_executed_query(self, sql: Any, params: Any) -> str:
         # Overrides the toolbar's method, which would store this cursor on the connection object.
         return cast("str", self.db.ops.last_executed_query(self.cursor, sql, params))
+
+
+class _NodeConnection:
+    """Stands for the connection object of a group while a statement for many shards is described.
+
+    The toolbar may ask the driver's connection for the state of its transaction. A group has no such
+    connection, but on PostgreSQL, where the toolbar asks, the cursor of the node has one.
+    """
+
+    shard = None
+
+    def __init__(self, group: Any, cursor: Any) -> None:
+        self.alias, self.vendor, self.ops = group.alias, group.vendor, group.ops
+        self.connection = getattr(cursor, "connection", None)

@@ -41,13 +41,8 @@ class ConnectionState:
         self._connection: Any = connection
         self._factories: dict[Any, InstanceFactory] = {}
         options = connection.settings_dict.get("OPTIONS") or {}
-        level = None
-        if features_of(connection).default_isolation_level is not None:
-            level = options.get("isolation_level", "read committed")
-        # The isolation level of MySQL in lower case; None if OPTIONS chooses the server's default.
-        # Always None on SQLite, whose transactions are serializable, and on PostgreSQL, whose
-        # OPTIONS do not have the level in words.
-        self._isolation = level.lower() if isinstance(level, str) else None
+        # None on SQLite, whose transactions are serializable.
+        self._isolation = features_of(connection).isolation_level(options)
 
     def may_fill(self) -> bool | None:
         """Return how the connection may use the cache at this moment.

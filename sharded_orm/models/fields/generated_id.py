@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from django.db import models
+from django.db import connections, models, transaction
 from django.db.models.constants import OnConflict
 
 from sharded_orm import database_settings, runtime
@@ -89,6 +89,15 @@ def generated_id_fields(model: Any) -> tuple[EmbeddedShardMixin, ...]:
     fields: tuple[Any, ...] = tuple(model._meta.concrete_model._meta.local_concrete_fields)
     generated = [field for field in fields if isinstance(field, EmbeddedShardMixin)]
     return tuple(sorted(generated, key=lambda field: field.outermost))
+
+
+def all_or_nothing(alias: str) -> transaction.Atomic:
+    """Return an atomic block whose rows are rolled back if an error leaves the block."""
+    # If autocommit is off and no block is open yet, a block opens no transaction, and the caller could
+    # commit the rows in spite of the error. In this case the block needs a savepoint.
+    connection = connections[alias]
+    needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
+    return transaction.atomic(using=alias, savepoint=needs_savepoint)
 
 
 def shard_of(alias: str) -> Shard | None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.db.models.constants import OnConflict
 
 from sharded_orm.exceptions import PackedIDMismatch
 from sharded_orm.ids.layout import PACKED, PackedLayout
-from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.generated_id import (
+    EmbeddedShardMixin,
+    Insert,
+    all_or_nothing,
+    shard_of,
+)
 from sharded_orm.models.fields.generic_fields import BigAutoField
 from sharded_orm.topology.model import Shard
 
@@ -21,9 +26,9 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
     :param type_id: the number of this model among the models of its group; it must never change.
     :param layout: the widths of the three parts; by default 16, 10 and 36 bits.
 
-    The group's strategy must be ``"embedded"`` with the same widths. The auto-increment counter of
-    the table on each shard generates the ids, beginning with local id 1; ``migrate`` sets the
-    counter to that first id (see ``models/after_migrate/auto_increment.py``). The insert checks the
+    The group's strategy must be ``"embedded"`` with the same widths. The counter of the table on
+    each shard (AUTO_INCREMENT, or a sequence on PostgreSQL) generates the ids, beginning with local
+    id 1, also for rows that other programs insert; ``migrate`` sets the counter to that first id (see ``models/after_migrate/auto_increment.py``). The insert checks the
     new ids inside its transaction: if an id has another shard or type than expected, the insert
     raises :exc:`PackedIDMismatch`, and no row is stored. An explicit id must have the row's shard
     and this type.
@@ -81,12 +86,7 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
         if len(explicit) == len(instances):
             return insert(returning)
         counted = self.counted_on(shard)
-        # An error in the atomic block must roll the rows back. If autocommit is off and no block is
-        # open yet, this block opens no transaction, and the caller could commit the rows in spite
-        # of the error. In this case the block needs a savepoint.
-        connection = connections[alias]
-        needs_savepoint = not connection.in_atomic_block and not connection.get_autocommit()
-        with transaction.atomic(using=alias, savepoint=needs_savepoint):
+        with all_or_nothing(alias):
             rows = insert(returning)
             if rows and self in returning:
                 position = list(returning).index(self)
@@ -130,12 +130,15 @@ class PackedIDField(EmbeddedShardMixin, BigAutoField):
             f" type {self.type_id!r} are {counted.start!r} to {counted[-1]!r}. No row was stored."
         )
         if value >= counted.stop:
+            operations: Any = connections[shard.alias].ops
+            sql = operations.set_counter_sql(self.model._meta.db_table, self.column, "N")
             return PackedIDMismatch(
                 f"{problem} The local ids are used up: close the shard for new rows. Or a row with an id"
-                " of another table has moved the counter: remove it, and set the table's"
-                " AUTO_INCREMENT to its highest own id + 1."
+                " of another table has moved the counter, or the table was copied from another shard:"
+                f" remove such rows, and run {sql} with the highest own id + 1 for N, or"
+                f" {counted.start!r} if there is none."
             )
         return PackedIDMismatch(
-            f"{problem} The table was made or emptied without its first id: 'manage.py migrate_shards"
-            f" --group {shard.group} --shards {shard.number}' sets it."
+            f"{problem} The table was made, emptied or copied without its first id: 'manage.py migrate"
+            f" --database {shard.alias}' sets it."
         )

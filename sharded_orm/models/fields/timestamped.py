@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from functools import cached_property
 from itertools import zip_longest
@@ -16,10 +17,15 @@ from django.db.models.expressions import DatabaseDefault
 
 from sharded_orm import runtime
 from sharded_orm.backends.features import features_of
-from sharded_orm.exceptions import CrossShardRelation
+from sharded_orm.exceptions import CrossShardRelation, TimestampedIDMismatch
 from sharded_orm.ids.layout import TIMESTAMPED, TimestampedLayout
 from sharded_orm.ids.timestamps import TimestampClock, clock_of
-from sharded_orm.models.fields.generated_id import EmbeddedShardMixin, Insert, shard_of
+from sharded_orm.models.fields.generated_id import (
+    EmbeddedShardMixin,
+    Insert,
+    all_or_nothing,
+    shard_of,
+)
 from sharded_orm.models.fields.generic_fields import BigIntegerField
 from sharded_orm.models.fields.read_only_id import ReadOnlyIDMixin
 
@@ -43,7 +49,8 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
     route queries, the kept id must contain the shard's number, or the insert raises
     :exc:`CrossShardRelation`.
 
-    Cost of a new row: one INSERT. If another process has generated the same id, one query finds
+    Cost of a new row: one INSERT. On PostgreSQL, the first INSERT of a process on a shard has BEGIN
+    and COMMIT around it. If another process has generated the same id, one query finds
     that out, and the INSERT is repeated with an id of a later millisecond.
 
     With ``ignore_conflicts`` or ``update_conflicts``, ``bulk_create()`` could treat the other
@@ -74,6 +81,11 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         return self.layout.epoch
 
     @cached_property
+    def _confirmed(self) -> set[str]:
+        """The aliases of shards whose databases have made an id with the right number of the shard."""
+        return set()
+
+    @cached_property
     def clock(self) -> TimestampClock:
         return clock_of(self.layout)
 
@@ -101,7 +113,7 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
             return insert(returning)
         connection = connections[alias]
         if features_of(connection).makes_timestamped_ids:
-            return self._insert_default(instances, new, returning, insert)
+            return self._insert_default(instances, new, alias, returning, insert)
         if self._takes_for_conflict(connection, on_conflict, unique_fields):
             option = "ignore" if on_conflict == OnConflict.IGNORE else "update"
             raise NotSupportedError(
@@ -207,20 +219,31 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
         return [by_id[value] for value in ids]
 
     def _insert_default(
-        self, instances: Sequence[Any], new: list[Any], returning: Sequence[Any], insert: Insert
+        self,
+        instances: Sequence[Any],
+        new: list[Any],
+        alias: str,
+        returning: Sequence[Any],
+        insert: Insert,
     ) -> list[Any]:
         """Insert ``instances``, and let the column's default generate the missing ids.
 
         Set the generated ids on the instances.
 
         :param new: those of the instances that have no id.
+        :raises TimestampedIDMismatch: the ids contain the number of another shard.
         """
         default = DatabaseDefault(Value(None), self)
         for row in new:
             setattr(row, self.attname, default)
         rows: list[Any] = []
         try:
-            rows = insert([*returning, self])
+            # The first insert of this process on the shard is a transaction, so that no row is stored
+            # if the schema was copied from another shard.
+            with nullcontext() if alias in self._confirmed else all_or_nothing(alias):
+                answers = insert([*returning, self])
+                self._check_generated(instances, default, answers, alias)
+            rows = answers
         finally:
             # ``rows`` has one item for each instance, including those with explicit ids. It is
             # empty if the insert ignores conflicts.
@@ -228,3 +251,26 @@ class TimestampedIDField(EmbeddedShardMixin, ReadOnlyIDMixin, BigIntegerField):
                 if getattr(row, self.attname, None) is default:
                     setattr(row, self.attname, answer[-1] if answer else None)
         return [answer[:-1] for answer in rows]
+
+    def _check_generated(
+        self,
+        instances: Sequence[Any],
+        default: DatabaseDefault,
+        answers: Sequence[Any],
+        alias: str,
+    ) -> None:
+        """Check that the ids that the column's default has generated contain the shard's number."""
+        shard = shard_of(alias)
+        if shard is None:
+            return
+        for row, answer in zip(instances, answers, strict=False):
+            if getattr(row, self.attname) is not default:
+                continue
+            parts = self.layout.unpack(answer[-1])
+            if parts.shard != shard.number:
+                raise TimestampedIDMismatch(
+                    f"{self.model._meta.db_table!r} on {alias!r} made the id {answer[-1]!r}, which is"
+                    f" {parts!r}: the schema was copied from another shard. 'manage.py migrate"
+                    f" --database {alias}' gives its function the number {shard.number!r}."
+                )
+            self._confirmed.add(alias)

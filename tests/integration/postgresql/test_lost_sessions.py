@@ -440,6 +440,24 @@ def test_a_schema_that_the_account_may_not_use(node: Node, how: str) -> None:
         node.ask("DROP ROLE stranger")
 
 
+def test_an_account_that_may_not_create_a_schema(node: Node) -> None:
+    node.ask("CREATE ROLE stranger LOGIN PASSWORD 'stranger'")
+    common = {**node.settings, "USER": "stranger", "PASSWORD": "stranger"}
+    connections.settings["stranger"] = {**common, "SCHEMA": "t_9"}
+    connections.settings["guest"] = {**common, "SCHEMA": "t_1"}
+    try:
+        with pytest.raises(ProgrammingError, match=r"schema 't_9'.*GRANT CREATE"):
+            connections["stranger"].create_shard_database()
+        # An administrator has created this one.
+        connections["guest"].create_shard_database()
+    finally:
+        connections["stranger"].node_pool.dispose()
+        for alias in ("stranger", "guest"):
+            connections[alias].close()
+            del connections[alias], connections.settings[alias]
+        node.ask("DROP ROLE stranger")
+
+
 @pytest.fixture
 def own_node(own_postgresql: PostgreSQLServer, django_db_blocker: Any) -> Iterator[Node]:
     with django_db_blocker.unblock():

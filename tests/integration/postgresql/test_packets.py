@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from django.contrib.postgres import signals
 from django.db import IntegrityError, connections, transaction
+from django.db.backends.signals import connection_created
 
 from tests.integration.postgresql.conftest import COUNT, Node
 from tests.integration.postgresql.recorder import PacketRecorder
@@ -198,3 +200,33 @@ def test_an_ordinary_alias_has_no_prefix(packets: list[str], recorded_node: Node
     finally:
         connections["plain"].close()
         del connections["plain"], connections.settings["plain"]
+
+
+def test_types_of_extensions_are_looked_up_once_for_a_database(
+    recorder: PacketRecorder, recorded_node: Node
+) -> None:
+    """As the app django.contrib.postgres does it for each alias that connects."""
+    lookups = (signals.get_hstore_oids, signals.get_citext_oids)
+
+    def connect() -> int:
+        for lookup in lookups:
+            lookup.cache_clear()
+        recorder.packets.clear()
+        for number in range(COUNT):
+            recorded_node[number].close()
+            recorded_node.run(number, "SELECT 1")
+        return sum("pg_type" in packet for packet in recorder.packets)
+
+    recorded_node.ask("DROP EXTENSION IF EXISTS hstore CASCADE")
+    connection_created.connect(signals.register_type_handlers)
+    try:
+        assert connect() == 2
+        assert connect() == 0
+        recorded_node.run(0, "CREATE EXTENSION hstore")
+        assert connect() == 2
+        assert recorded_node.run(COUNT - 1, "SELECT 'a=>1'::extensions.hstore") == [({"a": "1"},)]
+    finally:
+        connection_created.disconnect(signals.register_type_handlers)
+        for lookup in lookups:
+            lookup.cache_clear()
+        recorded_node.ask("DROP EXTENSION IF EXISTS hstore CASCADE")

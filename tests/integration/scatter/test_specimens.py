@@ -11,7 +11,16 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.contrib.postgres.aggregates import ArrayAgg, BoolAnd, JSONBAgg
+from django.contrib.postgres.aggregates import (
+    ArrayAgg,
+    BitAnd,
+    BitOr,
+    BitXor,
+    BoolAnd,
+    BoolOr,
+    JSONBAgg,
+    StringAgg,
+)
 from django.contrib.postgres.functions import RandomUUID, TransactionNow
 from django.contrib.postgres.search import SearchQuery, SearchRank, SearchVector
 from django.core.exceptions import FieldError
@@ -174,7 +183,12 @@ AGGREGATES: list[Callable[[], Any]] = [
     lambda: Variance("ratio"),
     lambda: ArrayAgg("text"),
     lambda: JSONBAgg("data"),
+    lambda: StringAgg("text", "-", default=Value("none")),
     lambda: BoolAnd(Q(owner__gt=1)),
+    lambda: BoolOr(Q(big__gt=1), filter=Q(owner__gt=1)),
+    lambda: BoolOr(Q(big__gt=1), default=Value(False)),
+    *(lambda kind=kind: kind("big") for kind in (BitAnd, BitOr, BitXor)),  # type: ignore[misc]  # a default binds
+    lambda: BitXor("owner", default=Value(0)),
 ]
 SUMMARIES: list[Callable[[], Any]] = [
     *AGGREGATES,

@@ -26,6 +26,7 @@ from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import TicketSession
 from sharded_orm.operations.tickets import begin
 from tests.integration.tickets.conftest import PAIR, in_order
+from tests.integration.tickets.operations.spare import administer, set_back
 from tests.patience import PATIENCE
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES
@@ -34,13 +35,6 @@ pytestmark = [
     pytest.mark.every_backend,
     pytest.mark.django_db(databases=DATABASES, transaction=True),
 ]
-
-
-def administer(server: TicketServer, sql: str, *params: Any) -> None:
-    """Change the catalog of one server without the generator's knowledge."""
-    deadline = time.monotonic() + PATIENCE
-    with server.session(deadline) as lent:
-        lent.ask(lambda session: session.execute(sql, params, deadline))
 
 
 @contextmanager
@@ -82,6 +76,7 @@ def test_sequences_count_by_themselves(generator: TicketGenerator, sequence: str
     assert generator.next(f"{sequence}_other") == 1
 
 
+@pytest.mark.update_form
 def test_any_number_of_ids_is_one_request(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +220,7 @@ def test_an_unknown_sequence_is_refused(generator: TicketGenerator) -> None:
         generator.next("nothing")
 
 
+@pytest.mark.update_form
 def test_a_server_that_lost_its_row_hands_out_nothing(
     generator: TicketGenerator, sequence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,19 +230,14 @@ def test_a_server_that_lost_its_row_hands_out_nothing(
     assert caplog.text.count(f"'tickets_1' has no sequence '{sequence}'") == 1
 
 
+@pytest.mark.update_form
 def test_exhaustion_is_an_error(generator: TicketGenerator, sequence: str) -> None:
     generator.next(sequence), generator.next(sequence)
-    administer(
-        generator.servers[0],
-        "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s", 2**63 - 3, sequence,
-    )  # fmt: skip
+    set_back(generator.servers[0], sequence, 2**63 - 3)
     assert generator.next(sequence) == 2**63 - 1
     # The other server still has numbers.
     assert [generator.next(sequence) for _ in range(3)] == [4, 6, 8]
-    administer(
-        generator.servers[1],
-        "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s", 2**63 - 4, sequence,
-    )  # fmt: skip
+    set_back(generator.servers[1], sequence, 2**63 - 4)
     with pytest.raises(SequenceExhausted, match=r"fewer than 2 numbers"):
         generator.take(sequence, 2)
     assert generator.next(sequence) == 2**63 - 2

@@ -22,7 +22,8 @@ from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import TicketSession
 from sharded_orm.operations.tickets import begin
 from tests.integration.tickets.conftest import PAIR, in_order
-from tests.integration.tickets.test_marks import down, put_back
+from tests.integration.tickets.operations.spare import set_back
+from tests.integration.tickets.test_marks import down
 from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
 
@@ -57,6 +58,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield aliases
 
 
+@pytest.mark.update_form
 def test_a_server_that_failed_is_left_alone(
     patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +128,7 @@ def test_callers_share_the_luck_of_the_one_that_tries(
     assert sorted(aliases) == sorted(PAIR)
 
 
+@pytest.mark.update_form
 def test_one_sequence_that_is_behind_does_not_stop_the_others(
     patient: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +136,7 @@ def test_one_sequence_that_is_behind_does_not_stop_the_others(
     for server in patient.servers:
         begin(server, [other])
     patient.take(sequence, 100), patient.next(sequence)
-    put_back(patient.servers[0], sequence, 9)
+    set_back(patient.servers[0], sequence, 9)
     assert [patient.next(sequence) % 2 for _ in range(4)] == [0] * 4
     assert isinstance(patient.servers[0].cause(sequence), TicketServerBehind)
     assert patient.servers[0].cause() is None
@@ -142,6 +145,7 @@ def test_one_sequence_that_is_behind_does_not_stop_the_others(
     assert aliases == []
 
 
+@pytest.mark.update_form
 def test_refusing_without_the_partner_does_not_blame_the_server(
     sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +187,7 @@ def test_refusing_processes_recover_when_both_servers_have_failed(
     strict.close()
 
 
+@pytest.mark.update_form
 def test_waiting_for_the_partner_leaves_the_server_its_time(
     sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +234,7 @@ def test_waiting_for_the_partner_leaves_the_server_its_time(
     generator.close()
 
 
+@pytest.mark.update_form
 def test_a_connection_is_checked_again(
     generator: TicketGenerator, sequence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +242,7 @@ def test_a_connection_is_checked_again(
     idle, busy = TicketGenerator(PAIR, turns=in_order), generator
     assert idle.next(sequence) == 1
     busy.take(sequence, 1000), busy.next(sequence)
-    put_back(busy.servers[0], sequence, 9)
+    set_back(busy.servers[0], sequence, 9)
     monkeypatch.setattr(server_module, "_SECONDS_CHECKED", 0.0)
     for server in idle.servers:
         server.close()

@@ -16,6 +16,7 @@ from sharded_orm.ids.tickets.pool import TicketSessionPool
 from sharded_orm.ids.tickets.server import TicketServer
 from sharded_orm.ids.tickets.session import SequenceRow, TicketSession
 from tests.integration.tickets.conftest import PAIR, in_order
+from tests.integration.tickets.operations.spare import set_back
 from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES
 
@@ -31,14 +32,6 @@ def row_of(server: TicketServer, sequence: str) -> SequenceRow:
         row = lent.ask(lambda session: session.read(sequence, deadline))
     assert row is not None
     return row
-
-
-def put_back(server: TicketServer, sequence: str, value: int) -> None:
-    """Set the server back, as if it had been restored from a backup."""
-    deadline = time.monotonic() + PATIENCE
-    sql = "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s"
-    with server.session(deadline) as lent:
-        lent.ask(lambda session: session.execute(sql, [value, sequence], deadline))
 
 
 def down(server: TicketServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,27 +57,29 @@ def test_each_request_leaves_the_partner_s_mark(generator: TicketGenerator, sequ
 
 def test_the_process_that_knows_refuses(generator: TicketGenerator, sequence: str) -> None:
     ids = [*generator.take(sequence, 100), *generator.take(sequence, 100)]
-    put_back(generator.servers[0], sequence, 9)
+    set_back(generator.servers[0], sequence, 9)
     served = [generator.next(sequence) for _ in range(4)]
     assert {number % 2 for number in served} == {0}
     assert set(ids).isdisjoint(served)
     assert isinstance(generator.servers[0].cause(sequence), TicketServerBehind)
 
 
+@pytest.mark.update_form
 def test_a_batch_that_begins_below_the_mark_is_refused(
     generator: TicketGenerator, sequence: str
 ) -> None:
     generator.take(sequence, 100), generator.take(sequence, 100)
-    put_back(generator.servers[0], sequence, 9)
+    set_back(generator.servers[0], sequence, 9)
     assert generator.take(sequence, 1000)[0] == 202
     assert isinstance(generator.servers[0].cause(sequence), TicketServerBehind)
 
 
+@pytest.mark.update_form
 def test_a_new_process_learns_the_mark_from_the_partner(
     generator: TicketGenerator, sequence: str
 ) -> None:
     generator.take(sequence, 100), generator.next(sequence)
-    put_back(generator.servers[0], sequence, 9)
+    set_back(generator.servers[0], sequence, 9)
     new = TicketGenerator(PAIR, turns=in_order)
     assert new.next(sequence) == 4
     assert isinstance(new.servers[0].cause(sequence), TicketServerBehind)
@@ -113,7 +108,7 @@ def test_an_unchecked_server_is_checked_when_the_partner_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     generator.take(sequence, 10_000), generator.next(sequence)
-    put_back(generator.servers[0], sequence, 9)
+    set_back(generator.servers[0], sequence, 9)
     new = TicketGenerator(PAIR, TicketOptions(backoff=0.001), turns=in_order)
 
     with monkeypatch.context() as patch:

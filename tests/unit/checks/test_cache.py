@@ -301,6 +301,7 @@ def test_the_isolation_level_that_the_server_has() -> None:
             connections.settings["default"] = known
 
 
+@pytest.mark.mysql_settings
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
@@ -309,7 +310,21 @@ def test_the_isolation_level_that_the_server_has() -> None:
         ("read committed", set()),
     ],
 )
-def test_an_isolation_level_that_keeps_old_rows(level: str | None, expected: set[str]) -> None:
+def test_an_isolation_level_that_keeps_old_rows(level: str, expected: set[str]) -> None:
+    check_isolation_level(level, expected)
+
+
+@pytest.mark.postgresql_settings
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    # The numbers are those of psycopg's IsolationLevel. None stands for the server's default.
+    [(None, {"W036"}), (1, set()), (2, set()), (3, {"W036"}), (4, {"W036"})],
+)
+def test_an_isolation_level_of_postgresql(level: int | None, expected: set[str]) -> None:
+    check_isolation_level(level, expected)
+
+
+def check_isolation_level(level: Any, expected: set[str]) -> None:
     known = connections.settings["default"]
     options = {**known["OPTIONS"], "isolation_level": level}
     connections.settings["default"] = {**known, "OPTIONS": options}

@@ -210,5 +210,15 @@ def test_names_that_postgresql_would_cut_off(engine: str, is_cut: bool) -> None:
     assert any("cuts names off after 63" in problem for problem in found) is is_cut
 
 
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [('"photos_{shard}"', "has a quote in its name"), ("pg_photos_{shard}", "begins with 'pg_'")],
+)
+def test_names_that_postgresql_refuses(template: str, problem: str) -> None:
+    nodes = {"a": {"ENGINE": "sharded_orm.backends.postgresql", "HOST": "db", "NAME": "site"}}
+    group = ShardGroup("photos", (ShardRange(0, 3, "a"),), "modulo", database_name=template)
+    assert any(problem in found for found in problems(Topology(nodes, {"photos": group})))
+
+
 def test_a_topology_shows_no_password() -> None:
     assert "s3cret" not in repr(Topology({"a": {"PASSWORD": "s3cret"}}, {}))

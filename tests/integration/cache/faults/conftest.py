@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import MySQLdb
 import pytest
 
 from tests.conftest import service_missing
+from tests.integration.cache.faults.databases import KINDS, database_at
 from tests.integration.cache.faults.harness import FaultHarness
 from tests.integration.cache.faults.process_setup import GLOBAL_SCHEMA, ProcessSetup, create_tables
 from tests.integration.cache.faults.servers import CacheServer, Memcached, Redis
 from tests.services import ServiceMissing
-from tests.services.mariadb import MariaDBServer
+from tests.services.addresses import ServerAddress
 
 #: The servers that hold objects, and those that hold lists.
 STORES: dict[str, dict[str, type[CacheServer]]] = {
@@ -23,24 +23,20 @@ STORES: dict[str, dict[str, type[CacheServer]]] = {
     "both": {"objects": Memcached, "lists": Redis},
 }
 _said = pytest.StashKey[list[str]]()
-#: Account and password of writers.
-WRITERS = ("writer", "secret")
 
 
-@pytest.fixture(scope="package")
-def database() -> Iterator[MariaDBServer]:
-    """A MariaDB server with the tables of these tests, shared by them."""
+@pytest.fixture(
+    scope="package",
+    params=["mariadb", pytest.param("postgresql", marks=pytest.mark.long)],
+)
+def database(request: pytest.FixtureRequest) -> Iterator[ServerAddress]:
+    """A server with the tables of these tests, shared by them."""
     try:
-        # A transaction soon stops waiting for one that a test has stopped.
-        with MariaDBServer(innodb_lock_wait_timeout="2") as server:
-            account, password = WRITERS
-            with contextlib.closing(MySQLdb.connect(**server.address.mysqldb())) as connection:
-                cursor = connection.cursor()
-                cursor.execute(f"CREATE USER {account} IDENTIFIED BY '{password}'")
-                cursor.execute(f"GRANT ALL PRIVILEGES ON *.* TO {account}")
-                cursor.execute(f"CREATE DATABASE {GLOBAL_SCHEMA}")
-            create_tables(ProcessSetup(server.address, server.address, {}, {}))
-            yield server
+        with KINDS[request.param].server() as server:
+            address: ServerAddress = server.address
+            database_at(address).prepare(GLOBAL_SCHEMA)
+            create_tables(ProcessSetup(address, address, {}, {}))
+            yield address
     except ServiceMissing as exc:
         service_missing(exc)
 
@@ -62,7 +58,7 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture
-def make_harness(database: MariaDBServer) -> Iterator[Callable[..., FaultHarness]]:
+def make_harness(database: ServerAddress) -> Iterator[Callable[..., FaultHarness]]:
     """Return a function that starts a harness on the given stores.
 
     The servers have little memory if they are ``small``. Everything ends with the test.
@@ -77,6 +73,6 @@ def make_harness(database: MariaDBServer) -> Iterator[Callable[..., FaultHarness
                 except ServiceMissing as exc:
                     service_missing(exc)
                 stack.callback(caches[alias].close)
-            return stack.enter_context(FaultHarness(database, WRITERS, caches, **options))
+            return stack.enter_context(FaultHarness(database, caches, **options))
 
         yield make

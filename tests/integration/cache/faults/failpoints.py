@@ -89,20 +89,23 @@ def _read(method: Any, server: Any, *args: Any, **kwargs: Any) -> Any:
 _WRAPPERS = {"mark": _mark, "finish": _finish, "fill": _fill, "read": _read}
 
 
-def _end(method: Any, connection: Any, how: bytes) -> Any:
-    if how == b"COMMIT" and connection.transaction.is_open:
-        handler("committing")
-    return method(connection, how)
+def install(connection_class: type[Any], commits: Callable[[Any, Any], bool]) -> None:
+    """Install the points.
 
+    :param connection_class: the class whose ``_end()`` ends a transaction.
+    :param commits: whether that sends COMMIT, given its object and its argument.
+    """
 
-def install() -> None:
-    from sharded_orm.backends.mysql.connection import VirtualConnection
+    def end(method: Any, connection: Any, how: Any) -> Any:
+        if commits(connection, how):
+            handler("committing")
+        return method(connection, how)
 
     for cls in servers():
         for name, wrapper in _WRAPPERS.items():
             if implements(cls, name):
                 wrap(cls, name, wrapper)
-    wrap(VirtualConnection, "_end", _end)
+    wrap(connection_class, "_end", end)
 
 
 def watch_queries(aliases: list[str]) -> None:

@@ -10,15 +10,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import MySQLdb
-
+from tests.integration.cache.faults.databases import WRITERS, database_at
 from tests.integration.cache.faults.process_setup import ALBUMS, ITEMS, LANES, OWNERS, ProcessSetup
 from tests.integration.cache.faults.readers import COUNTED, HITS
 from tests.integration.cache.faults.servers import CacheServer
 from tests.integration.cache.faults.staleness import Question, StalenessChecker, state
 from tests.integration.cache.faults.stepped_client import SteppedClient
 from tests.integration.cache.faults.workload import Workload
-from tests.services.mariadb import MariaDBServer
+from tests.services.addresses import ServerAddress
 from tests.services.proxy import Proxy
 
 #: Seconds to wait for a cache server at most, and seconds to leave it alone afterwards.
@@ -30,14 +29,14 @@ _SETTLES_IN = 30.0  # seconds
 class FaultHarness(contextlib.ExitStack):
     """All parts of one run; ends them when it is closed.
 
+    :param address: the database's server.
     :param caches: cache servers by alias; objects are in the first one, lists in the last one.
     :param ablation: name of the part that is missing from the protocol.
     """
 
     def __init__(
         self,
-        mariadb: MariaDBServer,
-        writers_account: tuple[str, str],
+        address: ServerAddress,
         caches: dict[str, CacheServer],
         *,
         readers: int = 2,
@@ -47,15 +46,15 @@ class FaultHarness(contextlib.ExitStack):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.mariadb, self.caches = mariadb, list(caches.values())
+        self._database, self.caches = database_at(address), list(caches.values())
         self.dice = random.Random(secrets.randbits(64))
         #: Clients reach the database through this proxy.
-        self.proxy = self.enter_context(Proxy(mariadb.address.host, mariadb.address.port))
-        user, password = writers_account
-        account = replace(mariadb.address, user=user, password=password)
+        self.proxy = self.enter_context(Proxy(address.host, address.port))
+        user, password = WRITERS
+        account = replace(address, user=user, password=password)
         aliases = list(caches)
         self.setup = ProcessSetup(
-            mariadb.address,
+            address,
             account,
             {alias: server.entry for alias, server in caches.items()},
             {
@@ -73,7 +72,7 @@ class FaultHarness(contextlib.ExitStack):
         self._clients: list[SteppedClient] = []
         self.callback(self._close_clients)
         self._prepare_clients()
-        self._checker = StalenessChecker(mariadb.address)
+        self._checker = StalenessChecker(address)
         self.callback(self._checker.close)
         self._began = time.monotonic()
         #: Reads and hits before the cache was warm.
@@ -147,10 +146,7 @@ class FaultHarness(contextlib.ExitStack):
 
     def kill_session(self, number: int) -> None:
         """Have the database close a connection."""
-        with contextlib.closing(MySQLdb.connect(**self.mariadb.address.mysqldb())) as connection:
-            # The connection may be gone already.
-            with contextlib.suppress(MySQLdb.OperationalError):
-                connection.cursor().execute(f"KILL {number}")
+        self._database.kill_session(number)
 
     # ##### The course of a run #####
 

@@ -11,10 +11,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from tests.integration.cache.faults.databases import FaultDatabase, database_at
 from tests.patience import PATIENCE
 from tests.python_process import CONTEXT
+from tests.services.addresses import ServerAddress
 from tests.services.keeper import die_with_parent
-from tests.services.mariadb import Address
 
 GROUP, SHARDS = "chaos", 2
 GLOBAL_SCHEMA = "chaos_global"
@@ -44,15 +45,15 @@ def schema_of(owner: int) -> str:
 class ProcessSetup:
     """The settings of a process.
 
-    :param mariadb: address for readers, and for the checker, which reads without the library.
+    :param address: address for readers, and for the checker, which reads without the library.
     :param writers: address for writers, which have an account of their own.
     :param caches: entries of ``CACHES``.
     :param cache: ``SHARDED_ORM["CACHE"]``.
     :param ablation: name of the part that is missing from the protocol; see ``ablations``.
     """
 
-    mariadb: Address
-    writers: Address
+    address: ServerAddress
+    writers: ServerAddress
     caches: dict[str, dict[str, Any]]
     cache: dict[str, Any]
     ablation: str | None = None
@@ -60,31 +61,26 @@ class ProcessSetup:
     def begin(self, *, writes: bool) -> None:
         """Prepare the process; called first."""
         die_with_parent()
-        self._configure(self.writers if writes else self.mariadb)
+        self._configure(database_at(self.writers if writes else self.address))
         from tests.integration.cache.faults import ablations, failpoints
 
         # The points stay outside of the code that an ablation replaces.
         ablations.apply(self.ablation)
-        failpoints.install()
+        failpoints.install(*database_at(self.address).commits())
 
-    def _configure(self, address: Address) -> None:
+    def _configure(self, database: FaultDatabase) -> None:
         import django
         from django.conf import settings
 
         from sharded_orm.topology.aliases import sharded_databases
 
-        engine = {
-            "ENGINE": "sharded_orm.backends.mysql",
-            "OPTIONS": {"charset": "utf8mb4", "isolation_level": "read committed"},
-            **address.django(),
-        }
         settings.configure(
             INSTALLED_APPS=[
                 "django.contrib.contenttypes",
                 "sharded_orm",
                 "tests.integration.cache.faults",
             ],
-            DATABASES=sharded_databases({"default": {**engine, "NAME": GLOBAL_SCHEMA}}),
+            DATABASES=sharded_databases({"default": database.global_alias(GLOBAL_SCHEMA)}),
             DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
             CACHES={
@@ -92,7 +88,7 @@ class ProcessSetup:
                 **self.caches,
             },
             SHARDED_ORM={
-                "NODES": {"node": engine},
+                "NODES": {"node": database.node()},
                 "GROUPS": {
                     GROUP: {
                         "STRATEGY": "modulo",
@@ -118,21 +114,6 @@ CREATE TABLE history (
     owner BIGINT, lane INT, epoch BIGINT, state TEXT NOT NULL, PRIMARY KEY (owner, lane, epoch))
 """
 
-# Records the writes of a writer that does not use transact(). It reads the rows under lock: an
-# earlier snapshot would lack the rows that another writer commits while this one waits.
-SOLO_TRIGGER = """
-CREATE TRIGGER solo_{event} AFTER {event} ON {table} FOR EACH ROW
-IF {row}.lane = {solo} THEN
-    UPDATE truth SET epoch = epoch + 1 WHERE owner = {owner} AND lane = {solo};
-    SELECT CONCAT('[', COALESCE(GROUP_CONCAT(
-            JSON_ARRAY(item_id, album_id, shown, stamp) ORDER BY item_id SEPARATOR ','), ''), ']')
-        INTO @state FROM {table} WHERE {mine}lane = {solo} LOCK IN SHARE MODE;
-    UPDATE truth SET state = @state WHERE owner = {owner} AND lane = {solo};
-    INSERT INTO history SELECT owner, lane, epoch, state FROM truth
-        WHERE owner = {owner} AND lane = {solo};
-END IF
-"""
-
 
 def create_tables(setup: ProcessSetup) -> None:
     """Create all schemas, tables and the first rows, in a process of its own."""
@@ -150,32 +131,29 @@ def _create_tables(setup: ProcessSetup) -> None:
 
     for owner in map(Owner, OWNERS):
         if owner.number <= SHARDS:  # the first owner of its database
-            _create_schema(owner)
+            _create_schema(owner, database_at(setup.address))
         dice = random.Random(owner.number)
         for lane in LANES:
             transact((owner,), (lane,), functools.partial(owner.create_many, lane, dice))
         owner.write_in_autocommit(dice)
 
 
-def _create_schema(owner: Any) -> None:
+def _create_schema(owner: Any, database: FaultDatabase) -> None:
     from django.db import connections
 
     connection, model = connections[owner.alias], owner.model
-    schema = connection.settings_dict["NAME"]
-    connection.creation.create_schema(schema, if_not_exists=True)
+    schema = schema_of(owner.number)
+    if owner.number:
+        connection.create_shard_database()
     with connection.schema_editor() as editor:
         editor.create_model(model)
     with connection.cursor() as cursor:
         for statement in TABLES.split(";"):
             cursor.execute(statement)
-        for event, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD")):
-            key = f"{row}.user_id" if owner.number else "0"
-            cursor.execute(
-                SOLO_TRIGGER.format(
-                    event=event, row=row, table=model._meta.db_table, solo=SOLO, owner=key,
-                    mine=f"user_id = {key} AND " if owner.number else "",
-                )
-            )  # fmt: skip
+        key = "{row}.user_id" if owner.number else "0"
+        mine = f"user_id = {key} AND " if owner.number else ""
+        for statement in database.solo_triggers(model._meta.db_table, SOLO, key, mine):
+            cursor.execute(statement)
         for number in OWNERS:
             for lane in ALL_LANES if schema_of(number) == schema else ():
                 for table in ("truth", "history"):

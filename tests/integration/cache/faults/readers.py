@@ -106,7 +106,7 @@ def _read(
     from tests.integration.cache.faults.rows import ALIASES, Owner
 
     owners = [Owner(number) for number in OWNERS]
-    checker = StalenessChecker(setup.mariadb)
+    checker = StalenessChecker(setup.address)
     failpoints.set_handler(Jitter(dice))
     failpoints.watch_queries(ALIASES)
     reported = time.monotonic()

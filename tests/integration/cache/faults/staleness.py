@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tests.integration.cache.faults.databases import database_at
 from tests.integration.cache.faults.process_setup import ALBUMS, ALL_LANES, ITEMS, schema_of
-from tests.services.mariadb import Address
+from tests.services.addresses import ServerAddress
 
 #: Id, album, whether it is shown, stamp.
 Line = tuple[int, int, bool, int]
@@ -134,10 +135,8 @@ def any_question(dice: random.Random, owner: int) -> Question:
 class StalenessChecker:
     """Reads the truth and compares answers with it. Belongs to one process."""
 
-    def __init__(self, address: Address) -> None:
-        import MySQLdb
-
-        self._connection = MySQLdb.connect(**address.mysqldb(), autocommit=True)
+    def __init__(self, address: ServerAddress) -> None:
+        self._connection = database_at(address).connect()
         self._cursor = self._connection.cursor()
         #: Number of answers that were right only because of a concurrent change.
         self.changed = 0

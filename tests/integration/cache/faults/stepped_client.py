@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import random
-import signal
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from tests.integration.cache.faults import failpoints
+from tests.integration.cache.faults.databases import FaultDatabase, database_at
 from tests.integration.cache.faults.process_setup import OWNERS, ProcessSetup
 from tests.integration.cache.faults.staleness import Question, StalenessChecker
 from tests.patience import PATIENCE
@@ -20,8 +20,8 @@ from tests.python_process import CONTEXT
 class Stopper:
     """Stops at the points of the last order until the test lets the process go on."""
 
-    def __init__(self, orders: Any) -> None:
-        self._orders = orders
+    def __init__(self, orders: Any, database: FaultDatabase) -> None:
+        self._orders, self._database = orders, database
         self.stops: list[str] = []
 
     def __call__(self, point: str) -> None:
@@ -30,18 +30,7 @@ class Stopper:
             self.stops.pop(0)
             self._orders.send(("at", point))
             if self._orders.recv() == "commit without waiting":
-                _send_commit()
-
-
-def _send_commit() -> None:
-    """Send COMMIT and die before the answer."""
-    from sharded_orm.backends.mysql.session import NodeSession
-
-    def run(session: Any, *statements: bytes) -> None:
-        session.raw.send_query(b"; ".join(statements))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    NodeSession.run = run  # type: ignore[method-assign]
+                self._database.send_commit_and_die()
 
 
 def run_client(setup: ProcessSetup, orders: Any) -> None:
@@ -59,10 +48,11 @@ def _obey(setup: ProcessSetup, orders: Any) -> None:
     from tests.integration.cache.faults.rows import ALIASES, Owner, transact
     from tests.integration.cache.faults.writers import outcome
 
-    stopper = Stopper(orders)
+    database = database_at(setup.address)
+    stopper = Stopper(orders, database)
     failpoints.set_handler(stopper)
     failpoints.watch_queries(ALIASES)
-    checker = StalenessChecker(setup.mariadb)
+    checker = StalenessChecker(setup.address)
     owners = [Owner(number) for number in OWNERS]
     dice = random.Random(os.getpid())
     orders.send(("ready", None))
@@ -72,7 +62,7 @@ def _obey(setup: ProcessSetup, orders: Any) -> None:
         if kind == "write":
             number, lane, name, keep = what
             owner = owners[number]
-            work = _work(orders, stopper, owner, lane, name, dice, stops)
+            work = _work(orders, stopper, owner, lane, name, dice, stops, database)
             write = functools.partial(transact, (owner,), (lane,), work, keep=keep)
             orders.send(("done", outcome(write)))
         else:
@@ -84,13 +74,20 @@ def _obey(setup: ProcessSetup, orders: Any) -> None:
 
 
 def _work(
-    orders: Any, stopper: Stopper, owner: Any, lane: int, name: str, dice: random.Random, stops: Any
+    orders: Any,
+    stopper: Stopper,
+    owner: Any,
+    lane: int,
+    name: str,
+    dice: random.Random,
+    stops: Any,
+    database: FaultDatabase,
 ) -> Callable[[], None]:
     from django.db import connections
 
     def work() -> None:
         with connections[owner.alias].cursor() as cursor:
-            cursor.execute("SELECT CONNECTION_ID()")
+            cursor.execute(f"SELECT {database.session_number}")
             ((session,),) = cursor.fetchall()
         orders.send(("session", session))
         getattr(owner, name)(lane, dice)

@@ -35,7 +35,9 @@ def spare_servers(folder: Path, *aliases: str) -> Iterator[None]:
             else:
                 name = f"test_spare_{secrets.token_hex(6)}"
                 run(alias, f"CREATE DATABASE {name}")
-                stack.callback(run, alias, f"DROP DATABASE {name}")
+                # Connections of this process may still be open, and PostgreSQL would refuse then.
+                force = " WITH (FORCE)" if connections[alias].vendor == "postgresql" else ""
+                stack.callback(run, alias, f"DROP DATABASE {name}{force}")
             stack.enter_context(redirected(alias, NAME=name))
         yield
 
@@ -91,7 +93,12 @@ def administer(server: TicketServer, sql: str, *params: Any) -> None:
 
 def set_back(server: TicketServer, name: str, value: int) -> None:
     """Set a server back, like one that was restored from a backup."""
-    administer(server, "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s", value, name)
+    if connections[server.alias].vendor == "postgresql":
+        administer(server, f"SELECT setval('\"sharded_orm_sequence_{name}\"', {value})")
+    else:
+        administer(
+            server, "UPDATE sharded_orm_sequence SET value = %s WHERE name = %s", value, name
+        )
 
 
 def lose(server: TicketServer, name: str) -> None:

@@ -63,6 +63,7 @@ def lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
+@pytest.mark.update_form
 def test_from_nothing_to_ids(tickets: Run) -> None:
     made = tickets("create", "photos", "other")
     assert lines(made) == [
@@ -94,6 +95,7 @@ def test_create_starts_where_it_is_told(tickets: Run) -> None:
     assert [line[-2:] for line in lines(made)[1:]] == [["5", "made"], ["6", "made"]]
 
 
+@pytest.mark.update_form
 def test_an_old_form_may_be_chosen(tickets: Run) -> None:
     tickets("create", "other", "--form", "tables", fails="invalid choice: 'tables'")
     tickets("create", "other", "--form", "sequence", fails="cannot have a sequence of form")
@@ -124,6 +126,7 @@ def test_what_it_refuses(tickets: Run, arguments: list[str], said: str) -> None:
     assert tickets(*arguments, fails=said) == ""
 
 
+@pytest.mark.update_form
 def test_status_is_readable(tickets: Run) -> None:
     tickets("create")
     tickets("create", "offline_jobs")
@@ -162,6 +165,7 @@ def test_status_fails_when_something_is_wrong(tickets: Run, generator: TicketGen
     tickets("status", fails="'tickets_1' has no sequence 'photos': run 'manage.py tickets create'")
 
 
+@pytest.mark.update_form
 def test_a_restored_server(tickets: Run, generator: TicketGenerator) -> None:
     tickets("create")
     for server in generator.servers * 2:
@@ -195,6 +199,7 @@ def test_advance_of_a_server_that_is_down(tickets: Run, generator: TicketGenerat
     ]
 
 
+@pytest.mark.update_form
 def test_verify_of_a_server_that_is_down(tickets: Run, generator: TicketGenerator) -> None:
     tickets("create", "photos", "photos_app_album")
     with down(generator, 1):

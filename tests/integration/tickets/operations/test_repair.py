@@ -99,6 +99,7 @@ def test_ids_that_leave_meanwhile_are_no_alarm(
     assert not any(one.problem for one in moved)
 
 
+@pytest.mark.update_form
 def test_a_sequence_that_no_model_draws_from_is_compared_with_the_mark(
     generator: TicketGenerator, servers: list[TicketServer]
 ) -> None:

@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.update_form
 def test_status_of_a_pair(generator: TicketGenerator, servers: list[TicketServer]) -> None:
     create(servers=servers)
     create(["other"], servers=servers)
@@ -71,6 +72,7 @@ def test_status_of_a_server_that_is_down(
     assert statuses.drift == {}
 
 
+@pytest.mark.update_form
 def test_status_of_a_server_that_fell_below_its_mark(
     generator: TicketGenerator, servers: list[TicketServer]
 ) -> None:
