@@ -6,9 +6,10 @@ Queries that read many shards of a node at once use these cursors.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
+from sharded_orm.backends.postgresql.connection import PostgreSQLConnection
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, SessionLeaseMixin
 from sharded_orm.backends.postgresql.node import PostgreSQLPool
 from sharded_orm.backends.postgresql.search_path import EXTENSIONS, packet_of
@@ -28,7 +29,7 @@ _PATH = (
 
 
 # The name of a table with its schema. Names of columns match, too, but these are few.
-_TABLE = re.compile(r'"([^"]+)"\."([^"]+)"')
+_TABLE = re.compile(r'"([^"]+)"\."?(\w+)')
 
 
 class _QualifiedNamesMixin(SessionLeaseMixin):
@@ -36,22 +37,29 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
     without a schema is an error.
 
     :param node: name of the node in the topology; None if the settings name the server otherwise.
+    :param schemas: schemas whose tables the statements use without naming them.
     """
 
-    def __init__(self, pool: PostgreSQLPool, node: str | None, **options: Any) -> None:
+    def __init__(
+        self, pool: PostgreSQLPool, node: str | None, schemas: Iterable[str] = (), **options: Any
+    ) -> None:
         self.node = node
         name = repr(node or pool.name)
         connection = PostgreSQLConnection(
-            pool, None, name, BEGIN, PostgreSQLCursor, PostgreSQLServerCursor
+            pool, None, name, None, PostgreSQLCursor, PostgreSQLServerCursor
         )
+        connection.schemas = frozenset(schemas)
         connection.set_path, connection.autocommit_prefix = _PATH, [_PATH]
         connection.autocommit_packet = packet_of([_PATH])
         super().__init__(connection, **options)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         text = self._text(query)
-        self._owner.tables.update(_TABLE.findall(text))
-        if classify(text) > PostgreSQLKind.WRITE:
+        connection = self._owner
+        connection.tables = set(_TABLE.findall(text))
+        if connection.session is not None:
+            connection.session.tables |= connection.tables
+        if classify(text) > PostgreSQLKind.INSERT:
             raise SessionStateRefused(
                 f"A node's cursor takes plain statements only, not {query!r}."
             )
@@ -72,7 +80,9 @@ class PostgreSQLNodeCursor(_QualifiedNamesMixin, PostgreSQLCursor):
 class PostgreSQLNodeStream(_QualifiedNamesMixin, PostgreSQLServerCursor):
     """A node's cursor that leaves rows on the server until ``fetchmany`` fetches them."""
 
-    def __init__(self, pool: PostgreSQLPool, node: str | None) -> None:
-        super().__init__(pool, node, name="sharded_orm_stream", scrollable=False, withhold=False)
+    def __init__(self, pool: PostgreSQLPool, node: str | None, schemas: Iterable[str] = ()) -> None:
+        super().__init__(
+            pool, node, schemas, name="sharded_orm_stream", scrollable=False, withhold=False
+        )
         # The rows live as long as their transaction.
         self._owner.autocommit = False
