@@ -4,7 +4,7 @@ schemas of the node's database share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -25,7 +25,7 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
 from sharded_orm.backends.postgresql.client import DatabaseClient
-from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
+from sharded_orm.backends.postgresql.connection import PostgreSQLConnection
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor
 from sharded_orm.backends.postgresql.features import DatabaseFeatures
@@ -130,22 +130,19 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         The check does not tell whether the schema exists.
         """
         self.isolation_level = IsolationLevel.READ_COMMITTED
-        begin = BEGIN
         level = self.settings_dict["OPTIONS"].get("isolation_level")
         if level is not None:
             try:
-                self.isolation_level = IsolationLevel(level)
+                level = self.isolation_level = IsolationLevel(level)
             except ValueError as exc:
                 raise ImproperlyConfigured(
                     f"Invalid transaction isolation level {level} specified. Use one of the"
                     " psycopg.IsolationLevel values."
                 ) from exc
-            begin += b" ISOLATION LEVEL " + self.isolation_level.name.replace("_", " ").encode()
         pool = self._node_pool = self._pool_for(conn_params)
-        with self.wrap_database_errors:
-            pool.prepare()
+        pool.prepare()
         return PostgreSQLConnection(
-            pool, self.schema, self.alias, begin, PostgreSQLCursor, PostgreSQLServerCursor
+            pool, self.schema, self.alias, level, PostgreSQLCursor, PostgreSQLServerCursor
         )
 
     def init_connection_state(self) -> None:
@@ -204,7 +201,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     @contextmanager
     def node_cursor(
-        self, *, stream: bool = False
+        self, *, stream: bool = False, schemas: Iterable[str] = ()
     ) -> Iterator[PostgreSQLNodeCursor | PostgreSQLNodeStream]:
         """Return a context manager that gives a cursor of the node, in autocommit.
 
@@ -213,11 +210,13 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
         :param stream: whether rows stay on the server until they are fetched; otherwise ``execute``
             fetches all rows.
+        :param schemas: schemas whose tables the statements use without naming them. A session is
+            closed after it has used many tables.
         """
         with self.wrap_database_errors:
             node = self.shard.node if self.shard is not None else None
             kind = PostgreSQLNodeStream if stream else PostgreSQLNodeCursor
-            cursor = kind(self.node_pool, node)
+            cursor = kind(self.node_pool, node, schemas)
             try:
                 yield cursor
             finally:
@@ -238,7 +237,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         return self.connection is None or self.connection.is_idle
 
     def is_usable(self) -> bool:
-        """Whether the held session is alive or, if no session is held, whether one can be leased."""
+        """Whether the held session can run a statement or, if none is held, whether one can be leased."""
         if self.connection is None:
             return False
         try:
@@ -327,12 +326,15 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
             return snapshot.names(cursor)
 
     def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
-            schemas = sizes.read(cursor, [shard.schema for shard in shards])
-        return {shard.alias: schemas[shard.schema] for shard in shards}
+        by_schema: dict[str, ShardSize] = {}
+        for start in range(0, len(shards), snapshot.BATCH):
+            schemas = [shard.schema for shard in shards[start : start + snapshot.BATCH]]
+            with self.wrap_database_errors, self.node_cursor(schemas=schemas) as cursor:
+                by_schema |= sizes.read(cursor, schemas)
+        return {shard.alias: by_schema[shard.schema] for shard in shards}
 
     def table_sizes(self, shard: Shard) -> list[TableSize]:
-        with self.wrap_database_errors, self.node_cursor() as cursor:
+        with self.wrap_database_errors, self.node_cursor(schemas=[shard.schema]) as cursor:
             return sizes.tables(cursor, shard.schema)
 
     def column_types(

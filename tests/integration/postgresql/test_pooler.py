@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.utils import timezone
 
 from sharded_orm.exceptions import SessionStateRefused, ShardDatabaseMissing
@@ -52,6 +52,7 @@ def test_a_server_itself_is_no_pooler(postgresql: Any, node: Node) -> None:
         "SELECT pg_advisory_lock(1)",
         "DECLARE c CURSOR WITH HOLD FOR SELECT 1",
         "VACUUM item",
+        "REINDEX TABLE CONCURRENTLY item",
         "CREATE INDEX CONCURRENTLY i ON item (value)",
         "BEGIN",
         "UPDATE item SET value = 'x'; COMMIT",
@@ -94,6 +95,19 @@ def test_other_calls_that_keep_a_session_are_refused(node: Node) -> None:
             call()
         assert node[0].is_idle()
     assert node.pool.size == node.pool.idle
+
+
+@pytest.mark.parametrize("sql", ["REINDEX TABLE item", "CLUSTER item USING item_pkey"])
+def test_maintenance_of_one_table_runs(node: Node, sql: str) -> None:
+    files = "SELECT relfilenode FROM pg_class WHERE oid = 't_1.item_pkey'::regclass"
+    before = node.ask(files)
+    node.run(1, sql)
+    assert node.ask(files) != before
+    # The server refuses a partitioned table, because nothing can be alone there.
+    node.run(1, "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    with pytest.raises(Error, match="transaction block"):
+        node.run(1, "REINDEX TABLE parts")
+    assert node[1].is_idle()
 
 
 @pytest.mark.parametrize("sql", ["CALL p()", "DO $$ BEGIN UPDATE item SET value = 'p'; END $$"])
