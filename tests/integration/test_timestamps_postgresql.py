@@ -404,7 +404,10 @@ class Drawer:
 def test_millions_of_ids_of_eight_sessions_with_two_restarts(
     own_postgresql: PostgreSQLServer,
 ) -> None:
-    """All sessions draw from one table. ``TIMESTAMPED_IDS`` in the environment changes the number."""
+    """All sessions draw from one table. ``TIMESTAMPED_IDS`` in the environment changes the number.
+
+    A run of more than ten minutes needs ``-o faulthandler_timeout=0``.
+    """
     server, count = own_postgresql, MILLIONS // 8
     with closing(psycopg.connect(**server.address.psycopg(), autocommit=True)) as connection:
         connection.execute("CREATE SCHEMA drawn")

@@ -207,13 +207,13 @@ class Client(Worker):
     def read(self) -> None:
         shard = self.shard()
         with self.connected(f"s{shard}") as connection:
-            for _ in range(4):
+            for _ in range(12):
                 self.check(connection, shard)
 
     def write(self) -> None:
         shard = self.shard()
         with self.connected(f"s{shard}") as connection:
-            for _ in range(3):
+            for _ in range(8):
                 key = self.new_transaction(shard)
                 self.execute(connection, INSERT, [*key, 1, 1])
                 self.notes.committed.add(key)
@@ -222,9 +222,10 @@ class Client(Worker):
         shard = self.shard()
         update = "UPDATE mark SET seen = seen + 1 WHERE id IN (1, 2) RETURNING shard"
         with self.connected(f"s{shard}") as connection:
-            for row in self.execute(connection, update):
-                if row["shard"] != shard:
-                    raise Unexpected(f"{row} updated on {shard}")
+            for _ in range(4):
+                for row in self.execute(connection, update):
+                    if row["shard"] != shard:
+                        raise Unexpected(f"{row} updated on {shard}")
 
     def transact(self) -> None:
         shard = self.shard()
@@ -268,7 +269,7 @@ class Migrator(Worker):
     def work(self) -> None:
         while not self.is_over.is_set():
             self.guarded(self.migrate)
-            time.sleep(0.005)  # the rate of the migrations
+            time.sleep(0.1)  # the rate of the migrations
 
     def migrate(self) -> None:
         alias = f"m{self.random.randrange(self.orders.schemas)}"

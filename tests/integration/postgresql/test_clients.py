@@ -2,8 +2,8 @@
 
 Shards are at two migrations, and are migrated meanwhile. Sessions are killed at random.
 
-``TORTURE_STATEMENTS``, ``TORTURE_CLIENTS``, ``TORTURE_SCHEMAS`` and ``TORTURE_SEED`` in the environment
-change the size, and repeat a run.
+``TORTURE_STATEMENTS``, ``TORTURE_CLIENTS``, ``TORTURE_SCHEMAS`` and ``TORTURE_PERIOD`` in the environment
+change the size, and ``TORTURE_SEED`` repeats a run. A run of more than ten minutes needs ``-o faulthandler_timeout=0``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PROCESSES = 4
 STATEMENTS = int(os.environ.get("TORTURE_STATEMENTS", "60000"))
 CLIENTS = int(os.environ.get("TORTURE_CLIENTS", "64"))
 SCHEMAS = int(os.environ.get("TORTURE_SCHEMAS", "4096"))
-#: Seconds between two kills.
-PERIOD = 0.2
+#: Seconds between two kills on each server.
+PERIOD = float(os.environ.get("TORTURE_PERIOD", "0.2"))
 _BATCH = 64
 _TABLES = (
     "CREATE TABLE {0}.mark (id bigserial PRIMARY KEY, shard int NOT NULL, client int NOT NULL,"

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +83,11 @@ class Fleet:
 
         return measure
 
+    def close(self) -> None:
+        with self.shard(0) as shard:
+            shard.node_pool.dispose()
+        self.node.admin.close()
+
     def create(self) -> None:
         for number in range(SCHEMAS):
             self.node.ask(
@@ -117,7 +122,8 @@ class Fleet:
         self.opened[phase] = pool.stats.opened - before
         print(
             f"{phase}: at most {self.largest[phase] / 1024:.0f} MB,"
-            f" {self.opened[phase]} sessions, {time.monotonic() - start:.0f} s"
+            f" {self.opened[phase]} sessions, {time.monotonic() - start:.0f} s",
+            flush=True,
         )
 
     def alternate(self) -> None:
@@ -173,8 +179,7 @@ def test_the_memory_of_processes_with_thousands_of_schemas(
     own_postgresql: PostgreSQLServer, monkeypatch: pytest.MonkeyPatch, django_db_blocker: Any
 ) -> None:
     """``MEMORY_SCHEMAS`` in the environment changes the number of schemas."""
-    with django_db_blocker.unblock():
-        fleet = Fleet(own_postgresql.address, monkeypatch)
+    with django_db_blocker.unblock(), closing(Fleet(own_postgresql.address, monkeypatch)) as fleet:
         fleet.create()
         for work in (fleet.alternate, fleet.scatter, fleet.survey, fleet.migrate):
             with fleet.measuring(work.__name__):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections, transaction
+from django.db import Error, OperationalError, connections, transaction
 from django.utils import timezone
 
 from sharded_orm.exceptions import SessionStateRefused, ShardDatabaseMissing
@@ -255,3 +255,14 @@ def test_sessions_of_the_server_that_are_killed(node: Node) -> None:
         assert node.run(number, SHARD) == [(number,)]
     node.run(0, "UPDATE item SET value = 'x'")
     assert node.value(0) == "x"
+
+
+def test_a_session_of_the_server_that_is_killed_before_commit(node: Node) -> None:
+    """The server and the pooler may both say so, which is two answers to COMMIT."""
+    for _ in range(3):
+        with pytest.raises(OperationalError), transaction.atomic(using="t_0"):
+            node.run(0, "UPDATE item SET value = 'x'")
+            ((session,),) = node.run(0, "SELECT pg_backend_pid()")
+            node.kill(session)
+        assert node.value(0) is None
+        assert node[0].is_idle()
