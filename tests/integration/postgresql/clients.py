@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import parent_process
 from typing import Any
 
 import django
@@ -174,6 +175,10 @@ class Client(Worker):
         actions = [self.read, self.read, self.read, self.write, self.update, self.transact]
         try:
             while self.notes.statements < self.orders.statements:
+                # Whoever has started the process may be killed.
+                parent = parent_process()
+                assert parent is not None
+                assert parent.is_alive()
                 is_odd = self.random.random() < 0.01
                 self.guarded(self.miss if is_odd else self.random.choice(actions))
         except BaseException as exc:

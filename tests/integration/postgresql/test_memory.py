@@ -42,13 +42,40 @@ def test_a_session_is_closed_after_so_many_schemas(node: Node) -> None:
 
 def test_queries_over_many_schemas_count_their_tables(node: Node) -> None:
     node.pool.max_schemas = 2
+    most = node.pool.max_schemas * TABLES_OF_A_SCHEMA
+
+    def read(tables: int) -> int:
+        """Name so many tables, and return the process id of the session."""
+        with node[0].node_cursor() as cursor:
+            names = ", ".join(f'\'"s{n}"."item"\'' for n in range(tables))
+            cursor.execute(f"SELECT pg_backend_pid(), {names}")
+            return int(cursor.fetchone()[0])
+
     try:
-        most = node.pool.max_schemas * TABLES_OF_A_SCHEMA
-        for number, stays in ((most, True), (most + 2 * TABLES_OF_A_SCHEMA, False)):
-            with node[0].node_cursor() as cursor:
-                names = ", ".join(f'\'"s{n}"."item"\'' for n in range(number))
-                cursor.execute(f"SELECT {names}")
-            assert (node.pool.size == 1) is stays
+        first = read(most)
+        assert node.pool.size == 1
+        assert read(most) == first  # The same tables again cost nothing.
+        # Another session is opened before it would be too many, and closed after a query with too many.
+        assert read(most + TABLES_OF_A_SCHEMA) != first
+        assert node.pool.size == 0
+    finally:
+        node.pool.max_schemas = 200
+
+
+def test_sizes_of_tables_count_their_schemas(node: Node) -> None:
+    """The server opens a table to tell its size."""
+
+    def opened_for(number: int) -> int:
+        """Return how many sessions were opened for the sizes of the tables of a schema."""
+        before = node.pool.stats.opened
+        shard: Any = SimpleNamespace(schema=f"t_{number}")
+        assert [table.name for table in node[0].table_sizes(shard)] == ["item"]
+        return node.pool.stats.opened - before
+
+    opened_for(0)
+    node.pool.max_schemas = 2
+    try:
+        assert [opened_for(number) for number in (0, 1, 1, 2, 2, 3)] == [0, 0, 0, 1, 0, 0]
     finally:
         node.pool.max_schemas = 200
 
