@@ -266,3 +266,18 @@ def test_a_session_of_the_server_that_is_killed_before_commit(node: Node) -> Non
             node.kill(session)
         assert node.value(0) is None
         assert node[0].is_idle()
+
+
+def test_a_test_database_can_be_dropped(node: Node) -> None:
+    """The pooler still has sessions with it."""
+    connections.settings["dropped"] = {**node.settings, "NAME": "test_dropped"}
+    try:
+        node.ask("CREATE DATABASE test_dropped")
+        with connections["dropped"].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        connections["dropped"].creation.destroy_test_db("site", verbosity=0)
+        assert node.ask("SELECT count(*) FROM pg_database WHERE datname = 'test_dropped'") == [(0,)]
+    finally:
+        node.ask("DROP DATABASE IF EXISTS test_dropped WITH (FORCE)")
+        connections["dropped"].close()
+        del connections["dropped"], connections.settings["dropped"]
