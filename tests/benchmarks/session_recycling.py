@@ -44,10 +44,12 @@ def session_recycling(site: Site, rounds: Rounds) -> Iterator[Line]:
                 _aliases("recycled", settings) as recycled,
                 _aliases("kept", settings | {"POOL": {"MAX_SCHEMAS": _NEVER}}) as kept,
             ):
-                measured = compare(
-                    _reader(recycled, tables), _reader(kept, tables), rounds, number=SCHEMAS
-                )
-                memory = [_memory(aliases) for aliases in (recycled, kept)]
+                readers = _reader(recycled, tables), _reader(kept, tables)
+                measured = compare(*readers, rounds, number=SCHEMAS)
+                memory = [
+                    _memory(aliases, read)
+                    for aliases, read in zip((recycled, kept), readers, strict=True)
+                ]
             yield at_most(
                 2.0, f"PostgreSQL, {SCHEMAS} schemas in turns, {what}", "sessions never closed",
                 measured, goal=False,
@@ -83,12 +85,14 @@ def _reader(aliases: list[str], tables: int) -> Callable[[], None]:
     return read
 
 
-def _memory(aliases: list[str]) -> float:
-    """Return the memory in MB that the largest process of the server has for itself."""
+def _memory(aliases: list[str], read: Callable[[], None]) -> float:
+    """Read from each schema, and return the most memory in MB that the server's process had for itself."""
     pool = connections[aliases[0]].node_pool
-    sizes = [0.0]
-    for session in pool._open_sessions():
-        status = Path(f"/proc/{session.pgconn.backend_pid}/status").read_text()
-        (line,) = (line for line in status.splitlines() if line.startswith("RssAnon:"))
-        sizes.append(int(line.split()[1]) / 1024)
-    return max(sizes)
+    largest = 0.0
+    for _ in aliases:
+        read()
+        for session in pool._open_sessions():
+            status = Path(f"/proc/{session.pgconn.backend_pid}/status").read_text()
+            (line,) = (line for line in status.splitlines() if line.startswith("RssAnon:"))
+            largest = max(largest, int(line.split()[1]) / 1024)
+    return largest

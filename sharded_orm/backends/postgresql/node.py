@@ -25,9 +25,9 @@ from sharded_orm.backends.signals import session_opened
 #: read and 25 kB after a write, until the session ends. docs/decisions/0037-postgresql.md has the
 #: measurements.
 MAX_SCHEMAS = 200
-#: A session that reads tables of many schemas in one query counts a schema for so many tables. Such a
-#: query costs the process up to 30 kB for each table.
-TABLES_OF_A_SCHEMA = 5
+#: A session that reads tables of many schemas in one query counts a schema for so many tables. While
+#: such a query runs, the process needs about 90 kB for each table.
+TABLES_OF_A_SCHEMA = 4
 
 
 class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):

@@ -16,7 +16,7 @@ from django.db import connections
 
 from sharded_orm.backends.postgresql.base import DatabaseWrapper
 from sharded_orm.backends.postgresql.node import TABLES_OF_A_SCHEMA, PostgreSQLPool
-from sharded_orm.scatter.plan import BATCH, STREAM_BATCH
+from sharded_orm.scatter.plan import BATCH
 from tests.integration.postgresql.conftest import COUNT, Node
 from tests.services.postgresql import Address, PostgreSQLServer
 
@@ -165,7 +165,7 @@ class Fleet:
         """All tables are read, by statements with as many schemas as a scattered query has."""
         with self.shard(0) as shard:
             for n in range(TABLES):
-                for stream, batch in ((False, BATCH), (True, STREAM_BATCH)):
+                for stream, batch in ((False, BATCH), (True, shard.features.max_streamed_shards)):
                     for first in range(0, SCHEMAS, batch):
                         with shard.node_cursor(stream=stream) as cursor:
                             cursor.execute(
