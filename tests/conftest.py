@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if (is_long(item) and not config.getoption("--long"))
         or any(item.get_closest_marker(f"{name}_settings") for name in elsewhere)
-        or (database == "postgresql" and item.get_closest_marker("update_form"))
+        or (DATABASE == "postgresql" and item.get_closest_marker("update_form"))
     ]
     if dropped:
         items[:] = [item for item in items if item not in dropped]

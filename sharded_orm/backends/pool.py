@@ -42,6 +42,8 @@ class PooledSession(Protocol):
     retired: bool
     #: Identifier of the thread that used the session last.
     user: int
+    #: What a :class:`BoundedPool` needs to know that the session is leased.
+    permit: object | None
 
     @property
     def poll(self) -> Callable[[int], Any]:
@@ -281,6 +283,12 @@ class SessionPool(Generic[S]):
         return [s for ref in list(self._sessions.values()) if (s := ref()) is not None]
 
 
+class _Permit:
+    """The right to lease one session of a :class:`BoundedPool`."""
+
+    __slots__ = ("__weakref__",)
+
+
 class BoundedPool(SessionPool[S]):
     """A pool that leases at most ``maximum`` sessions at the same time.
 
@@ -301,16 +309,23 @@ class BoundedPool(SessionPool[S]):
         super().__init__(name, open_session, max_age)
         self.maximum = maximum
         self.timeout = timeout
-        # Invariant: each leased session holds one permit, unless the session is retired. A new session
-        # is opened only if no session is idle, so there are never more open sessions than permits.
-        self._permits = threading.Semaphore(maximum)
+        # The permits that are in use. Invariant: each leased session refers to one, unless the session
+        # is retired. A new session is opened only if no session is idle, so there are never more open
+        # sessions than permits. A permit that nobody refers to leaves the set by itself. So none is
+        # lost if a signal handler raises an error in a thread that has just leased a session.
+        self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
+        # Guards the set against additions by several threads. Waiters are notified of a session that is
+        # released, but not of a permit that left the set by itself: they find out at their timeout.
+        self._permit_freed = threading.Condition()
 
     def lease(self) -> S:
-        with self._permit():
-            return super().lease()
+        with self._permit() as permit:
+            session = super().lease()
+            session.permit = permit
+        return session
 
     def lease_new(self) -> S:
-        with self._permit():
+        with self._permit() as permit:
             # If a session is idle, close it before the new one is opened. Otherwise the pool could
             # have more open sessions than its maximum.
             try:
@@ -319,52 +334,76 @@ class BoundedPool(SessionPool[S]):
                 pass
             else:
                 self._close(idle)
-            return super().lease_new()
+            session = super().lease_new()
+            session.permit = permit
+        return session
 
     def take(self, session: S) -> bool:
-        if not self._permits.acquire(blocking=False):
+        permit = self._take_permit(0)
+        if permit is None:
             return False
         if super().take(session):
+            session.permit = permit
             return True
-        self._permits.release()
+        self._free(permit)
         return False
 
     def release(self, session: S) -> None:
-        has_permit = not session.retired
+        permit, session.permit = session.permit, None
         super().release(session)
-        if has_permit:
-            self._permits.release()
+        self._free(permit)
 
     def discard(self, session: S) -> None:
-        has_permit = not session.retired
+        permit, session.permit = session.permit, None
         super().discard(session)
-        if has_permit:
-            self._permits.release()
+        self._free(permit)
 
     def dispose(self) -> None:
         super().dispose()
         # Make all permits free again. All sessions are retired now, and a retired session needs no
         # permit.
-        self._permits = threading.Semaphore(self.maximum)
+        with self._permit_freed:
+            self._permits = weakref.WeakSet()
+            self._permit_freed.notify_all()
 
     @contextmanager
-    def _permit(self) -> Iterator[None]:
-        permits = self._permits
-        if not permits.acquire(timeout=self.timeout):
+    def _permit(self) -> Iterator[_Permit]:
+        """Give a permit to a ``with`` block. If the block fails, the permit is free again."""
+        permit = self._take_permit(self.timeout)
+        if permit is None:
             raise PoolTimeout(
                 f"All {self.maximum} connections of node {self.name!r} are in use and none came"
                 f" back within {self.timeout:g} s. Each shard that is in a transaction holds one:"
                 " open fewer transactions at once, or raise POOL['MAX'] of the node."
             )
         try:
-            yield
+            yield permit
         except BaseException:
-            permits.release()
+            self._free(permit)
             raise
+
+    def _take_permit(self, timeout: float) -> _Permit | None:
+        """Return a permit. Return None if none became free within ``timeout`` seconds."""
+        permit = _Permit()
+        with self._permit_freed:
+            if not self._permit_freed.wait_for(self._has_free_permit, timeout):
+                return None
+            self._permits.add(permit)
+        return permit
+
+    def _free(self, permit: object) -> None:
+        with self._permit_freed:
+            if permit is not None:
+                self._permits.discard(cast(_Permit, permit))
+            self._permit_freed.notify()
+
+    def _has_free_permit(self) -> bool:
+        return len(self._permits) < self.maximum
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._permits = threading.Semaphore(self.maximum)
+        self._permits = weakref.WeakSet()
+        self._permit_freed = threading.Condition()
 
 
 _pools: dict[Hashable, SessionPool[Any]] = {}

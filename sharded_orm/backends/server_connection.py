@@ -91,7 +91,7 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         return self.connection is None or self.connection.is_idle
 
     def is_usable(self) -> bool:
-        """Whether the held session is alive or, if no session is held, whether one can be leased."""
+        """Whether the held session can run a statement or, if none is held, whether one can be leased."""
         if self.connection is None:
             return False
         try:

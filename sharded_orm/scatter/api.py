@@ -182,7 +182,8 @@ def _rows(
             plan, rows = plan_and_rows
             return plan, iter(rows)
     stream = stream and high is None
-    plan = make_plan(targets, options, failures, batch=STREAM_BATCH if stream else None)
+    most = min(STREAM_BATCH, connection.features.max_streamed_shards or STREAM_BATCH)
+    plan = make_plan(targets, options, failures, batch=most if stream else None)
     executor = Executor(plan, failures, chunk_size, stream=stream)
     stack.callback(executor.close)
     return plan, cut(merged(plan, executor), low, high)

@@ -29,6 +29,7 @@ def subjects() -> dict[str, Subject]:
         moves,
         reads,
         scatter,
+        session_recycling,
         shard_moves,
         signals,
         tickets,
@@ -54,12 +55,14 @@ def subjects() -> dict[str, Subject]:
         "beside_moves": moves.beside_moves,
         "shard_moves": shard_moves.shard_moves,
         "balance": balance.balance_plan,
+        "recycling": session_recycling.session_recycling,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
+    "recycling",
 )  # fmt: skip
 
 

@@ -24,5 +24,5 @@ Limits of the comparison:
 - One thread does most of the work, so the pool hands out the same session again and again.
   With ``--scramble`` our pool (MySQL, PostgreSQL) opens several and leases one of them at random.
 - With ``--pgbouncer`` our side is behind a PgBouncer, and the stock side is not: it does not work
-  there.
+  there. What is refused behind a pooler is in ``exceptions_pgbouncer.toml``.
 """

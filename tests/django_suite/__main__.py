@@ -126,6 +126,8 @@ def _pooler(server: Any) -> Iterator[ServerAddress | None]:
 def compare(plan: Plan, parts: Sequence[Sequence[str]]) -> int:
     """Run the suite on both sides, chunk by chunk, print the report and return the exit code."""
     allowed = read_allowed(_HERE / "exceptions.toml", _DECISIONS)
+    if plan.pooler:
+        allowed |= read_allowed(_HERE / "exceptions_pgbouncer.toml", _DECISIONS)
     began = time.monotonic()
 
     def progress(where: str, text: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
+from array import array
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -26,13 +29,16 @@ from sharded_orm.models import ShardedQuerySet
 from sharded_orm.models.after_migrate.postgresql_defaults import after_migrate
 from tests.patience import PATIENCE
 from tests.photos.models import Visit
-from tests.services.postgresql import Address
+from tests.services.postgresql import Address, PostgreSQLServer
 
 psycopg = pytest.importorskip("psycopg")
 
 LAYOUT = TimestampedLayout()
 HOUR = timedelta(hours=1)
 _numbers = itertools.count(1)
+#: The ids of the long test, in all; and in one statement.
+MILLIONS = int(os.environ.get("TIMESTAMPED_IDS", "1000000"))
+BATCH = 5000
 
 
 @pytest.fixture
@@ -357,3 +363,75 @@ def test_migrating_again_leaves_the_default(alias: str) -> None:
     assert function_name(LAYOUT) in before[0][1]
     after_migrate(apps.get_app_config("photos_app"), alias)
     assert default() == before
+
+
+class Drawer:
+    """A session that draws ids until there are enough, and connects again after a restart."""
+
+    def __init__(self, server: PostgreSQLServer, draw: str, count: int) -> None:
+        self.ids = array("q")
+        self.is_running = threading.Event()
+        self.is_running.set()
+        self.error: BaseException | None = None
+        #: How often the session was lost.
+        self.losses = 0
+        self._server, self._draw, self._count = server, draw, count
+        self.thread = threading.Thread(target=self._work)
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            while len(self.ids) < self._count:
+                assert self.is_running.wait(PATIENCE)
+                try:
+                    self._work_until_lost()
+                except psycopg.OperationalError:
+                    self.losses += 1
+        except BaseException as exc:
+            self.error = exc
+
+    def _work_until_lost(self) -> None:
+        with closing(psycopg.connect(**self._server.address.psycopg(), autocommit=True)) as session:
+            while len(self.ids) < self._count:
+                ((ids,),) = session.execute(self._draw).fetchall()
+                drawn = array("q", ids)
+                if sys.byteorder == "little":
+                    drawn.byteswap()
+                self.ids.extend(drawn)
+
+
+@pytest.mark.long
+def test_millions_of_ids_of_eight_sessions_with_two_restarts(
+    own_postgresql: PostgreSQLServer,
+) -> None:
+    """All sessions draw from one table. ``TIMESTAMPED_IDS`` in the environment changes the number.
+
+    A run of more than ten minutes needs ``-o faulthandler_timeout=0``.
+    """
+    server, count = own_postgresql, MILLIONS // 8
+    with closing(psycopg.connect(**server.address.psycopg(), autocommit=True)) as connection:
+        connection.execute("CREATE SCHEMA drawn")
+        make(connection, "drawn", 77)
+    call = f"drawn.{quoted(function_name(LAYOUT))}('drawn.\"Likes_ID_last\"'::regclass)"
+    draw = f"SELECT string_agg(int8send({call}), '') FROM generate_series(1, {BATCH})"
+    drawers = [Drawer(server, draw, count) for _ in range(8)]
+    for third, end in ((1, server.kill), (2, server.stop)):
+        while sum(len(drawer.ids) for drawer in drawers) < count * 8 * third // 3:
+            assert drawers[0].thread.is_alive()
+            drawers[0].thread.join(0.1)
+        for drawer in drawers:
+            drawer.is_running.clear()
+        end()
+        server.start()
+        for drawer in drawers:
+            drawer.is_running.set()
+    ids = array("q")
+    for drawer in drawers:
+        drawer.thread.join()
+        assert drawer.error is None
+        assert list(drawer.ids) == sorted(drawer.ids)  # a session's ids grow, also over restarts
+        ids.extend(drawer.ids)
+    assert sum(drawer.losses for drawer in drawers) >= 16
+    assert len(ids) >= count * 8
+    assert len(set(ids)) == len(ids)
+    assert {number >> 10 & 8191 for number in ids} == {77}

@@ -49,7 +49,7 @@ class NodeSession:
 
     __slots__ = (
         "__weakref__", "affected_rows", "autocommits", "busy", "close_at", "identity", "insert_id", "inserter", "last_user", "literal",
-        "more_results", "next_result", "poll", "query", "raw", "retired", "schema", "split",
+        "more_results", "next_result", "permit", "poll", "query", "raw", "retired", "schema", "split",
         "store_result", "stored", "suspect", "user", "warning_count",
     )  # fmt: skip
 
@@ -73,6 +73,7 @@ class NodeSession:
         self.suspect = False
         self.retired = False
         self.user = 0
+        self.permit: object | None = None
         #: Identity of the session on its server; None until the server was asked for it.
         self.identity: SessionID | None = None
         #: The virtual connection that used this session last.

@@ -4,7 +4,7 @@ schemas of the node's database share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -22,7 +22,7 @@ from psycopg.pq import Format
 from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
 from sharded_orm.backends.postgresql.client import DatabaseClient
-from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
+from sharded_orm.backends.postgresql.connection import PostgreSQLConnection
 from sharded_orm.backends.postgresql.creation import DatabaseCreation
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor
 from sharded_orm.backends.postgresql.extension_types import share_types
@@ -123,22 +123,19 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         The check does not tell whether the schema exists.
         """
         self.isolation_level = IsolationLevel.READ_COMMITTED
-        begin = BEGIN
         level = self.settings_dict["OPTIONS"].get("isolation_level")
         if level is not None:
             try:
-                self.isolation_level = IsolationLevel(level)
+                level = self.isolation_level = IsolationLevel(level)
             except ValueError as exc:
                 raise ImproperlyConfigured(
                     f"Invalid transaction isolation level {level} specified. Use one of the"
                     " psycopg.IsolationLevel values."
                 ) from exc
-            begin += b" ISOLATION LEVEL " + self.isolation_level.name.replace("_", " ").encode()
         pool = self._node_pool = self._pool_for(conn_params)
-        with self.wrap_database_errors:
-            pool.prepare()
+        pool.prepare()
         return PostgreSQLConnection(
-            pool, self.schema, self.alias, begin, PostgreSQLCursor, PostgreSQLServerCursor
+            pool, self.schema, self.alias, level, PostgreSQLCursor, PostgreSQLServerCursor
         )
 
     def init_connection_state(self) -> None:
@@ -194,6 +191,17 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         session is open.
         """
         close_sessions(self.get_connection_params())
+
+    @contextmanager
+    def node_cursor(self, *, stream: bool = False, schemas: Iterable[str] = ()) -> Iterator[Any]:
+        """Return a context manager that gives a cursor of the node, see the base class.
+
+        :param schemas: schemas whose tables the statements use without naming them. A session is
+            closed after it has used many tables.
+        """
+        with super().node_cursor(stream=stream) as cursor:
+            cursor.use_schemas(schemas)
+            yield cursor
 
     def holds_session(self) -> bool:
         return self.connection is not None and self.connection.has_state
@@ -263,6 +271,18 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         assert self.connection is not None
         with self.wrap_database_errors, self.connection.cursor() as cursor:
             yield cursor
+
+    def shard_sizes(self, shards: Sequence[Shard]) -> dict[str, ShardSize]:
+        by_schema: dict[str, ShardSize] = {}
+        for start in range(0, len(shards), snapshot.BATCH):
+            schemas = [shard.schema for shard in shards[start : start + snapshot.BATCH]]
+            with self.wrap_database_errors, self.node_cursor(schemas=schemas) as cursor:
+                by_schema |= sizes.read(cursor, schemas)
+        return {shard.alias: by_schema[shard.schema] for shard in shards}
+
+    def table_sizes(self, shard: Shard) -> list[TableSize]:
+        with self.wrap_database_errors, self.node_cursor(schemas=[shard.schema]) as cursor:
+            return sizes.tables(cursor, shard.schema)
 
     def column_types(
         self, shards: Sequence[Shard], tables: Sequence[str], columns: Sequence[str]

@@ -29,7 +29,8 @@ class DatabaseClient(stock.DatabaseClient):
         :raises ShardDatabaseMissing: the shard has no schema. The server would accept a search path
             with it, and CREATE statements would work in another schema.
         """
-        with self.connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-        self.connection.close()
+        if self.connection.settings_dict.get("SCHEMA") is not None:
+            with self.connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+            self.connection.close()
         super().runshell(parameters)

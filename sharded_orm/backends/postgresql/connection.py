@@ -16,7 +16,6 @@ another schema of the path.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,7 +59,7 @@ class PostgreSQLConnection(SessionLease):
 
     :param schema: name of the schema; None for an alias that uses the server's search path.
     :param alias: the Django alias, for logs and errors.
-    :param begin: the statement that begins a transaction, with its isolation level.
+    :param isolation_level: the isolation level of transactions; None for the server's default.
     :param cursor_class: the class of cursors.
     :param named_cursor_class: the class of cursors with a name.
     """
@@ -80,12 +79,16 @@ class PostgreSQLConnection(SessionLease):
         pool: PostgreSQLPool,
         schema: str | None,
         alias: str,
-        begin: bytes,
+        isolation_level: psycopg.IsolationLevel | None,
         cursor_class: Any,
         named_cursor_class: Any,
     ) -> None:
         super().__init__(pool, schema, alias)
-        self.begin = begin
+        self._isolation_level = isolation_level
+        #: The statement that begins a transaction.
+        self.begin = BEGIN
+        if isolation_level is not None:
+            self.begin += b" ISOLATION LEVEL " + isolation_level.name.replace("_", " ").encode()
         self.cursor_class = cursor_class
         self.named_cursor_class = named_cursor_class
         self.set_path: bytes | None = None
@@ -199,9 +202,10 @@ class PostgreSQLConnection(SessionLease):
                 self.pool.discard(session)
 
     def check(self) -> None:
-        """Check that the held session is alive or, if none is held, that a session can be leased.
+        """Check that the held session can run a statement or, if none is held, that one can be leased.
 
-        :raises psycopg.Error: the session is dead, or no session can be leased.
+        :raises psycopg.Error: the session is dead, its transaction has failed and must be rolled back, or
+            no session can be leased.
         """
         if self.mode >= SessionMode.LOST:
             raise self._lost_error()
@@ -214,6 +218,9 @@ class PostgreSQLConnection(SessionLease):
         elif self.session.has_failed:
             if self.session.poll(0):
                 raise self._lose(psycopg.OperationalError("the connection is lost"))
+            raise psycopg.errors.InFailedSqlTransaction(
+                "the transaction has failed, so roll it back"
+            )
         elif not self.session.ping():
             raise self._lose(psycopg.OperationalError("the connection is lost"))
 
@@ -295,9 +302,8 @@ class PostgreSQLConnection(SessionLease):
             self.rollback()
             return
         if session is not None and session.in_transaction:
-            end: Callable[[], None] = getattr(session.raw, how)
             try:
-                end()
+                session.end_transaction(how)
             except BaseException as exc:
                 # If the server refuses COMMIT, because of a deferred constraint for example, the
                 # transaction has ended.
@@ -316,6 +322,7 @@ class PostgreSQLConnection(SessionLease):
         self.pending.clear()
         self.only_reads = True
         self.is_unguarded = False
+        self.may_have_number = self.may_have_number and self.mode is SessionMode.PINNED
 
     def _expire_cursors(self, *, at_close: bool) -> None:
         references, self.bound_cursors = self.bound_cursors, []
@@ -360,6 +367,9 @@ class PostgreSQLConnection(SessionLease):
 def _driver_setting(name: str) -> property:
     """Return the attribute ``name`` of the driver's connections, which can be read but not set."""
 
+    def read(connection: PostgreSQLConnection) -> Any:
+        return connection._isolation_level if name == "isolation_level" else None
+
     def refuse(connection: PostgreSQLConnection, value: Any) -> None:
         raise SessionStateRefused(
             f"Alias {connection.alias!r}: {name!r} of the driver's connection cannot be set, because"
@@ -367,7 +377,7 @@ def _driver_setting(name: str) -> property:
             " in the transaction."
         )
 
-    return property(lambda connection: None, refuse)
+    return property(read, refuse)
 
 
 for _name in ("isolation_level", "read_only", "deferrable", "prepare_threshold"):

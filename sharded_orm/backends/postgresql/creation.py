@@ -8,4 +8,11 @@ from sharded_orm.backends.creation import IsolatedCacheCreation
 
 
 class DatabaseCreation(IsolatedCacheCreation, stock.DatabaseCreation):
-    pass
+    def _destroy_test_db(self, test_database_name: str, verbosity: int) -> None:
+        # Overrides the method of Django's PostgreSQL backend. A pooler keeps sessions with the
+        # database, so the server would refuse to drop it.
+        self.connection.close_pool()
+        with self.connection._nodb_cursor() as cursor:
+            force = " WITH (FORCE)" if cursor.connection.has_pooler else ""
+            name = self.connection.ops.quote_name(test_database_name)
+            cursor.execute(f"DROP DATABASE {name}{force}")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # longer time, the read may have been killed because it was slow.
 RETRY_WITHIN = 1.0
 
-_WRITE = PostgreSQLKind.WRITE
+_WRITE, _INSERT = PostgreSQLKind.WRITE, PostgreSQLKind.INSERT
 _SAVEPOINT, _RELEASE = PostgreSQLKind.SAVEPOINT, PostgreSQLKind.RELEASE
 _FREE = SessionMode.FREE
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
@@ -95,7 +95,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         text = query if type(query) is str else self._text(query)
         kind = classify(text)
         connection = self._owner
-        if kind > _WRITE:
+        if connection.session is not None:
+            connection.refuse_if_busy()
+        if kind > _INSERT:
             self._run_special(connection, kind, text, query, params, options)
         elif connection.mode is _FREE:
             self._run_free(connection, kind, text, query, params, options)
@@ -167,7 +169,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         :param more: statements that are sent in the same packet, before this one.
         """
         if kind and not _SAVEPOINT <= kind <= _RELEASE:
-            connection.only_reads = False
+            self._record_write(kind)
         session, prefix = connection.begin_statement(kind)
         try:
             if kind:
@@ -205,9 +207,10 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
                 query, more = self._once_per_database(text)
         elif kind is PostgreSQLKind.AFFINE:
             self._check_affinity(connection)
-        elif kind is PostgreSQLKind.PROCEDURE or kind is PostgreSQLKind.ALONE:
-            # A pooler gets a procedure as any other statement: most do not end transactions.
-            can_share = kind is PostgreSQLKind.PROCEDURE and connection.has_pooler
+        elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
+            # A pooler gets it as any other statement: most procedures do not end transactions, and most
+            # tables are not partitioned.
+            can_share = kind is PostgreSQLKind.MAYBE_ALONE and connection.has_pooler
             if not in_transaction and not can_share:
                 self._run_alone(connection, query, params, options)
                 return
@@ -231,14 +234,19 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             # On a connection of Django's own backend, the default is the path of its options.
             connection.restore_path()
 
+    def _record_write(self, kind: PostgreSQLKind) -> None:
+        connection = self._owner
+        connection.only_reads = False
+        if kind is _INSERT or kind is PostgreSQLKind.MAYBE_ALONE:
+            stays = not connection.autocommitted or connection.mode is SessionMode.PINNED
+            connection.may_have_number |= stays
+
     def _check_affinity(self, connection: PostgreSQLConnection) -> None:
-        if connection.mode is SessionMode.PINNED:
-            return
-        if connection.autocommitted or connection.only_reads:
+        if not connection.may_have_number:
             raise SessionStateRefused(
                 f"Alias {connection.alias!r}: currval() and lastval() read what an earlier statement left"
-                " in its session, which may have served another alias since. Run both statements in one"
-                " atomic() block, or use INSERT … RETURNING."
+                " in its session, which may have served another alias since. Run the INSERT and this"
+                " statement in one atomic() block, or use INSERT … RETURNING."
             )
 
     def _run_alone(
@@ -312,13 +320,17 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
     # --- Statements that cannot share a packet with others ---------------------------------
 
     @contextmanager
-    def _block(self) -> Iterator[None]:
+    def _block(self, query: Any, method: str) -> Iterator[None]:
         """Give the cursor a session in a transaction, with the schema's search path, for a ``with`` block.
 
         In autocommit, the transaction ends with the block: committed, or rolled back after an error.
+
+        :param query: the statement that will run in the block.
+        :param method: the method of the cursor that runs the statement, for errors.
         """
         connection = self._owner
-        connection.only_reads = False
+        connection.refuse_if_busy()
+        self._record_write(self._plain_kind(query, method))
         # Or the driver would go on with what it knows of an earlier session.
         self._last_query = None
         session = connection.session
@@ -338,13 +350,13 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             self._conn, self._pgconn = session.raw, session.pgconn
             yield
             if is_own and session.in_transaction:
-                session.raw.commit()
+                session.end_transaction("commit")
             elif not is_leased:
                 # A COPY that was not read to its end may have made the session unusable.
                 connection.record_error(psycopg.OperationalError("COPY was not read to its end"))
         except BaseException as exc:
             if is_own and session.in_transaction:
-                session.raw.rollback()
+                session.end_transaction("rollback")
             if not is_leased:
                 connection.record_error(exc)
             raise
@@ -369,26 +381,25 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             raise
         connection.record_prefix(prefix, len(prefix))
 
-    def _refuse_special(self, query: Any, method: str) -> None:
-        """Raise an error if a statement that may run by ``method`` only leaves state in the session."""
+    def _plain_kind(self, query: Any, method: str) -> PostgreSQLKind:
+        """Return the kind of a statement. Raise an error if the statement leaves state in the session."""
         kind = classify(self._text(query))
         if kind is PostgreSQLKind.AFFINE:
             self._check_affinity(self._owner)
-        elif kind > _WRITE:
+        elif kind > _INSERT:
             raise SessionStateRefused(
                 f"Alias {self._owner.alias!r}: {method}() takes statements that read or write rows, not"
                 f" {reason(self._text(query))!r}. Use execute()."
             )
+        return kind
 
     def executemany(self, query: Any, params_seq: Iterable[Any], **options: Any) -> None:
-        self._refuse_special(query, "executemany")
-        with self._block():
+        with self._block(query, "executemany"):
             super().executemany(query, params_seq, **options)
 
     @contextmanager
     def copy(self, statement: Any, params: Any = None, **options: Any) -> Iterator[Any]:
-        self._refuse_special(statement, "copy")
-        with self._block(), self._whole_errors():
+        with self._block(statement, "copy"), self._whole_errors():
             with super().copy(statement, params, **options) as copy:
                 yield copy
 
@@ -411,8 +422,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
             raise psycopg.OperationalError("the connection was lost in the middle of COPY") from exc
 
     def stream(self, query: Any, params: Any = None, **options: Any) -> Iterator[Any]:
-        self._refuse_special(query, "stream")
-        with self._block():
+        with self._block(query, "stream"):
             yield from super().stream(query, params, **options)
 
     def mogrify(self, query: Any, params: Any = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -25,8 +25,9 @@ from sharded_orm.backends.signals import session_opened
 #: read and 25 kB after a write, until the session ends. docs/decisions/0037-postgresql.md has the
 #: measurements.
 MAX_SCHEMAS = 200
-#: A session that reads tables of many schemas in one query counts a schema for so many tables.
-TABLES_OF_A_SCHEMA = 10
+#: A session that reads tables of many schemas in one query counts a schema for so many tables. While
+#: such a query runs, the process needs about 90 kB for each table.
+TABLES_OF_A_SCHEMA = 4
 
 
 class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
@@ -80,11 +81,34 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         self._sender = sender
 
     def release(self, session: PostgreSQLNodeSession) -> None:
-        used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
-        if used > self.max_schemas and not self.has_pooler:
+        if self._has_used_too_many(session):
             self.discard(session)
         else:
             super().release(session)
+
+    def lease_for(self, schemas: Set[str], tables: Set[tuple[str, str]]) -> PostgreSQLNodeSession:
+        """Lease a session for a query over many schemas.
+
+        If an idle session would have used too many then, open another one.
+
+        :param schemas: schemas whose tables the query uses without naming them.
+        :param tables: the tables that the query names, each with its schema.
+        """
+        session = self.lease()
+        is_fresh = not session.schemas and not session.tables
+        session.schemas |= schemas
+        session.tables |= tables
+        if self._has_used_too_many(session) and not is_fresh:
+            self.discard(session)
+            session = self.lease_new()
+            session.schemas |= schemas
+            session.tables |= tables
+        return session
+
+    def _has_used_too_many(self, session: PostgreSQLNodeSession) -> bool:
+        # Behind a pooler, the processes of the server are the pooler's.
+        used = len(session.schemas) + len(session.tables) // TABLES_OF_A_SCHEMA
+        return used > self.max_schemas and not self.has_pooler
 
     def any_session(self) -> PostgreSQLNodeSession:
         """Return a session for work that needs no server, such as quoting a value. Opens one if needed.

@@ -6,9 +6,10 @@ Queries that read many shards of a node at once use these cursors.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
+from sharded_orm.backends.postgresql.connection import PostgreSQLConnection
 from sharded_orm.backends.postgresql.cursor import PostgreSQLCursor, SessionLeaseMixin
 from sharded_orm.backends.postgresql.node import PostgreSQLPool
 from sharded_orm.backends.postgresql.search_path import EXTENSIONS, packet_of
@@ -28,7 +29,7 @@ _PATH = (
 
 
 # The name of a table with its schema. Names of columns match, too, but these are few.
-_TABLE = re.compile(r'"([^"]+)"\."([^"]+)"')
+_TABLE = re.compile(r'"([^"]+)"\."?(\w+)')
 
 
 class _QualifiedNamesMixin(SessionLeaseMixin):
@@ -42,16 +43,23 @@ class _QualifiedNamesMixin(SessionLeaseMixin):
         self.node = node
         name = repr(node or pool.name)
         connection = PostgreSQLConnection(
-            pool, None, name, BEGIN, PostgreSQLCursor, PostgreSQLServerCursor
+            pool, None, name, None, PostgreSQLCursor, PostgreSQLServerCursor
         )
         connection.set_path, connection.autocommit_prefix = _PATH, [_PATH]
         connection.autocommit_packet = packet_of([_PATH])
         super().__init__(connection, **options)
 
+    def use_schemas(self, schemas: Iterable[str]) -> None:
+        """Tell that the next statements use the tables of ``schemas`` without naming them."""
+        self._owner.schemas = frozenset(schemas)
+
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         text = self._text(query)
-        self._owner.tables.update(_TABLE.findall(text))
-        if classify(text) > PostgreSQLKind.WRITE:
+        connection = self._owner
+        connection.tables = set(_TABLE.findall(text))
+        if connection.session is not None:
+            connection.session.tables |= connection.tables
+        if classify(text) > PostgreSQLKind.INSERT:
             raise SessionStateRefused(
                 f"A node's cursor takes plain statements only, not {query!r}."
             )

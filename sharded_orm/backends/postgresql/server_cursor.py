@@ -11,7 +11,7 @@ from django.db.backends.postgresql.base import ServerSideCursor as StockServerCu
 from sharded_orm.backends.postgresql.cursor import SessionLeaseMixin, shift_position
 from sharded_orm.backends.postgresql.search_path import packet_of
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
-from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
+from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
@@ -41,8 +41,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         connection = self._owner
-        self._refuse_special(query, "execute")
-        kind = classify(self._text(query))
+        connection.refuse_if_busy()
+        kind = self._plain_kind(query, "execute")
         if self._session is not None:
             try:
                 self._conn.wait(self._close_gen())
@@ -58,7 +58,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
         self._ends_with_transaction = in_transaction and not self._withhold
         self._is_leased = connection.mode is SessionMode.FREE and self._withhold
         if kind:
-            connection.only_reads = False
+            self._record_write(kind)
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix
         else:
@@ -112,6 +112,8 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
 
     def _fetch_gen(self, num: int | None) -> Any:
         # Overrides ServerCursorMixin._fetch_gen(), to note that the session is lost.
+        if not self._is_leased:
+            self._owner.refuse_if_busy()
         try:
             return (yield from cast(Any, super())._fetch_gen(num))
         except psycopg.Error as exc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import psycopg
@@ -15,7 +15,8 @@ from sharded_orm.forks import send_nowhere
 
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _BAD = ConnStatus.BAD
-_IDLE, _INTRANS, _INERROR = (
+_ACTIVE, _IDLE, _INTRANS, _INERROR = (
+    TransactionStatus.ACTIVE,
     TransactionStatus.IDLE,
     TransactionStatus.INTRANS,
     TransactionStatus.INERROR,
@@ -30,7 +31,7 @@ class PostgreSQLNodeSession:
     """
 
     __slots__ = (
-        "__weakref__", "close_at", "identity", "pgconn", "poll", "raw", "retired", "schemas",
+        "__weakref__", "close_at", "identity", "permit", "pgconn", "poll", "raw", "retired", "schemas",
         "suspect", "tables", "user",
     )  # fmt: skip
 
@@ -41,6 +42,7 @@ class PostgreSQLNodeSession:
         self.suspect = False
         self.retired = False
         self.user = 0
+        self.permit: object | None = None
         #: Identity of the session on its server; None until the server was asked for it.
         self.identity: SessionID | None = None
         #: The schemas that the session has used. The server's process keeps what it has read about
@@ -71,6 +73,11 @@ class PostgreSQLNodeSession:
         return self.pgconn.transaction_status in (_IDLE, _INTRANS, _INERROR)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a statement is running, such as a COPY or a stream of rows."""
+        return self.pgconn.transaction_status == _ACTIVE
+
+    @property
     def is_dead(self) -> bool:
         return self.pgconn.status == _BAD
 
@@ -80,6 +87,21 @@ class PostgreSQLNodeSession:
         while cursor.nextset():
             pass
         return cursor.fetchall() if cursor.description else []
+
+    def end_transaction(self, how: str) -> None:
+        """Commit or roll back the open transaction.
+
+        :param how: "commit" or "rollback".
+        :raises psycopg.OperationalError: the session is lost, and with it the answer.
+        """
+        try:
+            getattr(self.raw, how)()
+        except psycopg.InternalError as exc:
+            if self.is_idle:
+                raise
+            # If a session ends behind a pooler, the server and the pooler may both say so. The driver
+            # expects one answer, and complains about two.
+            raise psycopg.OperationalError(f"the connection was lost at {how}: {exc}") from exc
 
     def ping(self) -> bool:
         try:
@@ -109,9 +131,11 @@ def connect(params: Mapping[str, Any]) -> PostgreSQLNodeSession:
     # Let the driver prepare no statements (prepare_threshold). Statements for different schemas
     # have the same text, and a plan that was prepared for one schema fails if the table of another
     # schema has other columns.
-    return PostgreSQLNodeSession(
-        psycopg.Connection.connect(**params, autocommit=True, prepare_threshold=None)
-    )
+    raw: Any = psycopg.Connection.connect(**params, autocommit=True, prepare_threshold=None)
+    # The driver's stream() holds the lock from row to row. A second statement of the same thread would
+    # wait for ever, instead of being refused. A session has one user at a time, so no lock is needed.
+    raw.lock = nullcontext()
+    return PostgreSQLNodeSession(raw)
 
 
 def _poller(descriptor: int) -> Callable[[int], Any]:

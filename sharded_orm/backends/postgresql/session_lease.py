@@ -34,10 +34,15 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
     def __init__(self, pool: PostgreSQLPool, schema: str | None, alias: str) -> None:
         super().__init__(pool, alias)
         self.schema = schema
-        #: The tables, each with its schema, that the statements name; only for cursors of a node.
+        #: The tables, each with its schema, that the next statement names; only for cursors of a node.
         self.tables: set[tuple[str, str]] = set()
+        #: Schemas whose tables the statements use without naming them; only for cursors of a node.
+        self.schemas: frozenset[str] = frozenset()
         #: Whether the pinned session has a search path that the project has set.
         self.has_own_path = False
+        #: Whether a statement may have taken a number of a sequence, since the session belongs to this
+        #: connection. Only then may ``lastval()`` be asked for that number.
+        self.may_have_number = False
         #: Whether the session was lost with state that a rollback cannot restore.
         self.has_lost_state = False
 
@@ -53,11 +58,11 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
 
     def lease_session(self) -> PostgreSQLNodeSession:
         """Lease a session, and note which schema it is about to use."""
+        if self.tables or self.schemas:
+            return self.pool.lease_for(self.schemas, self.tables)
         session = self.pool.lease()
         if self.schema is not None:
             session.schemas.add(self.schema)
-        elif self.tables:
-            session.tables |= self.tables
         return session
 
     def record_error(self, exc: BaseException) -> None:
@@ -67,6 +72,20 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
             self.settle()
         else:
             self._lose(exc)
+
+    def refuse_if_busy(self) -> None:
+        """Raise an error if a COPY or stream() of this connection runs in the held session.
+
+        The driver raises the same. The transaction goes on.
+
+        :raises psycopg.OperationalError: the session is busy.
+        """
+        session = self.session
+        if session is not None and session.is_busy:
+            raise psycopg.OperationalError(
+                f"another command is already in progress on the connection of alias {self.alias!r}:"
+                " read the COPY or stream() to its end first, or close it"
+            )
 
     def prefix_error(self, exc: psycopg.Error) -> Exception:
         """Return the error for callers if the statement that sets the search path failed with ``exc``."""

@@ -24,30 +24,32 @@ class PostgreSQLKind(IntEnum):
     """A plain read."""
     WRITE = 1
     """Any statement that leaves no state in the session."""
-    SAVEPOINT = 2
-    ROLLBACK_TO = 3
-    RELEASE = 4
-    SET_TRANSACTION = 5
+    INSERT = 2
+    """A write that may take a number of a sequence, which ``lastval()`` would return."""
+    SAVEPOINT = 3
+    ROLLBACK_TO = 4
+    RELEASE = 5
+    SET_TRANSACTION = 6
     """``SET TRANSACTION``: no query may come before this statement in its transaction."""
-    BARE = 6
+    BARE = 7
     """A statement that PostgreSQL refuses outside of a transaction block. So in autocommit, nothing is
     sent with it: a packet of several statements counts as a transaction block.
     """
-    EXTENSION = 7
+    EXTENSION = 8
     """``CREATE EXTENSION`` that does not say in which schema."""
-    AFFINE = 8
+    AFFINE = 9
     """A statement that reads what an earlier statement left in the session, such as ``lastval()``."""
-    PROCEDURE = 9
-    """``CALL``, or a ``DO`` that may end transactions: PostgreSQL allows that only outside of a
-    transaction block.
+    MAYBE_ALONE = 10
+    """A statement that PostgreSQL may refuse in a transaction block: ``CALL``, or a ``DO`` that may end
+    transactions, or ``REINDEX TABLE``, which is refused for a partitioned table.
     """
-    ALONE = 10
+    ALONE = 11
     """A statement that PostgreSQL refuses in a transaction block, such as ``VACUUM``."""
-    CONTROL = 11
+    CONTROL = 12
     """Text that begins or ends a transaction by itself, or might do so."""
-    STATE = 12
+    STATE = 13
     """A statement that leaves state in the session, or might do so."""
-    PATH = 13
+    PATH = 14
     """A statement that changes the search path of the session, or might do so."""
 
 
@@ -68,6 +70,8 @@ _WRITES = frozenset([
     "IMPORT", "INSERT", "MERGE", "MOVE", "NOTIFY", "REASSIGN", "REFRESH", "REVOKE", "SECURITY",
     "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
+# Those of _WRITES that may take a number of a sequence. Triggers are not considered.
+_INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
     ["ABORT", "BEGIN", "COMMIT", "END", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"]
 )
@@ -111,9 +115,8 @@ _PATH = re.compile(
 _DEFAULT_PATH = re.compile(
     r"\bRESET\s+(?:ALL|SEARCH_PATH)\b|\bDISCARD\s+ALL\b|\bSEARCH_PATH\s*(?:TO|=)\s*DEFAULT\b"
 )
-_LOCKING_READ = re.compile(
-    r"\bFOR\s+(?:UPDATE|SHARE|NO\s+KEY|KEY)\b|\bINTO\b|\bNEXTVAL\b|\bSETVAL\b"
-)
+_LOCKING_READ = re.compile(r"\bFOR\s+(?:UPDATE|SHARE|NO\s+KEY|KEY)\b|\bINTO\b")
+_NUMBERS = re.compile(r"\bNEXTVAL\b|\bSETVAL\b")
 _TEMPORARY = re.compile(
     r"\bCREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:LOCAL|GLOBAL)\s+)?(?:TEMPORARY|TEMP)\b"
     r"|\bINTO\s+(?:(?:LOCAL|GLOBAL)\s+)?(?:TEMPORARY|TEMP)\b|\bPG_TEMP(?:_\d+)?\b"
@@ -126,6 +129,11 @@ _ALONE = re.compile(
     r"|(?:CREATE|DROP)\s+(?:UNIQUE\s+)?INDEX\s+CONCURRENTLY\b"
     r"|ALTER\b.*\bDETACH\s+PARTITION\b.*\bCONCURRENTLY\b",
     re.DOTALL,
+)
+# Statements that match _ALONE, too. Most tables are not partitioned, so most can be in a block.
+_MAYBE_ALONE = re.compile(
+    r"REINDEX\s*(?:\((?![^()]*\bCONCURRENTLY\b)[^()]*\)\s*)?(?:TABLE|INDEX)\s+(?!CONCURRENTLY\b)"
+    r"|CLUSTER\b\s*(?:\([^()]*\)\s*|VERBOSE\s+)?(?!VERBOSE\s*$)[\w?]"
 )
 _BARE = re.compile(r"(?:LOCK|PREPARE\s+TRANSACTION)\b|DECLARE\b(?!.*\bWITH\s+HOLD\b)", re.DOTALL)
 _SET_STATELESS = re.compile(r"SET\s+(?:LOCAL|CONSTRAINTS)\b")
@@ -300,7 +308,7 @@ def _of_several(kinds: list[PostgreSQLKind]) -> PostgreSQLKind:
     strongest = max(kinds, default=PostgreSQLKind.WRITE)
     if PostgreSQLKind.EXTENSION in kinds and strongest < PostgreSQLKind.CONTROL:
         return PostgreSQLKind.EXTENSION
-    if PostgreSQLKind.PROCEDURE <= strongest <= PostgreSQLKind.ALONE:
+    if PostgreSQLKind.MAYBE_ALONE <= strongest <= PostgreSQLKind.ALONE:
         # The server runs the text as one transaction block, and refuses these statements in it. So
         # the text can be sent like any write.
         return PostgreSQLKind.WRITE
@@ -320,7 +328,8 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
         return PostgreSQLKind.STATE
     word = match[1]
     if _ALONE.match(upper):
-        return PostgreSQLKind.ALONE
+        maybe = _MAYBE_ALONE.match(upper)
+        return PostgreSQLKind.MAYBE_ALONE if maybe else PostgreSQLKind.ALONE
     if _BARE.match(upper):
         return PostgreSQLKind.BARE
     if word in _CONTROL:
@@ -333,7 +342,7 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
     if _PATH.match(upper):
         return PostgreSQLKind.PATH
     if word == "CALL":
-        return PostgreSQLKind.PROCEDURE
+        return PostgreSQLKind.MAYBE_ALONE
     if word == "DO":
         return _of_body(raw)
     is_read = word in _READS
@@ -341,8 +350,11 @@ def _by_word(upper: str, raw: str) -> PostgreSQLKind:
         return PostgreSQLKind.STATE
     if _EXTENSION.match(upper):
         return PostgreSQLKind.EXTENSION
-    if is_read and (word == "EXPLAIN" or _LOCKING_READ.search(upper)):
-        # EXPLAIN ANALYZE runs the statement.
+    if word == "EXPLAIN":
+        return PostgreSQLKind.WRITE  # EXPLAIN ANALYZE runs the statement.
+    if word in _INSERTS or ((is_read or word == "UPDATE") and _NUMBERS.search(upper)):
+        return PostgreSQLKind.INSERT
+    if is_read and _LOCKING_READ.search(upper):
         return PostgreSQLKind.WRITE
     return PostgreSQLKind.READ if is_read else PostgreSQLKind.WRITE
 
@@ -354,7 +366,7 @@ def _of_body(raw: str) -> PostgreSQLKind:
         # The search path cannot be sent with it if it ends transactions.
         changes_path = "SEARCH_PATH" in raw or _BODY_CONTROL.search(raw)
         return PostgreSQLKind.PATH if changes_path else PostgreSQLKind.STATE
-    return PostgreSQLKind.PROCEDURE if _BODY_CONTROL.search(raw) else PostgreSQLKind.WRITE
+    return PostgreSQLKind.MAYBE_ALONE if _BODY_CONTROL.search(raw) else PostgreSQLKind.INSERT
 
 
 def _by_names(upper: str, text: str, raw: str) -> PostgreSQLKind:

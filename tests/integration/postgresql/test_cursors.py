@@ -271,6 +271,56 @@ def test_copy_in_both_directions(node: Node) -> None:
     assert all_sessions_are_back(node)
 
 
+@pytest.mark.parametrize("how", ["copy", "stream"])
+@pytest.mark.parametrize("second", ["execute", "savepoint", "state", "copy", "many", "chunks"])
+def test_a_second_statement_while_a_session_is_busy(node: Node, how: str, second: str) -> None:
+    """It is refused, as on a connection of Django's own backend, and the transaction goes on."""
+
+    def run_second() -> None:
+        with node[0].cursor() as other:
+            if second == "execute":
+                other.execute(SHARD)
+            elif second == "savepoint":
+                other.execute("SAVEPOINT mine")
+            elif second == "state":
+                other.execute("SET work_mem = '2MB'")
+            elif second == "copy":
+                with other.copy("COPY item TO STDOUT"):
+                    pass
+            elif second == "many":
+                other.executemany("INSERT INTO item (value) VALUES (%s)", [["y"]])
+            else:
+                chunks.fetchone()
+
+    # Django does not translate errors of copy().
+    refusal = (OperationalError, psycopg.OperationalError)
+    with transaction.atomic(using="t_0"):
+        chunks = node[0].chunked_cursor()
+        chunks.execute(MANY)
+        node.run(0, "UPDATE item SET value = 'kept' WHERE id = 1")
+        with node[0].cursor() as cursor:
+            if how == "copy":
+                with cursor.copy("COPY item (value) FROM STDIN") as copy:
+                    copy.write_row(["copied"])
+                    with pytest.raises(refusal, match="in progress"):
+                        run_second()
+                    copy.write_row(["copied"])
+            else:
+                rows = cursor.stream(MANY)
+                assert next(rows) == (0, 1)
+                with pytest.raises(refusal, match="in progress"):
+                    run_second()
+                assert len(list(rows)) == 499
+        if second != "chunks":
+            assert chunks.fetchone() == (0, 1)
+        assert node.run(0, SHARD) == [(0,)]
+    assert node.value(0) == "kept"
+    assert node.ask("SELECT count(*) FROM t_0.item WHERE value = 'copied'") == [
+        (2 if how == "copy" else 0,)
+    ]
+    assert all_sessions_are_back(node)
+
+
 def test_a_copy_that_is_not_read_to_its_end(node: Node) -> None:
     """It makes a connection of the driver unusable, which is noticed here."""
     with node[0].cursor() as cursor:

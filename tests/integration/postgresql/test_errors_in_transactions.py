@@ -22,6 +22,20 @@ def test_an_error_in_a_savepoint_loses_nothing_of_the_outer_block(
     assert node.run(0, "SELECT id FROM item WHERE id >= 10 ORDER BY id") == [(10,), (11,)]
 
 
+def test_a_connection_is_not_usable_while_its_transaction_has_failed(node: Node) -> None:
+    """Django's TestCase asks before it checks constraints."""
+    with transaction.atomic(using="t_0"):
+        assert node[0].is_usable()
+        with pytest.raises(Error), transaction.atomic(using="t_0"):
+            with pytest.raises(Error):
+                node.run(0, "SELECT * FROM missing")
+            assert not node[0].is_usable()
+            raise Error
+        assert node[0].is_usable()
+        node.run(0, "UPDATE item SET value = 'later' WHERE id = 1")
+    assert node.value(0) == "later"
+
+
 @pytest.mark.parametrize("statement", BROKEN)
 def test_an_error_in_a_savepoint_that_comes_first(node: Node, statement: str) -> None:
     with transaction.atomic(using="t_0"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import Error, OperationalError, connections, transaction
 from django.utils import timezone
 
 from sharded_orm.exceptions import SessionStateRefused, ShardDatabaseMissing
@@ -52,6 +52,7 @@ def test_a_server_itself_is_no_pooler(postgresql: Any, node: Node) -> None:
         "SELECT pg_advisory_lock(1)",
         "DECLARE c CURSOR WITH HOLD FOR SELECT 1",
         "VACUUM item",
+        "REINDEX TABLE CONCURRENTLY item",
         "CREATE INDEX CONCURRENTLY i ON item (value)",
         "BEGIN",
         "UPDATE item SET value = 'x'; COMMIT",
@@ -94,6 +95,19 @@ def test_other_calls_that_keep_a_session_are_refused(node: Node) -> None:
             call()
         assert node[0].is_idle()
     assert node.pool.size == node.pool.idle
+
+
+@pytest.mark.parametrize("sql", ["REINDEX TABLE item", "CLUSTER item USING item_pkey"])
+def test_maintenance_of_one_table_runs(node: Node, sql: str) -> None:
+    files = "SELECT relfilenode FROM pg_class WHERE oid = 't_1.item_pkey'::regclass"
+    before = node.ask(files)
+    node.run(1, sql)
+    assert node.ask(files) != before
+    # The server refuses a partitioned table, because nothing can be alone there.
+    node.run(1, "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    with pytest.raises(Error, match="transaction block"):
+        node.run(1, "REINDEX TABLE parts")
+    assert node[1].is_idle()
 
 
 @pytest.mark.parametrize("sql", ["CALL p()", "DO $$ BEGIN UPDATE item SET value = 'p'; END $$"])
@@ -241,3 +255,29 @@ def test_sessions_of_the_server_that_are_killed(node: Node) -> None:
         assert node.run(number, SHARD) == [(number,)]
     node.run(0, "UPDATE item SET value = 'x'")
     assert node.value(0) == "x"
+
+
+def test_a_session_of_the_server_that_is_killed_before_commit(node: Node) -> None:
+    """The server and the pooler may both say so, which is two answers to COMMIT."""
+    for _ in range(3):
+        with pytest.raises(OperationalError), transaction.atomic(using="t_0"):
+            node.run(0, "UPDATE item SET value = 'x'")
+            ((session,),) = node.run(0, "SELECT pg_backend_pid()")
+            node.kill(session)
+        assert node.value(0) is None
+        assert node[0].is_idle()
+
+
+def test_a_test_database_can_be_dropped(node: Node) -> None:
+    """The pooler still has sessions with it."""
+    connections.settings["dropped"] = {**node.settings, "NAME": "test_dropped"}
+    try:
+        node.ask("CREATE DATABASE test_dropped")
+        with connections["dropped"].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        connections["dropped"].creation.destroy_test_db("site", verbosity=0)
+        assert node.ask("SELECT count(*) FROM pg_database WHERE datname = 'test_dropped'") == [(0,)]
+    finally:
+        node.ask("DROP DATABASE IF EXISTS test_dropped WITH (FORCE)")
+        connections["dropped"].close()
+        del connections["dropped"], connections.settings["dropped"]

@@ -160,10 +160,25 @@ def test_sequences_of_the_session(node: Node) -> None:
         # Nothing in this transaction has used a sequence; another alias's value must not come.
         with pytest.raises(SessionStateRefused), transaction.atomic(using="t_0"):
             node.run(0, sql)
+        # Nor has this one, although it has written.
+        with pytest.raises(SessionStateRefused), transaction.atomic(using="t_0"):
+            node.run(0, "UPDATE item SET value = 'x'")
+            node.run(0, sql)
         with transaction.atomic(using="t_0"):
             node.run(0, "INSERT INTO item DEFAULT VALUES")
             ((last,),) = node.ask("SELECT last_value FROM t_0.item_id_seq")
             assert node.run(0, sql) == [(last,)]
+    # A session that the alias keeps has served others, too.
+    node.run(1, "INSERT INTO item DEFAULT VALUES")
+    node.run(0, "SET work_mem = '2MB'")
+    with pytest.raises(SessionStateRefused):
+        node.run(0, "SELECT lastval()")
+    node.run(0, "INSERT INTO item DEFAULT VALUES")
+    ((last,),) = node.ask("SELECT last_value FROM t_0.item_id_seq")
+    for _ in range(2):
+        assert node.run(0, "SELECT lastval()") == [(last,)]
+        with transaction.atomic(using="t_0"):
+            assert node.run(0, "SELECT lastval()") == [(last,)]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -17,6 +21,7 @@ class FakeSession:
         self.suspect = False
         self.retired = False
         self.user = 0
+        self.permit: object | None = None
         self.dead = False
         self.answers = True
         self.closed = False
@@ -222,12 +227,11 @@ def test_a_forgotten_session_does_not_count() -> None:
 
 def test_the_bound_is_a_clear_error() -> None:
     pool = bounded(2)
-    pool.lease()
-    session = pool.lease()
+    sessions = [pool.lease(), pool.lease()]
     with pytest.raises(PoolTimeout, match=r"All 2 connections of node 'node'.*POOL\['MAX'\]"):
         pool.lease()
-    pool.release(session)
-    assert pool.lease() is session
+    pool.release(sessions[1])
+    assert pool.lease() is sessions[1]
 
 
 def test_the_bound_waits_for_a_session() -> None:
@@ -270,6 +274,67 @@ def test_a_failed_opening_gives_the_permit_back() -> None:
         pool.lease()
     pool._open_session = working
     pool.lease()
+
+
+@pytest.mark.parametrize("way", ["lease", "lease_new", "take"])
+def test_an_interruption_at_any_moment_costs_no_permit(way: str) -> None:
+    """A signal handler may raise between any two instructions, as Celery's soft time limit does."""
+
+    class Interruption(BaseException):
+        pass
+
+    def use(pool: BoundedPool[FakeSession], idle: FakeSession | None) -> None:
+        if way == "take":
+            assert idle is not None
+            if not pool.take(idle):
+                return
+            session = idle
+        else:
+            session = getattr(pool, way)()
+        try:
+            pass
+        finally:
+            pool.release(session)
+
+    def interrupt_after(number: int) -> Callable[..., Any]:
+        left = number
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename not in (pool_module.__file__, __file__):
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                left -= 1
+                if left == 0:
+                    raise Interruption
+            return trace
+
+        return trace
+
+    number, interrupted = 0, True
+    while interrupted:
+        number += 1
+        pool = bounded(2)
+        pool.release(pool.lease())
+        idle = pool._idle[0] if way == "take" else None
+        sys.settrace(interrupt_after(number))
+        try:
+            use(pool, idle)
+            interrupted = False
+        except Interruption:
+            pass
+        finally:
+            sys.settrace(None)
+        del idle
+        # Both permits are there.
+        sessions = [pool.lease(), pool.lease()]
+        with pytest.raises(PoolTimeout):
+            pool.lease()
+        for session in sessions:
+            pool.release(session)
+        assert pool.size == 2
+    assert number > 50
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

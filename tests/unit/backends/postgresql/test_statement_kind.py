@@ -42,22 +42,18 @@ CASES = {
         "SELECT relname FROM pg_settings, pg_temporary_things",
     ],
     PostgreSQLKind.WRITE: [
-        'INSERT INTO "t" ("a") VALUES (%s) RETURNING "id"',
         "UPDATE t SET a = 1 WHERE b = 'x'",
         'UPDATE "t" SET "search_path" = 1',
         "DELETE FROM t",
-        "MERGE INTO t USING s ON t.a = s.a WHEN MATCHED THEN DO NOTHING",
-        "WITH x AS (SELECT 1) SELECT * FROM x",
-        "WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x",
         "SELECT * FROM t WHERE id = 1 FOR UPDATE",
         "SELECT * FROM t FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT * FROM t FOR KEY SHARE",
         "SELECT * INTO u FROM t",
         "SELECT * INTO UNLOGGED u FROM t",
-        "SELECT nextval('s'), setval('s', 5)",
         "EXPLAIN SELECT 1",
         "EXPLAIN (ANALYZE, BUFFERS) INSERT INTO t VALUES (1)",
         "CREATE TABLE t (a int)",
+        "CREATE TABLE t (a int DEFAULT nextval('s'))",
         'CREATE TABLE "concurrently" ("concurrently" bool, concurrently int)',
         "CREATE INDEX i ON t (a)",
         "CREATE UNIQUE INDEX i ON t (a)",
@@ -75,7 +71,6 @@ CASES = {
         "CREATE EXTENSION IF NOT EXISTS hstore WITH SCHEMA other CASCADE",
         "DROP EXTENSION hstore",
         "TRUNCATE t",
-        "COPY t FROM STDIN",
         "NOTIFY x, 'payload'",
         "SET LOCAL search_path TO x",
         "SET LOCAL statement_timeout = '1s'",
@@ -87,15 +82,25 @@ CASES = {
         "LOCK TABLE t; INSERT INTO t VALUES (1)",
         "DECLARE c CURSOR FOR SELECT 1; FETCH ALL FROM c",
         "SELECT 1; SELECT 2",
-        "DO $$ BEGIN PERFORM 1; UPDATE t SET a = 1; END $$",
-        "DO $$ BEGIN SET LOCAL x.y = 1; END $$",
-        "DO 'BEGIN NULL; END'",
         "CALL p(); CALL q()",
         "VACUUM t; SELECT 1",
         "",
         ";",
         "-- nothing",
         "/* nothing */",
+    ],
+    PostgreSQLKind.INSERT: [
+        'INSERT INTO "t" ("a") VALUES (%s) RETURNING "id"',
+        "MERGE INTO t USING s ON t.a = s.a WHEN MATCHED THEN DO NOTHING",
+        "WITH x AS (SELECT 1) SELECT * FROM x",
+        "WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x",
+        "SELECT nextval('s'), setval('s', 5)",
+        "COPY t FROM STDIN",
+        "DO $$ BEGIN PERFORM 1; UPDATE t SET a = 1; END $$",
+        "DO $$ BEGIN SET LOCAL x.y = 1; END $$",
+        "DO 'BEGIN NULL; END'",
+        "UPDATE t SET a = nextval('s')",
+        "SELECT 1; INSERT INTO t VALUES (1)",
     ],
     PostgreSQLKind.SAVEPOINT: ['SAVEPOINT "s1_x1"', 'SAVEPOINT "s1_x1"  '],
     PostgreSQLKind.ROLLBACK_TO: ['ROLLBACK TO SAVEPOINT "s1_x1"'],
@@ -126,21 +131,28 @@ CASES = {
         "SELECT pg_catalog.\"lastval\"()",
         "INSERT INTO t DEFAULT VALUES; SELECT lastval()",
     ],
-    PostgreSQLKind.PROCEDURE: [
+    PostgreSQLKind.MAYBE_ALONE: [
         "CALL p(1)",
         "DO $$ BEGIN UPDATE t SET a = 1; COMMIT; END $$",
         "DO $$ BEGIN CALL p(); END $$",
         "do language plpgsql 'begin rollback; end'",
+        "CLUSTER t USING i",
+        'CLUSTER VERBOSE "t"',
+        "CLUSTER (VERBOSE) t",
+        "REINDEX TABLE maybe_partitioned",
+        "reindex (verbose) index \"i\"",
     ],
     PostgreSQLKind.ALONE: [
         "VACUUM",
         "vacuum (analyze) t;",
-        "CLUSTER t USING i",
+        "CLUSTER",
+        "CLUSTER VERBOSE",
         "REINDEX SCHEMA s",
         "REINDEX DATABASE d",
         "REINDEX TABLE CONCURRENTLY t",
         "REINDEX (CONCURRENTLY) TABLE t",
-        "REINDEX TABLE partitioned",
+        "REINDEX INDEX CONCURRENTLY i",
+        "REINDEX (VERBOSE, CONCURRENTLY) INDEX i",
         'CREATE INDEX CONCURRENTLY "i" ON "t" ("a")',
         "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS i ON t (a)",
         'DROP INDEX CONCURRENTLY IF EXISTS "i"',
@@ -266,9 +278,9 @@ def test_long_statements_are_read_the_same_way(kind: PostgreSQLKind) -> None:
         assert classify(f"{' ' * 5000}{sql}") is kind, sql
 
 
-def test_a_bulk_insert_is_a_plain_write() -> None:
+def test_a_bulk_insert_is_an_insert() -> None:
     sql = 'INSERT INTO "t" ("a", "b") VALUES ' + ", ".join(["(%s, %s)"] * 5000)
-    assert classify(sql) is PostgreSQLKind.WRITE
+    assert classify(sql) is PostgreSQLKind.INSERT
 
 
 @pytest.mark.parametrize(
