@@ -55,8 +55,10 @@ class ShardFeatures:
     foreign_keys_off: ClassVar[str] = ""
     #: Whether a statement that fails ends its transaction, so that nothing can follow but a rollback.
     errors_end_transactions: ClassVar[bool] = False
-    #: Whether a replica of a node can be promoted to primary.
-    supports_promotion: ClassVar[bool] = False
+    #: The dotted path of the class that asks a server about its replication
+    #: (:class:`~sharded_orm.backends.replication.ReplicationServer`). "" if replicas cannot be
+    #: promoted. A path, because the class imports a driver.
+    replication_server: ClassVar[str] = ""
 
 
 class MySQLFeatures(ShardFeatures):
@@ -69,7 +71,7 @@ class MySQLFeatures(ShardFeatures):
     exact_averages = "fixed"
     averages_durations_to_integers = True
     default_isolation_level = "repeatable read"
-    supports_promotion = True
+    replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
 
 
 class SQLiteFeatures(ShardFeatures):
@@ -91,6 +93,7 @@ class PostgreSQLFeatures(ShardFeatures):
     # Neither does the transaction call triggers, but for those that are always called.
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
+    replication_server = "sharded_orm.backends.postgresql.replication.PostgreSQLReplicationServer"
 
 
 _BY_VENDOR: dict[str, type[ShardFeatures]] = {

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.docs.markdown import DOCS, blocks
 from tests.integration.promotion.site import ALL_MOVES, Site
 from tests.services.replication import wait_until_equal
+
+
+@pytest.fixture
+def site(mariadb_site: Site) -> Site:
+    return mariadb_site
 
 
 def shown(command: str) -> list[str]:

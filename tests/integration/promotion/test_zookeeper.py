@@ -17,6 +17,11 @@ from tests.services import ServiceMissing
 from tests.services.zookeeper import ZooKeeperServer
 
 
+@pytest.fixture
+def site(mariadb_site: Site) -> Site:
+    return mariadb_site
+
+
 @pytest.fixture(scope="module")
 def zookeeper() -> Iterator[ZooKeeperServer]:
     try:
