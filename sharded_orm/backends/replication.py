@@ -77,6 +77,8 @@ class ReplicationStatus:
     current: str
     #: Whether this package knows the server's statements.
     can_be_promoted: bool = True
+    #: Whether the fence keeps out even those who read, so that no account can be tried.
+    closed: bool = False
 
 
 @dataclass(frozen=True)

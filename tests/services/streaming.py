@@ -30,6 +30,8 @@ _OPTIONS = {
     # A replica that has lost its primary tries again soon.
     "wal_retrieve_retry_interval": "100ms",
     "wal_keep_size": "32MB",
+    # A reader keeps a replica from replaying what he is in the way of, for as long as he likes.
+    "max_standby_streaming_delay": "-1",
 }
 _ACCOUNTS = (
     f"CREATE ROLE {REPLICATION[0]} LOGIN REPLICATION PASSWORD '{REPLICATION[1]}'",

@@ -102,8 +102,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
     default_port = 5432
     is_promoted_for_good = True
     no_splits = (
-        "a replica of PostgreSQL replicates the whole server or nothing, so shards cannot go one by one:"
-        " use 'shards move', which copies rows"
+        "a replica of PostgreSQL replicates the whole server, or nothing as soon as it takes writes. So"
+        " shards cannot go one by one: use 'shards move', which copies rows"
     )
     texts = FenceTexts(
         name="the promotion",
@@ -169,18 +169,19 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def status(self) -> ReplicationStatus:
         (row,) = self._rows(_STATUS)
-        position = str(row["position"] or "")
+        position, closed = str(row["position"] or ""), self._is_fenced()
         return ReplicationStatus(
             str(row["version"]),
             str(row["identity"]),
-            bool(row["replica"]) or self._is_fenced(),
+            bool(row["replica"]) or closed,
             position,
             position,
+            closed=closed,
         )
 
     def _is_fenced(self) -> bool:
         closed = [not row["open"] for row in self._rows(_DATABASES, self._databases)]
-        return bool(closed) and all(closed) and not self._sessions()
+        return bool(closed) and all(closed)
 
     def _sessions(self) -> list[dict[str, Any]]:
         """Return the sessions of the databases, also those that are just beginning.
@@ -241,6 +242,12 @@ class PostgreSQLReplicationServer(ReplicationServer):
     # ##### Reasons against a promotion #####
 
     def privilege_problems(self, task: Task) -> Iterator[str]:
+        pid = self._connection.connection.info.backend_pid
+        if self._value("SELECT pg_catalog.pg_backend_pid()") != pid:
+            yield (
+                f"HOST and PORT of node {self.name!r} lead to a pooler: a promotion has to ask the server"
+                " itself"
+            )
         (row,) = self._rows(_PRIVILEGES)
         if row["super"]:
             return

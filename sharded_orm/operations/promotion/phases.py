@@ -298,14 +298,18 @@ class ForwardPhases:
 def promote_published(record: PromotionRecord) -> None:
     """Promote the replica, which the published map names as the primary, and let it take writes.
 
-    Can be repeated.
+    Can be repeated. The server may have been restarted since the map was published, so it is asked for
+    the position again.
 
     :raises PromotionFailed: the server does not answer, or does not become a primary.
     """
-    plan = record.plan
+    plan, arguments = record.plan, record.run.arguments
+    position = str(arguments["position"] or arguments["loss"][0])
     is_resumed = record.phase_at_start == "promoting"
     try:
         with preflight.operator(plan.new, plan) as new:
+            if not new.wait_for(position, record.options.timeout):
+                raise PromotionFailed(f"it did not get to {position}")
             if not new.promote(record.options.timeout):
                 raise PromotionFailed("it does not become a primary")
             new.unfence()
@@ -321,4 +325,4 @@ def promote_published(record: PromotionRecord) -> None:
             settled=False,
         ) from exc
     now = moment(record.run)
-    record.note_switched([record.run.arguments["promoting_at"] if is_resumed else now, now])
+    record.note_switched([arguments["promoting_at"] if is_resumed else now, now])

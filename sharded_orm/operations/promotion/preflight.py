@@ -328,6 +328,8 @@ def _check_other_names(
         is_primary = any(r.primary == name for g in topology.groups.values() for r in g.ranges)
         if not is_listed and not is_primary:
             continue
+        if is_listed and findings.old.closed:
+            continue  # The fence stands, and nobody gets in.
         account = f"the application's account {node.get('USER')!r}"
         try:
             with type(old)(name, node) as application:
@@ -381,6 +383,13 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
 
 def _check_schemas(topology: Topology, plan: PromotionPlan, findings: Findings) -> None:
     """Add problems if the application's account does not see the moved shards on the new primary."""
+    if findings.new is not None and findings.new.closed:
+        # An earlier promotion has fenced the old primary, and replication has brought the fence here.
+        findings.warnings.append(
+            f"{plan.new!r} is closed until it is the primary, so whether the application's account sees"
+            " its shards there is not known"
+        )
+        return
     for name in plan.new_names:
         expected = {
             topology.groups[move.group].schema_name(number)

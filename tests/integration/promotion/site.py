@@ -292,6 +292,8 @@ class Site:
 
     #: A part of what the command says to do afterwards.
     advice = "read_only"
+    #: The last phase before the map may be published, and before the new primary takes writes.
+    last_before_switching, last_before_switched = "unfencing", "switching"
 
     def has_logged_nothing_since(self, position: str, promoted_at: str) -> bool:
         """Whether nothing has reached the first server since the promotion read its last position."""

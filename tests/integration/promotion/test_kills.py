@@ -207,7 +207,8 @@ def test_a_journal_that_cannot_be_told_that_all_is_undone(site: Site) -> None:
     assert site.are_as_before()
 
 
-def test_a_replica_that_dies_meanwhile_keeps_nobody_from_writing(site: Site) -> None:
+def test_a_replica_that_dies_meanwhile_keeps_nobody_from_writing(mariadb_site: Site) -> None:
+    site = mariadb_site
     site.promote_and_die("begin:waiting")
     site.pair.second.kill()
     try:
