@@ -394,10 +394,15 @@ class PostgreSQLReplicationServer(ReplicationServer):
         raise NotImplementedError("PostgreSQL stops to replicate by promote() only")
 
     def promote(self, seconds: float) -> bool:
-        if not self._is_replica():
-            return True
-        wait = max(1, int(seconds))
-        return bool(self._value("SELECT pg_catalog.pg_promote(true, %s)", wait))
+        if self._is_replica():
+            # The function itself would look only every 100 ms.
+            self._rows("SELECT pg_catalog.pg_promote(false)")
+        deadline = time.monotonic() + seconds
+        while self._is_replica():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_INTERVAL)
+        return True
 
     # ##### Positions and errors #####
 

@@ -137,15 +137,14 @@ class ForwardPhases:
                 "waiting", f"waits until {self._plan.new} has {position}", position=position
             )
             self._require_position(position)
-            later = old.status()
-            if not later.read_only:
+            if not old.status().read_only:
                 raise PromotionFailed(f"{old.texts.opened.format(node=old.name)}.")
             if not old.written_since(position):
                 record.report.position = position
                 return position
             # Somebody has written in spite of the fence: wait until the replica has executed these
             # writes, too.
-            position = later.logged
+            position = self._fence(old).logged
         raise PromotionFailed(
             f"{old.name!r} is written in spite of the fence ({old.texts.intruder}): stop that."
         )
@@ -312,6 +311,7 @@ def promote_published(record: PromotionRecord) -> None:
                 raise PromotionFailed(f"it did not get to {position}")
             if not new.promote(record.options.timeout):
                 raise PromotionFailed("it does not become a primary")
+            record.run.check()  # A process that has taken the run over may have fenced it since.
             new.unfence()
             if new.status().read_only:
                 raise PromotionFailed(f"it {new.texts.stays_fenced}")

@@ -19,7 +19,7 @@ class PromotionOptions:
     :param force: whether to promote without the old primary, which must be dead. The writes that the
         old primary did not send to the replica are lost.
     :param timeout: seconds for each of two waits: until the replica is near the old primary; and,
-        after the old primary was made read-only, until the replica has executed the rest.
+        after the old primary was fenced, until the replica has executed the rest.
     """
 
     force: bool = False
