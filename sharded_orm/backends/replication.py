@@ -200,8 +200,10 @@ class ReplicationServer(ABC):
         return iter(())
 
     @abstractmethod
-    def fence_problems(self, account: str) -> Iterator[str]:
-        """Yield why the fence would not stop the account of this session.
+    def application_problems(self, account: str) -> Iterator[str]:
+        """Yield why writes of the account of this session could be lost.
+
+        The fence may not stop the account, or the account may write what is not replicated.
 
         :param account: words for the account, such as ``the application's account 'photos'``.
         """

@@ -294,7 +294,7 @@ class MySQLReplicationServer(ReplicationServer):
                 " log_slave_updates): no other server can replicate from it afterwards"
             )
 
-    def fence_problems(self, account: str) -> Iterator[str]:
+    def application_problems(self, account: str) -> Iterator[str]:
         privileges = sorted(self._privileges() & _WRITES_THROUGH)
         if privileges:
             yield (

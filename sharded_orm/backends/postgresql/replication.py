@@ -14,6 +14,7 @@ from django.db import Error, OperationalError
 from django.db.backends.postgresql.base import DatabaseWrapper
 from psycopg.conninfo import conninfo_to_dict
 
+from sharded_orm.backends.postgresql import replication_queries as queries
 from sharded_orm.backends.postgresql.server_probe import SilentServer, is_silent
 from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.replication import (
@@ -35,56 +36,6 @@ _INTERVAL = 0.005
 _QUERY_CANCELED = "57014"
 # Options of a node that are about the application's sessions.
 _NOT_FOR_OPERATORS = ("pool", "server_side_binding", "isolation_level", "assume_role")
-
-_STATUS = """
-SELECT pg_catalog.current_setting('server_version') AS version,
-  s.system_identifier || '/' || extract(epoch FROM pg_catalog.pg_postmaster_start_time())
-    AS identity,
-  pg_catalog.pg_is_in_recovery() AS replica,
-  CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
-       ELSE pg_catalog.pg_current_wal_flush_lsn() END::text AS position
-FROM pg_catalog.pg_control_system() s
-"""
-_LINK = """
-SELECT r.status, r.received_tli AS timeline, r.sender_host AS host, r.sender_port AS port,
-  pg_catalog.current_setting('primary_conninfo', true) AS conninfo,
-  pg_catalog.pg_last_wal_receive_lsn()::text AS received,
-  pg_catalog.pg_last_wal_replay_lsn()::text AS executed,
-  pg_catalog.pg_is_wal_replay_paused() AS paused,
-  extract(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp())
-    AS age
-FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_stat_wal_receiver r ON true
-"""
-# The version of a row (xmin) changes whenever somebody opens or closes the database.
-_DATABASES = """
-SELECT datname AS name, datallowconn AS open, xmin::text AS version,
-  pg_catalog.pg_has_role(datdba, 'USAGE') AS owned
-FROM pg_catalog.pg_database WHERE datname = ANY(%s)
-"""
-_OTHERS = """
-SELECT datname AS name FROM pg_catalog.pg_database
-WHERE datallowconn AND NOT datistemplate AND datname <> ALL(%s) ORDER BY datname
-"""
-# A session that begins holds this lock until pg_stat_activity shows it.
-_BEGINNING = """
-SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.objid
-WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog.regclass
-  AND l.mode = 'RowExclusiveLock' AND d.datname = ANY(%s)
-  AND l.pid NOT IN (SELECT a.pid FROM pg_catalog.pg_stat_activity a
-                    WHERE a.backend_type = 'autovacuum worker')
-"""
-# Vacuums change no rows, and senders of the log only read.
-_SESSIONS = """
-SELECT pid, usename::text AS account FROM pg_catalog.pg_stat_activity
-WHERE datname = ANY(%s) AND pid <> pg_catalog.pg_backend_pid()
-  AND (backend_type IS NULL OR backend_type NOT IN ('autovacuum worker', 'walsender'))
-"""
-_PRIVILEGES = """
-SELECT rolsuper AS super, pg_catalog.pg_has_role('pg_monitor', 'USAGE') AS monitor,
-  pg_catalog.pg_has_role('pg_signal_backend', 'USAGE') AS signal,
-  pg_catalog.has_function_privilege('pg_catalog.pg_promote(boolean, integer)', 'EXECUTE') AS promote
-FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER
-"""
 
 
 class FenceTimeout(OperationalError):
@@ -168,7 +119,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
     # ##### Questions about the state of the server #####
 
     def status(self) -> ReplicationStatus:
-        (row,) = self._rows(_STATUS)
+        (row,) = self._rows(queries.STATUS)
         position, closed = str(row["position"] or ""), self._is_fenced()
         return ReplicationStatus(
             str(row["version"]),
@@ -180,7 +131,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         )
 
     def _is_fenced(self) -> bool:
-        closed = [not row["open"] for row in self._rows(_DATABASES, self._databases)]
+        closed = [not row["open"] for row in self._rows(queries.DATABASES, self._databases)]
         return bool(closed) and all(closed)
 
     def _sessions(self) -> list[dict[str, Any]]:
@@ -189,8 +140,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         The two questions must be in this order: in the other one, a session that begins between them
         would not be seen.
         """
-        beginning = self._rows(_BEGINNING, self._databases)
-        sessions = self._rows(_SESSIONS, self._databases)
+        beginning = self._rows(queries.BEGINNING, self._databases)
+        sessions = self._rows(queries.SESSIONS, self._databases)
         known = {row["pid"] for row in sessions}
         return sessions + [row for row in beginning if row["pid"] not in known]
 
@@ -210,7 +161,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return [_link(row) for row in self._receivers()]
 
     def _receivers(self) -> list[dict[str, Any]]:
-        return self._rows(_LINK) if self._is_replica() else []
+        return self._rows(queries.LINK) if self._is_replica() else []
 
     def link_from(self, source: Self) -> ReplicationLink | None:
         if source._is_replica() or source._system() != self._system():
@@ -248,7 +199,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
                 f"HOST and PORT of node {self.name!r} lead to a pooler: a promotion has to ask the server"
                 " itself"
             )
-        (row,) = self._rows(_PRIVILEGES)
+        (row,) = self._rows(queries.PRIVILEGES)
         if row["super"]:
             return
         grants = [] if row["monitor"] else ["pg_monitor"]
@@ -262,7 +213,9 @@ class PostgreSQLReplicationServer(ReplicationServer):
                 f"{account}; on the primary, in the database {MAINTENANCE!r}, run GRANT EXECUTE ON"
                 " FUNCTION pg_promote(boolean, integer) TO that account"
             )
-        foreign = [r["name"] for r in self._rows(_DATABASES, self._databases) if not r["owned"]]
+        foreign = [
+            r["name"] for r in self._rows(queries.DATABASES, self._databases) if not r["owned"]
+        ]
         for name in foreign:
             yield (
                 f"{account}: it must own the database {name!r}, or be a member of the role that owns it"
@@ -271,7 +224,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
     def source_problems(self) -> Iterator[str]:
         if self._is_replica():
             yield f"{self.name!r} is a replica itself"
-        present = {row["name"] for row in self._rows(_DATABASES, self._databases)}
+        present = {row["name"] for row in self._rows(queries.DATABASES, self._databases)}
         for name in self._databases:
             if name == MAINTENANCE:
                 yield (
@@ -301,7 +254,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def warnings(self, task: Task) -> Iterator[str]:
         if task == "fence":
-            for row in self._rows(_OTHERS, [*self._databases, MAINTENANCE]):
+            for row in self._rows(queries.OTHERS, [*self._databases, MAINTENANCE]):
                 yield (
                     f"the database {row['name']!r} of {self.name!r} has no shards and is not closed:"
                     " what is written there from now on is on no other server"
@@ -312,12 +265,19 @@ class PostgreSQLReplicationServer(ReplicationServer):
                 " until such a replica is connected"
             )
 
-    def fence_problems(self, account: str) -> Iterator[str]:
-        if self._rows(_PRIVILEGES)[0]["super"]:
+    def application_problems(self, account: str) -> Iterator[str]:
+        if self._rows(queries.PRIVILEGES)[0]["super"]:
             yield (
                 f"{account} of node {self.name!r} is a superuser: it could open a closed database"
                 " again, and an OPERATOR that is none cannot end its sessions. Give the application an"
                 " account with privileges on its schemas only"
+            )
+        unlogged = [str(row["name"]) for row in self._rows(queries.UNLOGGED)]
+        if unlogged:
+            more = " and others" if len(unlogged) > 3 else ""
+            yield (
+                f"the tables {', '.join(unlogged[:3])}{more} of node {self.name!r} are not replicated"
+                " (UNLOGGED), and would be empty: ALTER TABLE … SET LOGGED"
             )
 
     # ##### Changes #####
@@ -356,7 +316,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
         """Return the versions of the rows of closed databases in the catalog."""
         return {
             row["name"]: row["version"]
-            for row in self._rows(_DATABASES, self._databases)
+            for row in self._rows(queries.DATABASES, self._databases)
             if not row["open"]
         }
 

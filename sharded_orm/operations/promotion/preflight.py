@@ -340,7 +340,7 @@ def _check_other_names(
                         f" addresses: {old.texts.name} would fence the ranges of both. Name it alike"
                     )
                 if is_same:
-                    findings.problems += application.fence_problems(account)
+                    findings.problems += application.application_problems(account)
         except Error as exc:
             # The old primary has answered before. So a server that does not answer now is another
             # one, and does not matter here.
