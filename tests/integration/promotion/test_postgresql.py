@@ -10,7 +10,6 @@ import copy
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -20,7 +19,6 @@ from tests.integration.promotion.postgresql_site import PostgreSQLSite
 from tests.services.postgresql import DATABASE
 from tests.services.streaming import (
     APPLICATION,
-    OPERATOR,
     OTHER_DATABASE,
     StreamingServer,
     connect,
@@ -93,7 +91,13 @@ def test_what_is_open_at_the_fence_ends(site: PostgreSQLSite) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["end:fencing", "begin:switching", "begin:promoting", "end:promoting"]
+    "place",
+    [
+        pytest.param("end:fencing", marks=pytest.mark.long),
+        "begin:switching",
+        "begin:promoting",
+        pytest.param("end:promoting", marks=pytest.mark.long),
+    ],
 )
 def test_killed_and_run_again(site: PostgreSQLSite, place: str) -> None:
     site.write_a_row(1)
@@ -117,6 +121,7 @@ def test_killed_and_undone_before_the_map_was_published(site: PostgreSQLSite) ->
     assert site.rows("second") == {2}
 
 
+@pytest.mark.long
 def test_a_replica_that_dies_after_the_map_was_published(site: PostgreSQLSite) -> None:
     site.promote_and_die("begin:promoting")
     site.pair.second.kill()
@@ -129,6 +134,7 @@ def test_a_replica_that_dies_after_the_map_was_published(site: PostgreSQLSite) -
     assert site.is_promoted()
 
 
+@pytest.mark.long
 def test_a_replica_that_stays_behind_is_undone_in_time(site: PostgreSQLSite) -> None:
     site.execute("second", "SELECT pg_wal_replay_pause()")
     site.write_a_row(1)
@@ -180,6 +186,7 @@ def test_an_old_primary_that_dies_after_the_fence(site: PostgreSQLSite) -> None:
     assert site.rows("second") == {1}
 
 
+@pytest.mark.long
 def test_a_primary_that_somebody_has_closed(site: PostgreSQLSite) -> None:
     site.write_a_row(1)
     site.fence_first()
@@ -260,6 +267,7 @@ def test_all_databases_of_the_server_go_together(divided: PostgreSQLSite) -> Non
         assert not site.is_closed("second", database)
 
 
+@pytest.mark.long
 def test_a_replica_with_another_database_is_refused(divided: PostgreSQLSite) -> None:
     site = divided
     site.setting["NODES"]["other2"]["NAME"] = DATABASE
@@ -272,81 +280,10 @@ def test_a_replica_with_another_database_is_refused(divided: PostgreSQLSite) -> 
     assert "range (0, 0) of group 'visits' names no replica" in site.promote(code=1).err
 
 
-def test_a_database_without_shards_is_reported(site: PostgreSQLSite) -> None:
-    warnings = site.promote("--check", "--json").json["warnings"]
-    (warning,) = warnings
-    assert warning.startswith("the database 'other' of 'db1' has no shards and is not closed")
-
-
-def test_a_global_database_on_the_server_is_refused(site: PostgreSQLSite) -> None:
-    node = site.pair.node(site.pair.first)
-    site.databases["other"] = {
-        **{key: node[key] for key in ("HOST", "PORT", "USER", "PASSWORD")},
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": OTHER_DATABASE,
-    }
-    site.save()
-    assert "'other' of DATABASES is on the same server" in site.promote(code=1).err
-
-
 # ##### What is refused #####
 
 
-@contextlib.contextmanager
-def altered(server: StreamingServer, broken: str, mended: str) -> Iterator[None]:
-    execute(server, broken, database="postgres")
-    yield
-    execute(server, mended, database="postgres")
-
-
-def test_accounts_that_cannot_do_it(site: PostgreSQLSite) -> None:
-    first = site.pair.first
-    operator, application = OPERATOR[0], APPLICATION[0]
-    function = "FUNCTION pg_promote(boolean, integer)"
-    for broken, mended, message in (
-        (
-            f"REVOKE pg_monitor, pg_signal_backend FROM {operator}",
-            f"GRANT pg_monitor, pg_signal_backend TO {operator}",
-            "GRANT pg_monitor, pg_signal_backend TO that account",
-        ),
-        (
-            f"REVOKE EXECUTE ON {function} FROM {operator}",
-            f"GRANT EXECUTE ON {function} TO {operator}",
-            f"run GRANT EXECUTE ON {function}",
-        ),
-        (
-            f"REVOKE {application} FROM {operator}",
-            f"GRANT {application} TO {operator}",
-            "it must own the database 'site'",
-        ),
-        (
-            f"ALTER ROLE {application} SUPERUSER",
-            f"ALTER ROLE {application} NOSUPERUSER",
-            "'application' of node 'db1' is a superuser",
-        ),
-    ):
-        with altered(first, broken, mended):
-            site.wait_until_equal()
-            assert message in site.promote("--check", code=1).err
-    assert site.is_as_before()
-
-
-def test_tables_that_are_not_replicated(site: PostgreSQLSite) -> None:
-    execute(site.pair.first, "ALTER TABLE photos_00001.entries_entry SET UNLOGGED")
-    error = site.promote("--check", code=1).err
-    assert "photos_00001.entries_entry of node 'db1' are not replicated (UNLOGGED)" in error
-
-
-def test_a_session_that_the_operator_may_not_end(site: PostgreSQLSite) -> None:
-    with connect(site.pair.first) as superuser:
-        error = site.promote(code=1).err
-        superuser.execute("SELECT 1")
-    assert "'db1' could not be closed (" in error
-    assert "superuser" in error.lower()
-    assert "Everything is as before" in error
-    assert site.is_as_before()
-
-
+@pytest.mark.long
 def test_a_server_that_is_no_replica_of_the_primary(site: PostgreSQLSite) -> None:
     second = site.pair.second
     second.stop()
@@ -380,6 +317,7 @@ def test_a_replica_of_a_copy_of_the_primary(site: PostgreSQLSite) -> None:
         assert site.primaries() == {"db1"}
 
 
+@pytest.mark.long
 def test_a_replica_that_would_refuse_writes(site: PostgreSQLSite) -> None:
     second = site.pair.second
     second.stop()
@@ -390,16 +328,3 @@ def test_a_replica_that_would_refuse_writes(site: PostgreSQLSite) -> None:
     report = site.promote("--check", "--json", code=1).json
     assert any("set default_transaction_read_only = off" in each for each in report["problems"])
     assert any("replicates 1h later on purpose" in each for each in report["problems"])
-
-
-def test_shards_are_not_copied_to_a_replica(site: PostgreSQLSite) -> None:
-    error = site.manage("shards", "move", "photos", "0", "--to", "db2").err
-    assert "'db2' replicates from 'db1', and shards are not copied" in error
-    assert "shards split" not in error
-
-
-def test_a_server_is_not_split(site: PostgreSQLSite) -> None:
-    done = site.manage("shards", "split", "db1", "--to", "db2", "--shards", "photos:2-3")
-    assert done.code == 1
-    assert "replicates the whole server, or nothing" in done.err
-    assert site.is_as_before()
