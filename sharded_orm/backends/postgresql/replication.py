@@ -284,16 +284,15 @@ class PostgreSQLReplicationServer(ReplicationServer):
 
     def fence(self, patience: float) -> None:
         deadline = time.monotonic() + patience
-        # A commit need not wait for a synchronous replica: the caller waits for its replica.
-        self._rows("SET synchronous_commit = local")
         self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
         self._allow_connections(False)
         while sessions := self._sessions():
             if time.monotonic() > deadline:
                 accounts = sorted({str(row.get("account") or "new") for row in sessions})
                 raise FenceTimeout(f"{len(sessions)} sessions of {', '.join(accounts)}")
-            for row in sessions:
-                self._rows("SELECT pg_catalog.pg_terminate_backend(%s)", row["pid"])
+            # Those that are just beginning have no account yet, so only a superuser could end them.
+            # They end by themselves, or are ended as soon as they have begun.
+            self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
         # This commit writes to disk what the ended sessions have left in memory
         # (synchronous_commit = off). So the position that is read now is behind all commits.
@@ -304,6 +303,8 @@ class PostgreSQLReplicationServer(ReplicationServer):
         self._allow_connections(True)
 
     def _allow_connections(self, allowed: bool) -> None:
+        # The commit waits for no synchronous replica: there is none yet, or the caller waits for it.
+        self._rows("SET synchronous_commit = local")
         # Statements in one packet are one transaction.
         self._rows(
             "; ".join(
@@ -395,6 +396,7 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
         received = executed  # After a restart, a replica replays what it has before it receives.
     is_behind = bool(missing(received, executed))
     receives = row["status"] == "streaming"
+    error = "its replay is paused: SELECT pg_wal_replay_resume()" if row["paused"] else ""
     return ReplicationLink(
         name="",
         host=address[0],
@@ -404,7 +406,7 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
         received=received,
         executed=executed,
         seconds_behind=int(row["age"] or 0) if is_behind else 0,
-        error="" if receives else f"its WAL receiver is {row['status'] or 'not connected'}",
+        error=error if receives else f"its WAL receiver is {row['status'] or 'not connected'}",
     )
 
 

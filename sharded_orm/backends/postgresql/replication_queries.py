@@ -45,6 +45,7 @@ SELECT pid, usename::text AS account FROM pg_catalog.pg_stat_activity
 WHERE datname = ANY(%s) AND pid <> pg_catalog.pg_backend_pid()
   AND (backend_type IS NULL OR backend_type NOT IN ('autovacuum worker', 'walsender'))
 """
+END_SESSIONS = f"SELECT count(pg_catalog.pg_terminate_backend(pid)) FROM ({SESSIONS}) s"
 UNLOGGED = """
 SELECT oid::pg_catalog.regclass::text AS name FROM pg_catalog.pg_class
 WHERE relpersistence = 'u' AND relkind = 'r' ORDER BY oid LIMIT 4

@@ -196,10 +196,11 @@ class ForwardPhases:
             # executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
-            (link,) = (link for link in new.links() if link.name == self._record.link)
+            errors = [link.error for link in new.links() if link.name == self._record.link]
             raise PromotionFailed(
                 f"{new.name!r} did not get to {lacking} within {self._timeout:g} s"
-                + (f" ({link.error})." if link.error else ".")
+                + "".join(f" ({error})" for error in errors if error)
+                + "."
             )
 
     def _wait_for(self, position: str) -> str:
