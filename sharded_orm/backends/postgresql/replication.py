@@ -135,15 +135,12 @@ class PostgreSQLReplicationServer(ReplicationServer):
         return bool(closed) and all(closed)
 
     def _sessions(self) -> list[dict[str, Any]]:
-        """Return the sessions of the databases, also those that are just beginning.
+        return self._rows(queries.SESSIONS, self._databases)
 
-        The two questions must be in this order: in the other one, a session that begins between them
-        would not be seen.
-        """
-        beginning = self._rows(queries.BEGINNING, self._databases)
-        sessions = self._rows(queries.SESSIONS, self._databases)
-        known = {row["pid"] for row in sessions}
-        return sessions + [row for row in beginning if row["pid"] not in known]
+    def _beginning(self) -> set[tuple[int, str]]:
+        """Return the sessions that are just beginning, or are about to be refused."""
+        rows = self._rows(queries.BEGINNING, self._databases)
+        return {(row["pid"], row["transaction"]) for row in rows}
 
     def _is_replica(self) -> bool:
         return bool(self._value("SELECT pg_catalog.pg_is_in_recovery()"))
@@ -286,12 +283,20 @@ class PostgreSQLReplicationServer(ReplicationServer):
         deadline = time.monotonic() + patience
         self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
         self._allow_connections(False)
-        while sessions := self._sessions():
+        # These may have read that the database is open. Those that begin from now on are refused.
+        beginning = self._beginning()
+        while True:
+            # In this order: a session that is no longer beginning is in the list of sessions, or gone.
+            beginning &= self._beginning()
+            sessions = self._sessions()
+            if not beginning and not sessions:
+                break
             if time.monotonic() > deadline:
-                accounts = sorted({str(row.get("account") or "new") for row in sessions})
-                raise FenceTimeout(f"{len(sessions)} sessions of {', '.join(accounts)}")
-            # Those that are just beginning have no account yet, so only a superuser could end them.
-            # They end by themselves, or are ended as soon as they have begun.
+                accounts = sorted({str(row["account"]) for row in sessions})
+                raise FenceTimeout(
+                    f"{len(sessions)} sessions of {', '.join(accounts) or 'nobody'}, and"
+                    f" {len(beginning)} that are beginning"
+                )
             self._rows(queries.END_SESSIONS, self._databases)
             time.sleep(_INTERVAL)
         # This commit writes to disk what the ended sessions have left in memory

@@ -31,9 +31,9 @@ OTHERS = """
 SELECT datname AS name FROM pg_catalog.pg_database
 WHERE datallowconn AND NOT datistemplate AND datname <> ALL(%s) ORDER BY datname
 """
-# A session that begins holds this lock until pg_stat_activity shows it.
+# A session that begins holds this lock until pg_stat_activity shows it, or until it is refused.
 BEGINNING = """
-SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.objid
+SELECT l.pid, l.virtualtransaction AS transaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.objid
 WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog.regclass
   AND l.mode = 'RowExclusiveLock' AND d.datname = ANY(%s)
   AND l.pid NOT IN (SELECT a.pid FROM pg_catalog.pg_stat_activity a

@@ -305,7 +305,7 @@ def test_a_replica_of_a_copy_of_the_primary(site: PostgreSQLSite) -> None:
         third.back_up(site.pair.first)
         third.start()
         second = site.pair.second
-        second.stop()
+        second.back_up(third)
         second.make_replica_of(third)
         second.start()
         site.wait_until_replicating()
