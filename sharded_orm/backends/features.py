@@ -57,8 +57,10 @@ class ShardFeatures:
     foreign_keys_off: ClassVar[str] = ""
     #: Whether a statement that fails ends its transaction, so that nothing can follow but a rollback.
     errors_end_transactions: ClassVar[bool] = False
-    #: Whether a replica of a node can be promoted to primary.
-    supports_promotion: ClassVar[bool] = False
+    #: The dotted path of the class that asks a server about its replication
+    #: (:class:`~sharded_orm.backends.replication.ReplicationServer`). "" if replicas cannot be
+    #: promoted. A path, because the class imports a driver.
+    replication_server: ClassVar[str] = ""
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
@@ -81,7 +83,7 @@ class MySQLFeatures(ShardFeatures):
     exact_averages = "fixed"
     averages_durations_to_integers = True
     read_committed = "'read committed', Django's default for MySQL"
-    supports_promotion = True
+    replication_server = "sharded_orm.backends.mysql.replication.MySQLReplicationServer"
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:
@@ -112,6 +114,7 @@ class PostgreSQLFeatures(ShardFeatures):
     foreign_keys_off = "SET LOCAL session_replication_role = replica"
     errors_end_transactions = True
     read_committed = "IsolationLevel.READ_COMMITTED of django.db.backends.postgresql.psycopg_any"
+    replication_server = "sharded_orm.backends.postgresql.replication.PostgreSQLReplicationServer"
 
     @classmethod
     def isolation_level(cls, options: Mapping[str, Any]) -> str | None:

@@ -14,11 +14,9 @@ from dataclasses import replace
 from django.db import Error
 
 from sharded_orm import runtime
-from sharded_orm.backends.mysql.replication import TO_END
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.operations import shard_moves
 from sharded_orm.operations.nodes import node_connection
-from sharded_orm.operations.promotion.preflight import privilege_problems
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping
@@ -176,7 +174,7 @@ def _clean_up(
         problems.append(f"no shard is on {target!r}: split the server first")
     problems += _without_tables(here)
     with open_pair(source, target) as pair:
-        problems += privilege_problems(pair.target, TO_END)
+        problems += pair.target.privilege_problems("end")
         if problems:
             raise MoveRefused(problems)
         link = pair.link()

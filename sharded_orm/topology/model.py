@@ -315,6 +315,17 @@ def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
     return spans
 
 
+def instance_of(node: Mapping[str, Any], name: str) -> object:
+    """Return a value that identifies the server of a node with all of its databases.
+
+    It differs from :func:`server_of` on PostgreSQL, where a server has several databases and is
+    replicated as a whole. Parameters as there.
+    """
+    if str(node.get("ENGINE", "")).endswith("postgresql"):
+        return server_of({**node, "NAME": ""}, name)
+    return server_of(node, name)
+
+
 def server_of(node: Mapping[str, Any], name: str) -> object:
     """Return a value that identifies the database server of a node.
 

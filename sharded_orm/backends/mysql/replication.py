@@ -1,33 +1,34 @@
-"""Questions and commands about MariaDB's replication, and the fence, which makes a server refuse
-writes.
-
-Management commands use this module with an operator's account. Each :class:`ReplicationServer` opens a
-connection outside of any session pool, because its statements are about the whole server and must not
-wait until the application releases a session.
-"""
+"""Questions and commands about MariaDB's replication. The fence of a server is ``read_only``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from django.db import Error, OperationalError
+from django.db.backends.mysql.base import DatabaseWrapper
 
+from sharded_orm.backends.mysql.gtids import missing, positions
+from sharded_orm.backends.replication import (
+    FenceTexts,
+    ReplicationLink,
+    ReplicationServer,
+    ReplicationStatus,
+    Task,
+)
 from sharded_orm.mysql_flavor import MySQLFlavor
 from sharded_orm.topology.aliases import complete
 
-#: Privileges that let an account write although ``read_only`` is on. SUPER does so up to MariaDB 10.10.
-WRITES_THROUGH: Final = frozenset({"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN"})
-#: Privileges that the operator's account needs on the old primary, to fence it (make it refuse writes).
-#: An account with ALL PRIVILEGES has them.
-TO_FENCE: Final = ("READ_ONLY ADMIN", "BINLOG MONITOR")
-#: Privileges that the operator's account needs on a server that becomes the new primary. An account
-#: with ALL PRIVILEGES has them.
-TO_PROMOTE: Final = ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR")
-#: Privileges that the operator's account needs on a replica that replicates no longer after a split.
-TO_END: Final = ("REPLICATION SLAVE ADMIN", "SLAVE MONITOR", "RELOAD")
+# Privileges that let an account write although ``read_only`` is on. SUPER does so up to MariaDB 10.10.
+_WRITES_THROUGH: Final = frozenset({"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN"})
+# Privileges that the operator's account needs. An account with ALL PRIVILEGES has them.
+_NEEDED: Final[Mapping[Task, Sequence[str]]] = {
+    "fence": ("READ_ONLY ADMIN", "BINLOG MONITOR"),
+    "promote": ("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR"),
+    "end": ("REPLICATION SLAVE ADMIN", "SLAVE MONITOR", "RELOAD"),
+}
 
 _CONNECT_TIMEOUT = 5  # seconds
 # Seconds to wait for an answer of the server. No statement of this module takes longer.
@@ -37,10 +38,10 @@ _FILTERS = (
     "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table", "Replicate_Ignore_Server_Ids",
     "Replicate_Do_Domain_Ids", "Replicate_Ignore_Domain_Ids", "Replicate_Rewrite_DB",
 )  # fmt: skip
-#: Error codes of the client library for no connection, a timeout, or a lost connection.
+# Error codes of the client library for no connection, a timeout, or a lost connection.
 _NO_ANSWER = frozenset({2001, 2002, 2003, 2004, 2005, 2006, 2011, 2012, 2013, 2055})
-#: Error codes with which a server refuses an account: because of its name, password, host or
-#: authentication plugin, or because the account is locked.
+# Error codes with which a server refuses an account: because of its name, password, host or
+# authentication plugin, or because the account is locked.
 _REFUSED = frozenset(
     {1044, 1045, 1130, 1251, 1275, 1524, 1698, 1820, 1862, 1873, 2049, 2054, 2058, 2059, 2061, 4151}
 )  # fmt: skip
@@ -56,76 +57,71 @@ _GLOBAL_GRANT = re.compile(r"GRANT (?P<privileges>.+) ON \*\.\* TO ")
 
 
 @dataclass(frozen=True)
-class ReplicationStatus:
+class MySQLReplicationStatus(ReplicationStatus):
     """The state of a server's replication at one moment.
 
-    ``logged`` and ``current`` are positions. A position is a list of MariaDB's GTIDs, one per
-    replication domain: ``0-1-15,1-2-7``.
+    A position is a list of MariaDB's GTIDs, one per replication domain: ``0-1-15,1-2-7``.
     """
 
-    version: str
-    #: Identity of the server. No two servers have the same identity. It does not depend on the
-    #: address by which the server is reached.
-    identity: str
-    server_id: int
-    domain: int
-    read_only: bool
-    writes_log: bool
-    logs_replicated: bool
-    #: Position of the last event in the binary log: one GTID per replication domain.
-    logged: str
-    #: Position of the last event that replication has executed or that the server itself has written.
-    current: str
-
-    @property
-    def can_be_promoted(self) -> bool:
-        """Whether this module knows the server's statements. False for MySQL."""
-        return MySQLFlavor.of_version(self.version).can_be_promoted
+    server_id: int = 0
+    domain: int = 0
+    writes_log: bool = False
+    logs_replicated: bool = False
 
 
 @dataclass(frozen=True)
-class ReplicationLink:
-    """A server's replication connection to its source: a row of ``SHOW ALL SLAVES STATUS``."""
+class MySQLReplicationLink(ReplicationLink):
+    """A row of ``SHOW ALL SLAVES STATUS``."""
 
-    name: str
-    host: str
-    port: int
     #: ``server_id`` of the source, as the source last reported it; 0 if the source has never answered.
     source_id: int
-    receives: bool
     #: Whether the server is trying to reconnect to its source, after it lost the connection.
     connecting: bool
-    executes: bool
     uses_gtid: bool
-    #: Position of the last event that has arrived from the source.
-    received: str
-    #: Position of the last event from the source that this server has executed.
-    executed: str
-    #: Seconds by which the server is behind its source; None if the server does not receive or
-    #: execute events now.
-    seconds_behind: int | None
     delay: int
     #: Settings that exclude events from replication, as name -> value. Settings without a value are left
     #: out.
     filters: Mapping[str, str]
-    error: str
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self.source_id)
 
 
-class ReplicationServer:
-    """A connection to one server with the operator's account. For one thread only.
+class MySQLReplicationServer(ReplicationServer):
+    """A connection to one server of MariaDB. MySQL's statements differ, so it is only recognized.
 
-    As a context manager, it closes the connection at the end of the block.
-
-    :param name: name of the node, for messages.
-    :param settings: the node's settings with the operator's account, like an entry of ``DATABASES``.
-    :raises django.db.Error: the server does not answer within 5 seconds, or refuses the account.
+    The account needs no access to any schema.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        # Imported here because Django's backend needs the MySQL driver, and projects without MySQL
-        # import this module too, through the management commands.
-        from django.db.backends.mysql.base import DatabaseWrapper
+    product = "MariaDB"
+    default_port = 3306
+    texts = FenceTexts(
+        name="read_only",
+        is_fenced="is read only",
+        fences="makes {node} read only",
+        opens="lets {node} take writes",
+        not_fenced="could not be made read only",
+        stays_open="does not become read only",
+        fenced_before="was made read only",
+        opened="somebody has made {node!r} writable again",
+        stays_fenced="stays read only",
+        kept_off="statements are under way there, a migration or LOCK TABLES perhaps",
+        intruder="a privileged account writes there",
+        to_see="SLAVE MONITOR and BINLOG MONITOR",
+        to_fence="SET GLOBAL read_only = ON",
+        to_open="SET GLOBAL read_only = OFF",
+        to_start="START SLAVE",
+        to_end="RESET SLAVE ALL",
+        afterwards=(
+            "Set read_only in the configuration of both servers: ON for {old}, OFF for {new}. A"
+            " restart forgets what was set now."
+        ),
+    )
 
+    def __init__(
+        self, name: str, settings: Mapping[str, Any], databases: Sequence[str] = ()
+    ) -> None:
         self.name = name
         own = {
             **complete(settings),
@@ -141,12 +137,6 @@ class ReplicationServer:
         }
         self._connection = DatabaseWrapper(own, f"{name} (operator)")
         self._connection.ensure_connection()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._connection.close()
@@ -166,51 +156,49 @@ class ReplicationServer:
 
     # ##### Questions about the state of the server #####
 
-    def status(self) -> ReplicationStatus:
-        """Return the state of the server. Two round trips.
-
-        If the server cannot be promoted, only the version is filled in, and the second round trip is
-        saved.
-        """
+    def status(self) -> MySQLReplicationStatus:
         version = str(self._value("SELECT VERSION()"))
         if not MySQLFlavor.of_version(version).can_be_promoted:
-            return ReplicationStatus(version, "", 0, 0, False, False, False, "", "")
+            return MySQLReplicationStatus(version, "", False, "", "", can_be_promoted=False)
         (row,) = self._rows(
             "SELECT CONCAT_WS('/', @@hostname, @@port, @@server_id, @@datadir) identity,"
             " @@server_id server_id, @@gtid_domain_id domain, @@read_only read_only,"
             " @@log_bin writes_log, @@log_slave_updates logs_replicated,"
             " @@gtid_binlog_pos logged, @@gtid_current_pos current"
         )
-        return ReplicationStatus(
+        return MySQLReplicationStatus(
             version,
             str(row["identity"]),
-            int(row["server_id"]),
-            int(row["domain"]),
             bool(row["read_only"]),
-            bool(row["writes_log"]),
-            bool(row["logs_replicated"]),
             str(row["logged"]),
             str(row["current"]),
+            server_id=int(row["server_id"]),
+            domain=int(row["domain"]),
+            writes_log=bool(row["writes_log"]),
+            logs_replicated=bool(row["logs_replicated"]),
         )
 
-    def links(self) -> list[ReplicationLink]:
+    def links(self) -> list[MySQLReplicationLink]:
         """Return the server's replication connections. Needs the privilege ``SLAVE MONITOR``."""
         return [_link(row) for row in self._rows("SHOW ALL SLAVES STATUS")]
 
-    def replicates_from(self, server_id: int) -> bool:
-        """Whether the server has a replication connection to the server with that ``server_id``.
+    def link_from(self, source: Self) -> MySQLReplicationLink | None:
+        number = source.status().server_id
+        return next((link for link in self.links() if link.source_id == number), None)
+
+    def replicates_from(self, source: Self) -> bool:
+        """Whether the server has a replication connection to the server of ``source``.
 
         :raises django.db.OperationalError: a connection runs, and the account lacks ``SLAVE MONITOR``.
         """
         try:
-            links = self.links()
+            return self.link_from(source) is not None
         except OperationalError as exc:
             if _code(exc) == _DENIED and self._value(_RUNNING) == "0":
                 return False
             raise
-        return any(link.source_id == server_id for link in links)
 
-    def privileges(self) -> set[str]:
+    def _privileges(self) -> set[str]:
         """Return the account's privileges on the whole server, including the privileges of its roles.
 
         Roles that are not active in this session are included, and so is the role ``PUBLIC``.
@@ -233,11 +221,10 @@ class ReplicationServer:
         return [str(value) for row in self._rows(sql) for value in row.values()]
 
     def schemas(self) -> set[str]:
-        """Return the names of the schemas that the account may see."""
         rows = self._rows("SELECT SCHEMA_NAME name FROM information_schema.SCHEMATA")
         return {str(row["name"]) for row in rows}
 
-    def log_filters(self) -> dict[str, str]:
+    def _log_filters(self) -> dict[str, str]:
         """Return the settings that exclude events from the binary log, as name -> value.
 
         Settings without a value are left out. Needs the privilege ``BINLOG MONITOR``.
@@ -258,6 +245,78 @@ class ReplicationServer:
         )
         return min((float(row["milliseconds"]) / 1000 for row in rows), default=None)
 
+    # ##### Reasons against a promotion #####
+
+    def privilege_problems(self, task: Task) -> Iterator[str]:
+        granted = self._privileges()
+        lacking = (
+            []
+            if "ALL PRIVILEGES" in granted
+            else [privilege for privilege in _NEEDED[task] if privilege not in granted]
+        )
+        if lacking:
+            yield (
+                f"the OPERATOR account of node {self.name!r} lacks a privilege; there, run"
+                f" GRANT {', '.join(lacking)} ON *.* TO that account"
+            )
+
+    def source_problems(self) -> Iterator[str]:
+        if not self.status().writes_log:
+            yield f"{self.name!r} writes no binary log (log_bin): nothing replicates it"
+        for name, value in self._log_filters().items():
+            yield f"{self.name!r} does not log everything ({name} = {value!r}): rows would be lost"
+
+    def replica_problems(self, source: Self, link: ReplicationLink) -> Iterator[str]:
+        old, new = source.status(), self.status()
+        server, number = positions(new.logged).get(old.domain, (0, 0))
+        if server == new.server_id and number > positions(old.logged).get(old.domain, (0, 0))[1]:
+            yield (
+                f"{self.name!r} has written by itself what {source.name!r} does not have (event"
+                f" {old.domain}-{server}-{number}): the two differ. Make the replica anew"
+            )
+
+    def link_problems(self, link: ReplicationLink) -> Iterator[str]:
+        assert isinstance(link, MySQLReplicationLink)
+        if not link.uses_gtid:
+            yield f"{self.name!r} replicates without GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos"
+        for name, value in link.filters.items():
+            yield (
+                f"{self.name!r} does not replicate everything ({name} = {value!r}): rows would be lost"
+            )
+        if link.delay:
+            yield f"{self.name!r} replicates {link.delay} s later on purpose (MASTER_DELAY): set it to 0"
+
+    def warnings(self, task: Task) -> Iterator[str]:
+        status = self.status()
+        if task == "promote" and not (status.writes_log and status.logs_replicated):
+            yield (
+                f"{self.name!r} writes no binary log of what it replicates (log_bin,"
+                " log_slave_updates): no other server can replicate from it afterwards"
+            )
+
+    def application_problems(self, account: str) -> Iterator[str]:
+        privileges = sorted(self._privileges() & _WRITES_THROUGH)
+        if privileges:
+            yield (
+                f"{account} of node {self.name!r} may write through read_only"
+                f" ({', '.join(privileges)}): it could go on writing to the old primary. Give the"
+                " application an account with privileges on its schemas only"
+            )
+
+    def split_problems(self, source: Self) -> Iterator[str]:
+        old, new = source.status(), self.status()
+        if new.read_only:
+            yield (
+                f"{self.name!r} is read only, and the application will write there while it still"
+                " replicates: SET GLOBAL read_only = OFF, and so in its configuration"
+            )
+        if old.domain == new.domain:
+            yield (
+                f"{source.name!r} and {self.name!r} have the same gtid_domain_id ({new.domain}), and"
+                f" both will write: give {self.name!r} another one (SET GLOBAL gtid_domain_id = …, and"
+                " so in its configuration)"
+            )
+
     # ##### Changes #####
 
     def fence(self, patience: float) -> None:
@@ -276,22 +335,25 @@ class ReplicationServer:
     def unfence(self) -> None:
         self._rows("SET GLOBAL read_only = OFF")
 
+    def written_since(self, position: str) -> str:
+        return missing(self.status().logged, position)
+
+    def wait_for_source(self, source: Self, seconds: float) -> bool:
+        status = source.status()
+        # The source may replicate as well, in other domains.
+        last = positions(status.logged).get(status.domain)
+        return last is None or self.wait_for(f"{status.domain}-{last[0]}-{last[1]}", seconds)
+
     def wait_for(self, position: str, seconds: float) -> bool:
-        """Wait until replication has executed ``position``. Return False if that takes more than
-        ``seconds``.
-        """
         return bool(self._value("SELECT MASTER_GTID_WAIT(%s, %s)", position, seconds) == 0)
 
     def stop(self, link: str) -> None:
-        """Stop the replication connection named ``link``. Does nothing if it is stopped already."""
         self._rows(f"STOP SLAVE {self._connection_name(link)}")
 
     def start(self, link: str) -> None:
-        """Start the replication connection named ``link``. Does nothing if it runs already."""
         self._rows(f"START SLAVE {self._connection_name(link)}")
 
     def forget(self, link: str) -> None:
-        """Remove the stopped replication connection named ``link``."""
         self._rows(f"RESET SLAVE {self._connection_name(link)} ALL")
 
     def _connection_name(self, link: str) -> str:
@@ -299,11 +361,31 @@ class ReplicationServer:
         # quoted names are not allowed.
         return str(self._connection.connection.literal(link).decode())
 
+    # ##### Positions and errors #####
 
-def _link(row: Mapping[str, Any]) -> ReplicationLink:
+    missing = staticmethod(missing)
+
+    @staticmethod
+    def has_no_answer(exc: Error) -> bool:
+        return _code(exc) in _NO_ANSWER
+
+    @staticmethod
+    def is_kept_off(exc: Error) -> bool:
+        return _code(exc) == _LOCK_WAIT
+
+    @staticmethod
+    def why_no_session(node: str, account: str, exc: Error) -> str:
+        if _code(exc) in _NO_ANSWER:
+            return f"node {node!r} does not answer: {exc}"
+        if _code(exc) in _REFUSED:
+            return f"node {node!r} refuses {account}: {exc}"
+        return f"node {node!r} answers, and gives {account} no session: {exc}"
+
+
+def _link(row: Mapping[str, Any]) -> MySQLReplicationLink:
     errors = [str(row[name]) for name in ("Last_IO_Error", "Last_SQL_Error") if row[name]]
     behind = row["Seconds_Behind_Master"]
-    return ReplicationLink(
+    return MySQLReplicationLink(
         name=str(row["Connection_name"]),
         host=str(row["Master_Host"]),
         port=int(row["Master_Port"]),
@@ -321,58 +403,5 @@ def _link(row: Mapping[str, Any]) -> ReplicationLink:
     )
 
 
-# ##### Errors #####
-
-
-def has_no_answer(exc: Error) -> bool:
-    """Whether ``exc`` means that the server gave no answer, or an incomplete one.
-
-    False if the server refused the account or if TLS failed: in both cases the server has answered.
-    """
-    return _code(exc) in _NO_ANSWER
-
-
-def is_kept_off(exc: Error) -> bool:
-    """Whether ``exc`` means that a statement gave up waiting for a lock."""
-    return _code(exc) == _LOCK_WAIT
-
-
-def why_no_session(node: str, account: str, exc: Error) -> str:
-    """Return a sentence that explains why ``account`` could not open a session on ``node``.
-
-    :param account: words for the account and its purpose, such as ``the OPERATOR account 'root'``.
-    """
-    if has_no_answer(exc):
-        return f"node {node!r} does not answer: {exc}"
-    if _code(exc) in _REFUSED:
-        return f"node {node!r} refuses {account}: {exc}"
-    return f"node {node!r} answers, and gives {account} no session: {exc}"
-
-
 def _code(exc: Error) -> object:
     return exc.args[0] if exc.args else None
-
-
-# ##### Positions #####
-
-
-def positions(text: str) -> dict[int, tuple[int, int]]:
-    """Parse a position: a list of GTIDs, one per replication domain, such as ``0-1-15,1-2-7``.
-
-    Return a dict: domain -> (server id, sequence number) of the domain's last event.
-    """
-    parts = (part.strip().split("-") for part in text.split(",") if part.strip())
-    return {int(domain): (int(server), int(number)) for domain, server, number in parts}
-
-
-def missing(wanted: str, have: str) -> str:
-    """Return those GTIDs of the position ``wanted`` that lie beyond the position ``have``.
-
-    The result is a text like ``wanted``. It is "" if no GTID of ``wanted`` lies beyond ``have``.
-    """
-    reached = positions(have)
-    return ",".join(
-        f"{domain}-{server}-{number}"
-        for domain, (server, number) in sorted(positions(wanted).items())
-        if reached.get(domain, (0, 0))[1] < number
-    )

@@ -39,6 +39,7 @@ from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, classify
 from sharded_orm.backends.server_connection import ServerConnectionMixin
 from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes

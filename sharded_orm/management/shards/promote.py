@@ -144,10 +144,7 @@ def _show(command: BaseCommand, report: promotion.PromotionReport) -> None:
     command.stdout.write(f"{plan.new} is the primary of {moves}{waited}.")
     if report.loss is not None:
         command.stdout.write(str(report.loss))
-    command.stdout.write(
-        f"Set read_only in the configuration of both servers: ON for {plan.node}, OFF for {plan.new}."
-        " A restart forgets what was set now."
-    )
+    command.stdout.write(report.afterwards)
 
 
 ACTIONS: tuple[type[Action], ...] = (Promote,)

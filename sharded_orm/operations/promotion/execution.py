@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from sharded_orm.exceptions import LeaseLost, PromotionFailed, PromotionRefused
 from sharded_orm.operations.promotion import cached_rows, publication, recovery
 from sharded_orm.operations.promotion.pause import Pause
-from sharded_orm.operations.promotion.phases import ForwardPhases
+from sharded_orm.operations.promotion.phases import ForwardPhases, promote_published
 from sharded_orm.operations.promotion.record import PromotionRecord, Tell
 from sharded_orm.operations.promotion.report import PromotionOptions, PromotionReport
 from sharded_orm.operations.promotion.undo import PromotionUndo
@@ -37,7 +37,7 @@ class Promotion:
         record = self._record
         if record.phase == "switching" and not record.rule_out():
             record.note_published()
-        if record.phase == "switched":
+        if record.is_switched:
             self._finish()
             return record.report
         try:
@@ -46,7 +46,7 @@ class Promotion:
         except LeaseLost:
             raise
         except BaseException as exc:
-            if record.phase == "switched":
+            if record.is_switched:
                 raise
             self._after_failure(exc)
         self._finish()
@@ -62,7 +62,7 @@ class Promotion:
             topology does not answer.
         """
         record = self._record
-        if record.phase == "switched" or (record.phase == "switching" and record.is_published()):
+        if record.is_switched or (record.phase == "switching" and record.is_published()):
             raise PromotionFailed(
                 f"The map is switched: {record.plan.new!r} may have been written already, so the"
                 " promotion cannot be undone. Finish it with"
@@ -78,6 +78,8 @@ class Promotion:
 
     def _finish(self) -> None:
         record = self._record
+        if record.phase == "promoting":
+            promote_published(record)
         cached_rows.invalidate(record)
         arguments = record.run.arguments
         record.report.position = record.report.position or str(arguments["position"])

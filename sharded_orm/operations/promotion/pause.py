@@ -18,12 +18,12 @@ from sharded_orm.operations.runs.journal import JournalRun
 class Pause:
     """The time for which a promotion refused writes, in seconds.
 
-    The pause begins when the old primary is made read-only, and ends when the new map (the topology
-    document) is published or the promotion is undone. Processes learn of the new map a little
-    later; that delay is not included.
+    The pause begins when the old primary is fenced. It ends when the new map (the topology document) is
+    published and the new primary takes writes, or when the promotion is undone. Processes learn of
+    the new map a little later; that delay is not included.
 
     :param least: the shortest time that is possible.
-    :param most: the longest time that is possible. None if the old primary was read-only before the
+    :param most: the longest time that is possible. None if the old primary was fenced before the
         promotion already, for an unknown time.
     """
 
@@ -41,7 +41,7 @@ class Pause:
     def of(cls, run: JournalRun, *, earliest: str, latest: str) -> Self | None:
         """Return the pause of the promotion ``run``.
 
-        Return None if the promotion has made no server read-only.
+        Return None if the promotion has fenced no server.
 
         :param earliest: the earliest moment at which the pause may have ended, in ISO format.
         :param latest: the latest such moment.
@@ -59,8 +59,8 @@ class Pause:
         }
 
 
-#: The values that a report shows in place of :meth:`Pause.to_json` if the promotion has made no
-#: server read-only.
+#: The values that a report shows in place of :meth:`Pause.to_json` if the promotion has fenced no
+#: server.
 UNKNOWN = {"refused_for": None, "refused_for_at_least": None}
 
 

@@ -1,7 +1,8 @@
 """The forward phases of a promotion, from the fence to the published map.
 
-To *fence* a server is to make it read-only. The *map* is the topology document, which says which
-node is the primary of each range of shards. The *source* is the place where the document is stored.
+To *fence* a server is to make it refuse writes: by ``read_only`` on MariaDB, by closing its databases
+on PostgreSQL. The *map* is the topology document, which says which node is the primary of each range
+of shards. The *source* is the place where the document is stored.
 
 The journal records each phase before it begins. The effects of all phases can be repeated, so a
 resumed promotion begins with the fence again, no matter which phase it had reached. There is one
@@ -12,14 +13,18 @@ A source that does not answer must not leave the old primary fenced for long. So
 before the fence, and again before the phase ``switching``, which begins only after an answer.
 
 ============ ==================================================================================
-fencing      The old primary becomes read-only, after its running statements have ended.
-waiting      The replica executes everything that is in the old primary's binary log.
-stopping     The replication on the new primary stops.
-unfencing    The new primary accepts writes, but nobody sends any yet.
+fencing      The old primary is fenced, after what is under way has ended.
+waiting      The replica executes everything that is in the old primary's log.
+stopping     The replication on the new primary stops. (MariaDB only)
+unfencing    The new primary accepts writes, but nobody sends any yet. (MariaDB only)
 switching    The map is being published. After a kill, only the source knows whether it was.
-switched     The map is published. The cache is invalidated, and the run is finished.
+promoting    The map is published, and the replica becomes a primary. (PostgreSQL only)
+switched     The new primary takes writes. The cache is invalidated, and the run is finished.
 undoing      Both servers get their former roles back.
 ============ ==================================================================================
+
+A server of PostgreSQL that was promoted cannot become a replica again without a copy. So it is promoted
+after the publication: until then, an undo leaves it as it was.
 """
 
 from __future__ import annotations
@@ -28,20 +33,15 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from django.db import Error, OperationalError
+from django.db import DatabaseError, Error
 
-from sharded_orm.backends.mysql.replication import (
-    ReplicationServer,
-    ReplicationStatus,
-    is_kept_off,
-    missing,
-)
+from sharded_orm.backends.replication import ReplicationServer, ReplicationStatus
 from sharded_orm.exceptions import PromotionFailed, PromotionRefused, TopologyError
-from sharded_orm.operations.promotion import preflight, switchover
+from sharded_orm.operations.promotion import preflight, recovery, switchover
 from sharded_orm.operations.promotion.pause import moment
 from sharded_orm.operations.promotion.record import PromotionRecord
 
-#: Seconds to wait for running statements on the old primary, which delay making it read-only.
+#: Seconds to wait for what is under way on the old primary, which keeps the fence off.
 FENCE_PATIENCE: Final = 5.0
 # Seconds of one wait for the replica. Between two waits, the lease of the journal run and the time
 # limit are checked.
@@ -59,29 +59,29 @@ class ForwardPhases:
         self._run = record.run
         self._plan = record.plan
         self._timeout = record.options.timeout
-        self._new = stack.enter_context(preflight.operator(record.plan.new))
+        self._new = stack.enter_context(preflight.operator(record.plan.new, record.plan))
         #: The connection to the old primary; None in a forced promotion, which does without it.
         self._old: ReplicationServer | None = None
         if not record.options.force:
-            self._old = stack.enter_context(preflight.operator(record.plan.node))
+            self._old = stack.enter_context(preflight.operator(record.plan.node, record.plan))
 
     def run(self) -> None:
         record, plan = self._record, self._plan
         if self._old is not None and record.phase == "checked":
             self._come_near(self._old)
         position = self._catch_up()
-        record.begin("stopping", f"stops the replication on {plan.new}")
-        self._new.stop(record.link)
-        record.begin("unfencing", f"lets {plan.new} take writes")
-        self._new.unfence()
+        if not self._new.is_promoted_for_good:
+            record.begin("stopping", f"stops the replication on {plan.new}")
+            self._new.stop(record.link)
+            record.begin("unfencing", self._new.texts.opens.format(node=plan.new))
+            self._new.unfence()
         self._verify(position)
         is_exact = self._switch()
-        now = moment(self._run)
-        record.begin(
-            "switched",
-            f"{plan.new} is the primary of {', '.join(map(str, plan.moves))}",
-            switched=[now if is_exact else self._run.arguments["publishing_at"], now],
-        )
+        if self._new.is_promoted_for_good:
+            record.note_promoting()
+        else:
+            now = moment(self._run)
+            record.note_switched([now if is_exact else self._run.arguments["publishing_at"], now])
         if self._old is not None:
             self._warn_of_late_writes(self._old, position)
 
@@ -106,9 +106,9 @@ class ForwardPhases:
             )
 
     def _catch_up(self) -> str:
-        """Fence the old primary (make it read-only), then wait until the replica has caught up.
+        """Fence the old primary, then wait until the replica has caught up.
 
-        Return the last position that the old primary's binary log has reached. In a forced
+        Return the last position that the old primary's log has reached. In a forced
         promotion, which does without the old primary, fence nothing, and return the last position
         that the replica has received.
         """
@@ -126,7 +126,7 @@ class ForwardPhases:
         since = self._refused_since(old)
         record.begin(
             "fencing",
-            f"makes {self._plan.node} read only",
+            old.texts.fences.format(node=self._plan.node),
             fenced_at=since,
             warnings=record.report.warnings,
         )
@@ -137,51 +137,51 @@ class ForwardPhases:
                 "waiting", f"waits until {self._plan.new} has {position}", position=position
             )
             self._require_position(position)
-            later = old.status()
-            if not later.read_only:
-                raise PromotionFailed(f"somebody has made {old.name!r} writable again.")
-            if not missing(later.logged, position):
+            if not old.status().read_only:
+                raise PromotionFailed(f"{old.texts.opened.format(node=old.name)}.")
+            if not old.written_since(position):
                 record.report.position = position
                 return position
-            # A privileged account has written in spite of read_only: wait until the replica has
-            # executed these writes, too.
-            position = later.logged
+            # Somebody has written in spite of the fence: wait until the replica has executed these
+            # writes, too.
+            position = self._fence(old).logged
         raise PromotionFailed(
-            f"a privileged account goes on writing to {old.name!r}, through read_only: stop it."
+            f"{old.name!r} is written in spite of the fence ({old.texts.intruder}): stop that."
         )
 
     def _refused_since(self, old: ReplicationServer) -> str:
         """Return the time since which writes are refused.
 
-        This is the present time, unless an earlier process has fenced the old primary (made it
-        read-only) and the fence still stands.
+        This is the present time, unless an earlier process has fenced the old primary and the fence
+        still stands.
         """
         since: str | None = self._run.arguments.get("fenced_at")
         if since is not None:
             if old.status().read_only:
                 return since
-            # Do not warn in the phase "fencing": the earlier process may have ended before it made
-            # the old primary read-only.
+            # Do not warn in the phase "fencing": the earlier process may have ended before the old
+            # primary was fenced.
             if self._record.phase != "fencing":
                 self._record.warn(
-                    f"{old.name!r} took writes again since it was made read only at {since}: how long"
-                    " they were refused then is not counted"
+                    f"{old.name!r} took writes again since it {old.texts.fenced_before} at {since}: how"
+                    " long they were refused then is not counted"
                 )
         return moment(self._run)
 
     def _fence(self, old: ReplicationServer) -> ReplicationStatus:
+        texts = old.texts
         try:
             old.fence(FENCE_PATIENCE)
-        except OperationalError as exc:
-            if not is_kept_off(exc):
-                raise PromotionFailed(f"{old.name!r} could not be made read only ({exc}).") from exc
+        except DatabaseError as exc:
+            if not old.is_kept_off(exc):
+                raise PromotionFailed(f"{old.name!r} {texts.not_fenced} ({exc}).") from exc
             raise PromotionFailed(
-                f"{old.name!r} could not be made read only within {FENCE_PATIENCE:g} s ({exc}):"
-                " statements are under way there, a migration or LOCK TABLES perhaps."
+                f"{old.name!r} {texts.not_fenced} within {FENCE_PATIENCE:g} s ({exc}):"
+                f" {texts.kept_off}."
             ) from exc
         status = old.status()
         if not status.read_only:
-            raise PromotionFailed(f"{old.name!r} does not become read only.")
+            raise PromotionFailed(f"{old.name!r} {texts.stays_open}.")
         return status
 
     def _require_position(self, position: str) -> None:
@@ -196,10 +196,11 @@ class ForwardPhases:
             # executed.
             new.start(self._record.link)
         if lacking := self._wait_for(position):
-            (link,) = (link for link in new.links() if link.name == self._record.link)
+            errors = [link.error for link in new.links() if link.name == self._record.link]
             raise PromotionFailed(
                 f"{new.name!r} did not get to {lacking} within {self._timeout:g} s"
-                + (f" ({link.error})." if link.error else ".")
+                + "".join(f" ({error})" for error in errors if error)
+                + "."
             )
 
     def _wait_for(self, position: str) -> str:
@@ -209,7 +210,7 @@ class ForwardPhases:
         it lacks nothing.
         """
         deadline = time.monotonic() + self._timeout
-        while lacking := missing(position, self._new.status().current):
+        while lacking := self._new.missing(position, self._new.status().current):
             self._run.check()
             left = deadline - time.monotonic()
             if left <= 0:
@@ -222,10 +223,11 @@ class ForwardPhases:
     def _verify(self, position: str) -> None:
         """Check both servers once more before the map is published.
 
-        :raises PromotionFailed: the new primary is read-only, or the old primary may have new rows.
+        :raises PromotionFailed: the new primary does not take writes, or is none of the old one's
+            replicas, or the old primary may have new rows.
         """
-        if self._new.status().read_only:
-            raise PromotionFailed(f"{self._new.name!r} stays read only.")
+        if not self._new.is_promoted_for_good and self._new.status().read_only:
+            raise PromotionFailed(f"{self._new.name!r} {self._new.texts.stays_fenced}.")
         if self._old is None:
             if preflight.answers(self._plan):
                 raise PromotionFailed(
@@ -233,12 +235,14 @@ class ForwardPhases:
                     " nothing."
                 )
             return
-        status = self._old.status()
-        if not status.read_only or missing(status.logged, position):
+        status, later = self._old.status(), self._old.written_since(position)
+        if not status.read_only or later:
             raise PromotionFailed(
-                f"{self._old.name!r} was written after the fence: it was made writable again, or a"
-                " privileged account writes there."
+                f"{self._old.name!r} was written after the fence:"
+                f" {self._old.texts.opened.format(node=self._old.name)}, or {self._old.texts.intruder}."
             )
+        for problem in self._new.copy_problems(self._old):
+            raise PromotionFailed(f"{problem}.")
 
     def _switch(self) -> bool:
         """Publish the new map (topology document). Return whether the publication was confirmed.
@@ -280,13 +284,46 @@ class ForwardPhases:
 
     def _warn_of_late_writes(self, old: ReplicationServer, position: str) -> None:
         try:
-            status = old.status()
+            status, later = old.status(), old.written_since(position)
         except Error as exc:
             self._record.warn(f"{old.name!r} could not be asked at the end: {exc}")
             return
-        later = missing(status.logged, position)
         if not status.read_only or later:
             self._record.warn(
-                f"{old.name!r} was written after the switch ({later or 'it is writable'}): make it"
-                " read only, and look for what is there and not on the new primary"
+                f"{old.name!r} was written after the switch ({later or 'it is writable'}): fence it"
+                f" ({old.texts.to_fence}), and look for what is there and not on the new primary"
             )
+
+
+def promote_published(record: PromotionRecord) -> None:
+    """Promote the replica, which the published map names as the primary, and let it take writes.
+
+    Can be repeated. The server may have been restarted since the map was published, so it is asked for
+    the position again.
+
+    :raises PromotionFailed: the server does not answer, or does not become a primary.
+    """
+    plan, arguments = record.plan, record.run.arguments
+    position = str(arguments["position"] or arguments["loss"][0])
+    is_resumed = record.phase_at_start == "promoting"
+    try:
+        with preflight.operator(plan.new, plan) as new:
+            if not new.wait_for(position, record.options.timeout):
+                raise PromotionFailed(f"it did not get to {position}")
+            if not new.promote(record.options.timeout):
+                raise PromotionFailed("it does not become a primary")
+            record.run.check()  # A process that has taken the run over may have fenced it since.
+            new.unfence()
+            if new.status().read_only:
+                raise PromotionFailed(f"it {new.texts.stays_fenced}")
+    except (PromotionRefused, PromotionFailed, Error) as exc:
+        problems = exc.problems if isinstance(exc, PromotionRefused) else [str(exc)]
+        raise PromotionFailed(
+            f"The map names {plan.new!r}, which does not take writes yet ({'; '.join(problems)}). When"
+            f" it answers, run {recovery.to_finish(plan.node, forced=record.options.force)}. Writes"
+            f" to {', '.join(map(str, plan.moves))} are refused until then; none that was"
+            " acknowledged is lost.",
+            settled=False,
+        ) from exc
+    now = moment(record.run)
+    record.note_switched([arguments["promoting_at"] if is_resumed else now, now])

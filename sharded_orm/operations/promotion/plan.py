@@ -5,15 +5,19 @@ Making the plan needs the topology and asks no server.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from django.db.utils import load_backend
 
 from sharded_orm.backends.features import features_of
+from sharded_orm.backends.replication import ReplicationServer, can_be_promoted, server_class
 from sharded_orm.exceptions import PromotionRefused
-from sharded_orm.topology.model import ShardRange, Topology, server_of
+from sharded_orm.topology.model import ShardRange, Topology, instance_of
+
+#: The phases of a promotion in which its new map (topology document) is published.
+PUBLISHED: Final = ("promoting", "switched")
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,18 @@ class PromotionPlan:
     :param node: the node name of the old primary that the operator gave.
     :param new: one of the node names of the new primary.
     :param moves: the ranges that move. Each has the two node names that the topology uses for it.
+    :param engine: the ``ENGINE`` of all these nodes.
     """
 
     node: str
     new: str
     moves: tuple[Move, ...]
+    engine: str
+
+    @property
+    def server_class(self) -> type[ReplicationServer]:
+        """The class for both servers."""
+        return server_class({"ENGINE": self.engine})
 
     @property
     def old_names(self) -> list[str]:
@@ -59,18 +70,20 @@ class PromotionPlan:
         return sorted({move.new for move in self.moves})
 
     def to_json(self) -> dict[str, Any]:
-        return {"node": self.node, "new": self.new, "moves": [asdict(move) for move in self.moves]}
+        moves = [asdict(move) for move in self.moves]
+        return {"node": self.node, "new": self.new, "moves": moves, "engine": self.engine}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PromotionPlan:
-        return cls(data["node"], data["new"], tuple(Move(**move) for move in data["moves"]))
+        moves = tuple(Move(**move) for move in data["moves"])
+        return cls(data["node"], data["new"], moves, data["engine"])
 
 
 def find_plan(topology: Topology, node: str, to: str | None = None) -> PromotionPlan:
     """Return the plan that replaces ``node`` as the primary of all its ranges of shards.
 
-    The ranges may belong to several groups. A single range cannot be promoted, because
-    ``read_only`` makes the whole server read-only.
+    The ranges may belong to several groups, and on PostgreSQL to several databases. A single range
+    cannot be promoted, because the fence, or the promotion itself, is for the whole server.
 
     :param to: the node that must be the replica of all these ranges; None accepts any node.
     :raises PromotionRefused: the topology does not allow the promotion. The message lists all
@@ -90,8 +103,8 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
             f" their replica; primaries are {primaries!r}"
         )
     problems += [
-        f"range {(r.first, r.last)!r} of group {group!r} names no replica, and read_only would"
-        " fence it with the others: give it one"
+        f"range {(r.first, r.last)!r} of group {group!r} names no replica, and it would be fenced"
+        " with the others: give it one"
         for group, r in ranges
         if r.replica is None
     ]
@@ -99,7 +112,8 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
         raise PromotionRefused(problems)
     moves = tuple(Move(group, r.first, r.last, r.primary, str(r.replica)) for group, r in ranges)
     new = moves[0].new
-    if len({server_of(topology.nodes[move.new], move.new) for move in moves}) > 1:
+    problems += _wrong_databases(topology, node, moves)
+    if len({instance_of(topology.nodes[move.new], move.new) for move in moves}) > 1:
         replicas = ", ".join(f"{move}: {move.new!r}" for move in moves)
         problems.append(
             f"the ranges on {node!r} name different replicas ({replicas}); all move at once, so they"
@@ -109,23 +123,41 @@ def find_plan(topology: Topology, node: str, to: str | None = None) -> Promotion
         problems.append(f"the ranges on {node!r} name {new!r} as their replica, not {to!r}")
     if problems:
         raise PromotionRefused(problems)
-    return PromotionPlan(node, new, moves)
+    return PromotionPlan(node, new, moves, topology.nodes[node]["ENGINE"])
 
 
-def supports_promotion(settings: Mapping[str, Any]) -> bool:
-    """Whether servers of the backend in ``settings`` can be promoted.
+def databases_of(topology: Topology, names: Iterable[str]) -> list[str]:
+    """Return the databases in which the nodes ``names`` have their shards, if these share databases.
 
-    :param settings: an entry of ``DATABASES`` or ``NODES``.
+    Return an empty list if each shard is a database of its own.
     """
-    return features_of(load_backend(settings["ENGINE"]).DatabaseWrapper).supports_promotion
+    nodes = [topology.nodes[name] for name in names if name in topology.nodes]
+    return sorted({str(node.get("NAME") or "") for node in nodes if _shares_database(node)})
+
+
+def _shares_database(node: Mapping[str, Any]) -> bool:
+    return features_of(load_backend(node["ENGINE"]).DatabaseWrapper).shards_share_database
 
 
 def _wrong_engine(topology: Topology, node: str) -> Iterator[str]:
-    if not supports_promotion(topology.nodes[node]):
+    if not can_be_promoted(topology.nodes[node]):
         yield (
-            f"node {node!r} has the engine {topology.nodes[node]['ENGINE']!r}; only MariaDB has the"
-            " replication that a promotion needs"
+            f"node {node!r} has the engine {topology.nodes[node]['ENGINE']!r}; only MariaDB and"
+            " PostgreSQL have the replication that a promotion needs"
         )
+
+
+def _wrong_databases(topology: Topology, node: str, moves: Sequence[Move]) -> Iterator[str]:
+    pairs = {(move.old, move.new) for move in moves}
+    for name in sorted({node, *(name for pair in pairs for name in pair)}):
+        if "" in databases_of(topology, [name]):
+            yield f"node {name!r} names no database: give it NAME, because databases are closed by name"
+    for old, new in sorted(pairs):
+        if databases_of(topology, [old]) != databases_of(topology, [new]):
+            yield (
+                f"the replica of {old!r} has its shards in the same database, and node {new!r} has the"
+                f" NAME {topology.nodes[new].get('NAME')!r} instead of {topology.nodes[old].get('NAME')!r}"
+            )
 
 
 def _ranges_on(topology: Topology, node: str) -> Iterator[tuple[str, ShardRange]]:
@@ -137,4 +169,4 @@ def _ranges_on(topology: Topology, node: str) -> Iterator[tuple[str, ShardRange]
 
 def _same(topology: Topology, name: str, other: str) -> bool:
     nodes = topology.nodes
-    return server_of(nodes[name], name) == server_of(nodes[other], other)
+    return instance_of(nodes[name], name) == instance_of(nodes[other], other)

@@ -11,7 +11,7 @@ from typing import Any
 from sharded_orm.exceptions import TopologyError
 from sharded_orm.operations.promotion import publication, switchover
 from sharded_orm.operations.promotion.pause import moment
-from sharded_orm.operations.promotion.plan import PromotionPlan
+from sharded_orm.operations.promotion.plan import PUBLISHED, PromotionPlan
 from sharded_orm.operations.promotion.preflight import Loss
 from sharded_orm.operations.promotion.report import PromotionOptions, PromotionReport
 from sharded_orm.operations.runs import journal
@@ -31,6 +31,8 @@ class PromotionRecord:
         self.options = options
         self.tell = tell
         self.plan = PromotionPlan.from_json(run.arguments)
+        #: The phase that an earlier process has reached, or "checked".
+        self.phase_at_start = self.phase
         #: The name of the replication connection from the old primary to the new one.
         self.link: str = run.arguments["link"]
         loss = run.arguments["loss"]
@@ -45,6 +47,11 @@ class PromotionRecord:
     @property
     def phase(self) -> str:
         return str(self.run.arguments["phase"])
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether the journal says that the map is published. Then nothing can be undone."""
+        return self.phase in PUBLISHED
 
     def warn(self, warning: str) -> None:
         """Add a warning to the report."""
@@ -93,8 +100,31 @@ class PromotionRecord:
         That process did not record the time of publication. So the journal gets a span of time:
         from the moment at which that process was about to publish until now.
         """
+        if self.plan.server_class.is_promoted_for_good:
+            self.note_promoting()
+            return
         self.begin(
             "switched",
             f"{self.plan.new} is the primary: the map had been published",
             switched=[self.run.arguments["publishing_at"], moment(self.run)],
+        )
+
+    def note_promoting(self) -> None:
+        """Record that the map is published and the replica is still to be promoted."""
+        texts = self.plan.server_class.texts
+        self.begin(
+            "promoting",
+            texts.opens.format(node=self.plan.new),
+            promoting_at=moment(self.run),
+        )
+
+    def note_switched(self, span: list[str]) -> None:
+        """Record that the new primary takes writes.
+
+        :param span: the earliest and the latest moment at which this can have begun.
+        """
+        self.begin(
+            "switched",
+            f"{self.plan.new} is the primary of {', '.join(map(str, self.plan.moves))}",
+            switched=span,
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from sharded_orm.exceptions import PromotionRefused, TopologyError
 from sharded_orm.operations.promotion import preflight, switchover
-from sharded_orm.operations.promotion.plan import PromotionPlan
+from sharded_orm.operations.promotion.plan import PUBLISHED, PromotionPlan
 from sharded_orm.operations.runs import journal
 
 
@@ -26,11 +26,11 @@ def to_undo(node: str) -> str:
 def refused_phrase(plan: PromotionPlan, *, forced: bool) -> str:
     """Return a phrase that says which writes are refused, and why.
 
-    Writes are refused from the moment at which the old primary is read-only (or dead) until the new
+    Writes are refused from the moment at which the old primary is fenced (or dead) until the new
     map (topology document) is in use. The caller continues the phrase with "until …".
     """
     ranges = ", ".join(map(str, plan.moves))
-    why = "is given up" if forced else "is read only"
+    why = "is given up" if forced else plan.server_class.texts.is_fenced
     return f"{plan.node!r} {why}: writes to {ranges} are refused"
 
 
@@ -44,7 +44,7 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
     node, phase = plan.node, run.arguments["phase"]
     finish, undo = to_finish(node, forced=forced), to_undo(node)
     text = f"the promotion that replaces {node!r} was broken off in the phase {phase!r}"
-    is_published = phase == "switched"
+    is_published = phase in PUBLISHED
     source_error = ""
     if not is_published:
         try:
@@ -67,9 +67,10 @@ def ways_out(run: journal.JournalRun | journal.RunStatus) -> str:
     if not obstacles:
         return f"{text}. Finish it with {finish} or undo it with {undo}"
     advice = f"{text}. It cannot be finished now: {'; '.join(obstacles)}. Undo it with {undo}"
-    if forced and not (old_error is not None and preflight.is_silent(old_error)):
+    is_silent = old_error is not None and preflight.is_silent(plan, old_error)
+    if forced and not is_silent:
         advice += f", and then promote in order with {to_finish(node, forced=False)}"
-    elif old_error is not None and preflight.is_silent(old_error):
+    elif is_silent:
         advice += f", and if {node!r} is dead, do without it with {to_finish(node, forced=True)}"
     return advice
 
@@ -79,13 +80,13 @@ def _check_servers(
 ) -> tuple[PromotionRefused | None, PromotionRefused | None, bool]:
     """Log in to the old and to the new primary.
 
-    Return the error of each login (None if it succeeded), and whether the old primary is read-only.
+    Return the error of each login (None if it succeeded), and whether the old primary is fenced.
     """
     errors: list[PromotionRefused | None] = []
     is_fenced = False
     for name in (plan.node, plan.new):
         try:
-            with preflight.operator(name) as server:
+            with preflight.operator(name, plan) as server:
                 if name == plan.node:
                     is_fenced = server.status().read_only
         except PromotionRefused as exc:
@@ -106,7 +107,7 @@ def _obstacles(
     if new_error is not None:
         yield from new_error.problems
     if forced:
-        if old_error is None or not preflight.is_silent(old_error):
+        if old_error is None or not preflight.is_silent(plan, old_error):
             yield f"{plan.node!r} answers again, and was given up as dead"
     elif old_error is not None:
         yield from old_error.problems

@@ -19,7 +19,7 @@ class PromotionOptions:
     :param force: whether to promote without the old primary, which must be dead. The writes that the
         old primary did not send to the replica are lost.
     :param timeout: seconds for each of two waits: until the replica is near the old primary; and,
-        after the old primary was made read-only, until the replica has executed the rest.
+        after the old primary was fenced, until the replica has executed the rest.
     """
 
     force: bool = False
@@ -37,12 +37,18 @@ class PromotionReport:
     plan: PromotionPlan
     outcome: str
     forced: bool = False
-    #: The last position of the old primary's binary log that the new primary has executed.
+    #: The last position of the old primary's log that the new primary has executed.
     position: str = ""
-    #: How long writes were refused; None if the promotion has made no server read-only.
+    #: How long writes were refused; None if the promotion has fenced no server.
     pause: Pause | None = None
     loss: Loss | None = None
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def afterwards(self) -> str:
+        """What is left for the operator to do after the promotion, as sentences."""
+        texts = self.plan.server_class.texts
+        return texts.afterwards.format(old=self.plan.node, new=self.plan.new)
 
     def to_json(self) -> dict[str, Any]:
         loss = self.loss

@@ -62,9 +62,10 @@ def promote(
 ) -> PromotionReport:
     """Replace ``node`` as a primary by its replica, for all ranges of shards on ``node`` (P13).
 
-    No acknowledged write is lost, unless ``options.force`` is set. The old primary is made
-    read-only first. From then on, a process cannot write until it knows the new map (the topology
-    document). Reads are not disturbed. A promotion that was broken off is resumed.
+    No acknowledged write is lost, unless ``options.force`` is set. The old primary is fenced first.
+    From then on, a process cannot write until it knows the new map (the topology document). Reads are
+    not disturbed on MariaDB; on PostgreSQL they are refused as writes are. A promotion that was broken
+    off is resumed.
 
     :param to: the node that the replica must be; None accepts the replica that the ranges name.
     :param confirm: called before a forced promotion, which loses writes; returns whether to go on.

@@ -137,13 +137,14 @@ def require_writable(plan: PromotionPlan, *, forced: bool) -> None:
     source = runtime.source()
     if source.writable:
         return
+    to_fence = plan.server_class.texts.to_fence
     try:
         switch(plan, forced=forced)
     except TopologyReadOnly as exc:
         raise TopologyReadOnly(
             f"{exc}\nA promotion makes this change while {plan.node!r} is fenced and"
             f" {plan.new!r} has all of it, so that no write is lost. With this source both is up to"
-            " you: SET GLOBAL read_only = ON first."
+            f" you: {to_fence} first."
         ) from exc
 
 

@@ -42,7 +42,8 @@ class PromotionUndo:
             record.note_published()
             return False
         record.begin("undoing", "goes back to how it was")
-        self._restore_new()
+        if not record.plan.server_class.is_promoted_for_good:
+            self._restore_new()
         was_fenced = self._restore_old(lenient=lenient)
         self.is_restored = True
         if was_fenced:
@@ -54,8 +55,9 @@ class PromotionUndo:
     def _restore_new(self) -> None:
         record = self._record
         new_name, was_read_only = record.plan.new, record.run.arguments["was"]["new"]
+        texts = record.plan.server_class.texts
         try:
-            with preflight.operator(new_name) as new:
+            with preflight.operator(new_name, record.plan) as new:
                 if was_read_only:
                     new.fence(FENCE_PATIENCE)
                 new.start(record.link)
@@ -64,32 +66,33 @@ class PromotionUndo:
             # the map does not name it as a primary, and the old primary must soon accept writes
             # again.
             record.warn(
-                f"{new_name!r} could not be put back ({exc}). When it answers: START SLAVE"
-                + (", and SET GLOBAL read_only = ON" if was_read_only else "")
+                f"{new_name!r} could not be put back ({exc}). When it answers: {texts.to_start}"
+                + (f", and {texts.to_fence}" if was_read_only else "")
             )
 
     def _restore_old(self, *, lenient: bool) -> bool:
-        """Make the old primary writable again, unless it was read-only before the promotion.
+        """Remove the fence of the old primary, unless it was fenced before the promotion.
 
-        Do nothing after a forced promotion, which has not made the old primary read-only.
+        Do nothing after a forced promotion, which has not fenced the old primary.
 
-        :returns: True if the old primary was read-only until now, because of the promotion.
+        :returns: True if the old primary was fenced until now, because of the promotion.
         """
         record = self._record
         if record.options.force or record.run.arguments["was"]["old"]:
             return False
         was_fenced = False
         try:
-            with preflight.operator(record.plan.node) as old:
+            with preflight.operator(record.plan.node, record.plan) as old:
                 record.run.check()  # The login may have taken longer than the lease lasts.
                 was_fenced = old.status().read_only
                 old.unfence()
         except PromotionRefused as exc:
             if not lenient:
                 raise
+            texts = record.plan.server_class.texts
             record.warn(
-                f"{record.plan.node!r} was made read only and could not be made writable again ({exc})."
-                " When it answers: SET GLOBAL read_only = OFF"
+                f"{record.plan.node!r} {texts.fenced_before} and could not be made writable again ({exc})."
+                f" When it answers: {texts.to_open}"
             )
         else:
             record.tell(f"{record.plan.node} takes writes as before")

@@ -13,29 +13,25 @@ from typing import NamedTuple
 from django.db import Error
 
 from sharded_orm import database_settings, runtime
-from sharded_orm.backends.mysql.replication import (
+from sharded_orm.backends.replication import (
     ReplicationLink,
     ReplicationServer,
-    ReplicationStatus,
-    positions,
+    can_be_promoted,
+    server_class,
 )
 from sharded_orm.operations.promotion import preflight
-from sharded_orm.operations.promotion.plan import supports_promotion
 from sharded_orm.operations.shards.status import error_line
 
 
 class Pair(NamedTuple):
-    """The servers of two nodes, and the status of each when its session was opened."""
+    """The servers of two nodes."""
 
     source: ReplicationServer
     target: ReplicationServer
-    source_status: ReplicationStatus
-    target_status: ReplicationStatus
 
     def link(self) -> ReplicationLink | None:
         """Return the replication connection from the source to the target; None if there is none."""
-        number = self.source_status.server_id
-        return next((link for link in self.target.links() if link.source_id == number), None)
+        return self.target.link_from(self.source)
 
     def wait(self, seconds: float) -> bool:
         """Wait until the target has replicated all that the source has written by now.
@@ -43,9 +39,7 @@ class Pair(NamedTuple):
         :param seconds: the longest time to wait.
         :return: False if the target was still behind after that time.
         """
-        domain = self.source_status.domain
-        last = positions(self.source.status().logged).get(domain)
-        return last is None or self.target.wait_for(f"{domain}-{last[0]}-{last[1]}", seconds)
+        return self.target.wait_for_source(self.source, seconds)
 
 
 @contextmanager
@@ -55,18 +49,18 @@ def open_pair(source: str, target: str) -> Iterator[Pair]:
     :raises django.db.Error: a server does not answer, or refuses the account.
     """
     with _server(source) as old, _server(target) as new:
-        yield Pair(old, new, old.status(), new.status())
+        yield Pair(old, new)
 
 
 def _server(node: str) -> ReplicationServer:
     settings = database_settings.operator_settings(node) or runtime.topology().nodes[node]
-    return ReplicationServer(node, settings)
+    return server_class(settings)(node, settings)
 
 
 def replicates(node: str, source: str) -> bool:
     """Whether the server of ``node`` has a replication connection to the server of ``source``."""
     with open_pair(source, node) as pair:
-        return pair.target.replicates_from(pair.source_status.server_id)
+        return pair.target.replicates_from(pair.source)
 
 
 def neighbour_problems(source: str, target: str) -> Iterator[str]:
@@ -75,28 +69,30 @@ def neighbour_problems(source: str, target: str) -> Iterator[str]:
     What a move creates on one server would be replicated into the schema of the same name on the
     other.
     """
-    if not supports_promotion(runtime.topology().nodes[source]):
+    if not can_be_promoted(runtime.topology().nodes[source]):
         return
     try:
         with open_pair(source, target) as pair:
-            if not (pair.source_status.can_be_promoted and pair.target_status.can_be_promoted):
+            if not all(server.status().can_be_promoted for server in pair):
                 return
-            for server, other, number in (
-                (pair.source, target, pair.target_status.server_id),
-                (pair.target, source, pair.source_status.server_id),
-            ):
-                if server.replicates_from(number):
+            for server, other in (pair, reversed(pair)):
+                if other.replicates_from(server):
+                    split = "" if server.no_splits else "use 'shards split', or "
                     yield (
-                        f"{server.name!r} replicates from {other!r}, and shards are not copied between"
-                        " a server and its replica: use 'shards split', or end the replication for"
-                        " good (RESET SLAVE ALL)"
+                        f"{other.name!r} replicates from {server.name!r}, and shards are not copied"
+                        f" between a server and its replica: {split}end the replication for good"
+                        f" ({server.texts.to_end})"
                     )
     except Error as exc:
         yield (
             f"whether {source!r} and {target!r} replicate from each other is not known"
-            f" ({error_line(exc)}): grant SLAVE MONITOR to the account of the node, or give it an"
+            f" ({error_line(exc)}): grant {_to_see(source)} to the account of the node, or give it an"
             " OPERATOR"
         )
+
+
+def _to_see(node: str) -> str:
+    return server_class(runtime.topology().nodes[node]).texts.to_see
 
 
 def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
@@ -106,8 +102,11 @@ def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
     """
     nodes = runtime.topology().nodes
     for name in (source, target):
-        if not supports_promotion(nodes[name]):
+        if not can_be_promoted(nodes[name]):
             yield f"node {name!r} has the engine {nodes[name]['ENGINE']!r}; only MariaDB is split"
+            return
+        if why := server_class(nodes[name]).no_splits:
+            yield f"node {name!r} cannot be split: {why}"
             return
     try:
         with open_pair(source, target) as pair:
@@ -115,23 +114,22 @@ def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
     except Error as exc:
         yield (
             f"the replication from {source!r} to {target!r} cannot be looked at ({error_line(exc)}):"
-            " grant SLAVE MONITOR and BINLOG MONITOR to the accounts, or give the nodes an OPERATOR"
+            f" grant {_to_see(source)} to the accounts, or give the nodes an OPERATOR"
         )
 
 
 def _pair_problems(pair: Pair, source: str, target: str, seconds: float) -> Iterator[str]:
-    old, new = pair.source_status, pair.target_status
-    for name, status in ((source, old), (target, new)):
+    for server in pair:
+        status = server.status()
         if not status.can_be_promoted:
-            yield f"{name!r} is no MariaDB ({status.version})"
+            yield f"{server.name!r} is no {server.product} ({status.version})"
             return
     link = pair.link()
     if link is None:
         yield f"{target!r} does not replicate from {source!r}: make it a replica of the whole server"
         return
-    yield from preflight.link_problems(target, link)
-    for name, value in pair.source.log_filters().items():
-        yield f"{source!r} does not log everything ({name} = {value!r}): rows would be lost"
+    yield from preflight.link_problems(pair.target, link)
+    yield from pair.source.source_problems()
     if not link.receives:
         yield f"{target!r} does not receive from {source!r}: {link.error or 'it was stopped'}"
     elif link.seconds_behind is not None and link.seconds_behind > seconds:
@@ -139,14 +137,4 @@ def _pair_problems(pair: Pair, source: str, target: str, seconds: float) -> Iter
             f"{target!r} is {link.seconds_behind} s behind, more than {seconds:g} s: let it come"
             " nearer, or allow more with --patience"
         )
-    if new.read_only:
-        yield (
-            f"{target!r} is read only, and the application will write there while it still"
-            " replicates: SET GLOBAL read_only = OFF, and so in its configuration"
-        )
-    if old.domain == new.domain:
-        yield (
-            f"{source!r} and {target!r} have the same gtid_domain_id ({new.domain}), and both will"
-            f" write: give {target!r} another one (SET GLOBAL gtid_domain_id = …, and so in its"
-            " configuration)"
-        )
+    yield from pair.target.split_problems(pair.source)

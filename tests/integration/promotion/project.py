@@ -117,7 +117,8 @@ def write(folder: Path, number: int, users: int) -> None:
                             Entry(entry_id=one, user_id=user).save(force_insert=True)
             except Error as exc:
                 code = exc.args[0] if exc.args and isinstance(exc.args[0], int) else 0
-                errors.write(f"{time.time()} {code} {type(exc).__name__} {exc}\n")
+                text = " ".join(str(exc).split())
+                errors.write(f"{time.time()} {code} {type(exc).__name__} {text}\n")
                 errors.flush()
             else:
                 acknowledged.write("".join(f"{time.time()} {one}\n" for one in done))

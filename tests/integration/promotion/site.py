@@ -276,6 +276,41 @@ class Site:
         """Whether the second server replicates."""
         return self._slave("Slave_IO_Running", "Slave_SQL_Running") == ("Yes", "Yes")
 
+    def wait_until_equal(self) -> None:
+        wait_until_equal(self.pair)
+
+    def open_first(self) -> None:
+        """Remove the fence of the first server, as somebody who knows of no promotion."""
+        execute(self.pair.first, "SET GLOBAL read_only = OFF")
+
+    def fence_first(self) -> None:
+        execute(self.pair.first, "SET GLOBAL read_only = ON")
+
+    def is_refusal(self, code: int, text: str) -> bool:
+        """Whether a writer's error is one of the fence."""
+        return code == 1290
+
+    #: A part of what the command says to do afterwards.
+    advice = "read_only"
+    #: The last phase before the map may be published, and before the new primary takes writes.
+    last_before_switching, last_before_switched = "unfencing", "switching"
+
+    def has_logged_nothing_since(self, position: str, promoted_at: str) -> bool:
+        """Whether nothing has reached the first server since the promotion read its last position."""
+        return self.logged("first") == position == promoted_at
+
+    def follow_back(self) -> None:
+        """Have the first server follow the second one, which was promoted."""
+        execute(self.pair.second, "RESET SLAVE ALL")
+        self.pair.follow(self.pair.first, self.pair.second)
+
+    def stop_receiving(self) -> None:
+        """Have the second server receive nothing more from the first."""
+        execute(self.pair.second, "STOP SLAVE IO_THREAD")
+
+    def start_receiving(self) -> None:
+        execute(self.pair.second, "START SLAVE IO_THREAD")
+
     def is_as_before(self) -> bool:
         return self.primaries() == {"db1"} and self.are_as_before()
 

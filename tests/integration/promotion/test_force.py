@@ -7,18 +7,17 @@ import time
 from tests.integration.promotion.site import LOOK_UP_7, Site
 from tests.patience import PATIENCE
 from tests.services.memcached import MemcachedServer
-from tests.services.replication import execute, wait_until_equal
 
 
 def test_what_has_arrived_is_kept_and_the_rest_is_told(site: Site) -> None:
     began = time.monotonic()
     site.write_a_row(1)
-    wait_until_equal(site.pair)
+    site.wait_until_equal()
     received = site.logged("first")
-    execute(site.pair.second, "STOP SLAVE IO_THREAD")
+    site.stop_receiving()
     site.write_a_row(2)  # only the old primary has this row
     site.pair.first.kill()
-    execute(site.pair.second, "START SLAVE IO_THREAD")
+    site.start_receiving()
     report = site.promote("--force", "--no-input", "--json").json
     assert report["outcome"] == "promoted"
     assert report["forced"]
@@ -48,14 +47,14 @@ def test_what_has_arrived_and_waits_is_executed_first(site: Site) -> None:
 
 def test_what_is_lost_is_not_cached_any_more(site: Site, memcached: MemcachedServer) -> None:
     site.use_cache(memcached)
-    execute(site.pair.second, "STOP SLAVE IO_THREAD")
+    site.stop_receiving()
     site.run(
         "Entry(entry_id=7, user_id=0).save()\n"
         "while ': 0 hits' in repr(Entry.cache): Entry.objects.get(user_id=0, entry_id=7)\n"
         "answer = None"
     )
     site.pair.first.kill()
-    execute(site.pair.second, "START SLAVE IO_THREAD")
+    site.start_receiving()
     site.promote("--force", "--no-input")
     assert site.run("answer = Entry.objects.filter(user_id=0, entry_id=7).count()") == 0
     assert site.run(LOOK_UP_7) == "is not there"
@@ -99,7 +98,7 @@ def test_a_primary_that_comes_back(site: Site) -> None:
 
 def test_killed_and_run_again(site: Site) -> None:
     site.write_a_row(1)
-    wait_until_equal(site.pair)
+    site.wait_until_equal()
     site.pair.first.kill()
     for place in ("end:waiting", "end:stopping", "end:unfencing", "end:switching"):
         site.promote_and_die(place, "--force", "--no-input")

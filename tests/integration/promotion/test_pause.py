@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from tests.integration.promotion.site import Site
-from tests.services.replication import execute
 
 
 def test_the_pause_of_a_resumed_promotion_has_the_time_between(site: Site) -> None:
@@ -32,9 +31,9 @@ def test_the_pause_ends_when_the_map_is_published(site: Site) -> None:
 
 
 def test_the_end_of_the_pause_is_not_known_to_the_millisecond(site: Site) -> None:
-    """The process that published the map was killed before it could record that in the journal."""
+    """The process was killed before it could record in the journal that writes are possible."""
     began = time.time()
-    site.promote_and_die("end:switching")
+    site.promote_and_die(f"end:{site.last_before_switched}")
     killed = time.time()
     # A second process is killed, too: the upper bound of the pause does not grow any more.
     site.promote_and_die("begin:switched")
@@ -45,7 +44,7 @@ def test_the_end_of_the_pause_is_not_known_to_the_millisecond(site: Site) -> Non
 
 
 def test_a_pause_that_began_before_the_promotion(site: Site) -> None:
-    execute(site.pair.first, "SET GLOBAL read_only = ON")
+    site.fence_first()
     done = site.promote("--json")
     assert done.json["refused_for"] is None
     assert done.json["refused_for_at_least"] > 0
@@ -54,7 +53,7 @@ def test_a_pause_that_began_before_the_promotion(site: Site) -> None:
 def test_a_primary_that_took_writes_in_between(site: Site) -> None:
     site.promote_and_die("begin:stopping")
     killed = time.time()
-    execute(site.pair.first, "SET GLOBAL read_only = OFF")
+    site.open_first()
     site.write_a_row(1)
     report = site.promote("--json").json
     ended = time.time()

@@ -325,4 +325,4 @@ def test_nodes_that_have_no_replication(site: Site, tmp_path: Path) -> None:
             "NAME": str(tmp_path / node),
         }
     site.save()
-    assert "only MariaDB has the replication" in refused(site)
+    assert "only MariaDB and PostgreSQL have the replication" in refused(site)

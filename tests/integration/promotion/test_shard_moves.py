@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.promotion.site import Site
 from tests.services.replication import OPERATOR, execute
+
+
+@pytest.fixture
+def site(mariadb_site: Site) -> Site:
+    return mariadb_site
 
 
 def test_shards_are_not_moved_between_a_server_and_its_replica(site: Site) -> None:

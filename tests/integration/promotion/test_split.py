@@ -17,8 +17,9 @@ _MOVER = "sharded_orm.operations.shard_moves.replicated_mover.ReplicatedShardMov
 
 
 @pytest.fixture
-def site(site: Site, pair: Pair) -> Iterator[Site]:
+def site(mariadb_site: Site, pair: Pair) -> Iterator[Site]:
     """The servers write into domains of their own, and the operator may change tables."""
+    site = mariadb_site
     _give_tables(pair, "GRANT", "TO")
     for group in site.groups.values():
         for each in group["RANGES"]:

@@ -9,7 +9,6 @@ import pytest
 
 from tests.integration.promotion.site import Site
 from tests.patience import PATIENCE
-from tests.services.replication import wait_until_equal
 
 FINISH, UNDO = "shards promote db1", "shards promote db1 --abort"
 BOTH = [FINISH, UNDO]
@@ -75,7 +74,7 @@ def test_without_the_old_primary(site: Site, suggestion: str) -> None:
 
 def test_an_old_primary_that_has_died_since(site: Site) -> None:
     site.write_a_row(1)
-    wait_until_equal(site.pair)
+    site.wait_until_equal()
     site.promote_and_die("begin:stopping")
     site.pair.first.kill()
     assert suggested(site) == [UNDO, f"{FINISH} --force"]

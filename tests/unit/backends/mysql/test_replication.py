@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from django.db import Error, InterfaceError, OperationalError
 
-from sharded_orm.backends.mysql.replication import (
-    has_no_answer,
-    missing,
-    positions,
-    why_no_session,
-)
+from sharded_orm.backends.mysql.gtids import missing, positions
+from sharded_orm.backends.mysql.replication import MySQLReplicationServer
+
+has_no_answer = MySQLReplicationServer.has_no_answer
+why_no_session = MySQLReplicationServer.why_no_session
 
 
 def test_positions() -> None:

@@ -9,7 +9,9 @@ from sharded_orm.operations.promotion import publication, switchover
 from sharded_orm.operations.promotion.plan import Move, PromotionPlan
 from tests.clock import Clock
 
-PLAN = PromotionPlan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
+PLAN = PromotionPlan(
+    "db1", "db2", (Move("photos", 0, 15, "db1", "db2"),), "sharded_orm.backends.mysql"
+)
 
 
 class Source:

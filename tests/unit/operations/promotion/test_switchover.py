@@ -6,7 +6,9 @@ from sharded_orm.operations.promotion.plan import Move, PromotionPlan
 from sharded_orm.operations.promotion.switchover import is_switched
 from sharded_orm.topology.document import Document
 
-PLAN = PromotionPlan("db1", "db2", (Move("photos", 0, 15, "db1", "db2"),))
+PLAN = PromotionPlan(
+    "db1", "db2", (Move("photos", 0, 15, "db1", "db2"),), "sharded_orm.backends.mysql"
+)
 
 
 def published(*ranges: tuple[int, int, str]) -> bool:

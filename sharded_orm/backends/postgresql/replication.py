@@ -1,0 +1,438 @@
+"""Questions and commands about PostgreSQL's streaming replication, which copies a whole server.
+
+The fence closes the databases of the shards (``ALLOW_CONNECTIONS false``) and ends their sessions. It is
+stored in the server's catalog. So it outlives a restart, and replication brings it to the replica.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self
+
+from django.db import Error, OperationalError
+from django.db.backends.postgresql.base import DatabaseWrapper
+from psycopg.conninfo import conninfo_to_dict
+
+from sharded_orm.backends.postgresql import replication_queries as queries
+from sharded_orm.backends.postgresql.server_probe import SilentServer, is_silent
+from sharded_orm.backends.postgresql.sql_quotes import quoted
+from sharded_orm.backends.replication import (
+    FenceTexts,
+    ReplicationLink,
+    ReplicationServer,
+    ReplicationStatus,
+    Task,
+)
+from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
+from sharded_orm.topology.aliases import complete
+
+#: The database from which an operator works. It stays open.
+MAINTENANCE: Final = "postgres"
+
+_CONNECT_TIMEOUT = 5  # seconds
+# Seconds between two looks at sessions that end, and at a replica that catches up.
+_INTERVAL = 0.005
+_QUERY_CANCELED = "57014"
+# Options of a node that are about the application's sessions.
+_NOT_FOR_OPERATORS = ("pool", "server_side_binding", "isolation_level", "assume_role")
+
+
+class FenceTimeout(OperationalError):
+    """Sessions did not end in time."""
+
+
+class PostgreSQLReplicationServer(ReplicationServer):
+    """A connection to one server of PostgreSQL.
+
+    If ``databases`` are given, the session is in the database :data:`MAINTENANCE`, because a fence
+    closes them. Otherwise it is in the database of the node.
+    """
+
+    product = "PostgreSQL"
+    default_port = 5432
+    is_promoted_for_good = True
+    no_splits = (
+        "a replica of PostgreSQL replicates the whole server, or nothing as soon as it takes writes. So"
+        " shards cannot go one by one: use 'shards move', which copies rows"
+    )
+    texts = FenceTexts(
+        name="the promotion",
+        is_fenced="is closed",
+        fences="closes the databases of {node}",
+        opens="promotes {node}, and opens its databases",
+        not_fenced="could not be closed",
+        stays_open="does not stay closed",
+        fenced_before="was closed",
+        opened="somebody has opened {node!r} again",
+        stays_fenced="stays closed, or a replica",
+        kept_off="sessions do not end there",
+        intruder="a session is open there",
+        to_see="pg_monitor",
+        to_fence="ALTER DATABASE … ALLOW_CONNECTIONS false, and pg_terminate_backend() for its sessions",
+        to_open="ALTER DATABASE … ALLOW_CONNECTIONS true",
+        to_start="start its replication",
+        to_end="pg_promote()",
+        afterwards=(
+            "{old} stays closed, also after a restart. To make it a replica of {new}, use pg_rewind or"
+            " a new pg_basebackup."
+        ),
+    )
+
+    def __init__(
+        self, name: str, settings: Mapping[str, Any], databases: Sequence[str] = ()
+    ) -> None:
+        self.name = name
+        self._databases = list(databases)
+        self._fence: dict[str, str] = {}
+        own = {**complete(settings), "TIME_ZONE": None}
+        if databases:
+            own["NAME"] = None  # Django connects to the database "postgres" then.
+        own["OPTIONS"] = {
+            **{k: v for k, v in own["OPTIONS"].items() if k not in _NOT_FOR_OPERATORS},
+            "connect_timeout": _CONNECT_TIMEOUT,
+        }
+        self._connection = DatabaseWrapper(own, f"{name} (operator)")
+        try:
+            self._connection.ensure_connection()
+        except OperationalError as exc:
+            if is_silent(own):
+                raise SilentServer(*exc.args) from exc
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _rows(self, sql: str, *parameters: Any) -> list[dict[str, Any]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+            if cursor.description is None:
+                return []
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _value(self, sql: str, *parameters: Any) -> Any:
+        (row,) = self._rows(sql, *parameters)
+        (value,) = row.values()
+        return value
+
+    # ##### Questions about the state of the server #####
+
+    def status(self) -> ReplicationStatus:
+        (row,) = self._rows(queries.STATUS)
+        position, closed = str(row["position"] or ""), self._is_fenced()
+        return ReplicationStatus(
+            str(row["version"]),
+            str(row["identity"]),
+            bool(row["replica"]) or closed,
+            position,
+            position,
+            closed=closed,
+        )
+
+    def _is_fenced(self) -> bool:
+        closed = [not row["open"] for row in self._rows(queries.DATABASES, self._databases)]
+        return bool(closed) and all(closed)
+
+    def _sessions(self) -> list[dict[str, Any]]:
+        return self._rows(queries.SESSIONS, self._databases)
+
+    def _beginning(self) -> set[tuple[int, str]]:
+        """Return the sessions that are just beginning, or are about to be refused."""
+        rows = self._rows(queries.BEGINNING, self._databases)
+        return {(row["pid"], row["transaction"]) for row in rows}
+
+    def _is_replica(self) -> bool:
+        return bool(self._value("SELECT pg_catalog.pg_is_in_recovery()"))
+
+    def _system(self) -> int:
+        """Return the number that a server has in common with its replicas."""
+        return int(self._value("SELECT system_identifier FROM pg_catalog.pg_control_system()"))
+
+    def _timeline(self) -> int:
+        # Not from the control file, which has the timeline of the last checkpoint.
+        file = "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn())"
+        return int(self._value(f"SELECT pg_catalog.left({file}, 8)"), 16)
+
+    def links(self) -> list[ReplicationLink]:
+        return [_link(row) for row in self._receivers()]
+
+    def _receivers(self) -> list[dict[str, Any]]:
+        return self._rows(queries.LINK) if self._is_replica() else []
+
+    def link_from(self, source: Self) -> ReplicationLink | None:
+        if source._is_replica() or source._system() != self._system():
+            return None
+        timeline = source._timeline()
+        for row in self._receivers():
+            # Without a receiver, nobody knows the timeline: the link says that it does not receive.
+            if row["timeline"] in (None, timeline):
+                return _link(row)
+        return None
+
+    def replicates_from(self, source: Self) -> bool:
+        return self._is_replica() and source._system() == self._system()
+
+    def schemas(self) -> set[str]:
+        rows = self._rows(
+            "SELECT nspname AS name FROM pg_catalog.pg_namespace"
+            " WHERE pg_catalog.has_schema_privilege(oid, 'USAGE')"
+        )
+        return {str(row["name"]) for row in rows}
+
+    def idle_seconds(self) -> float | None:
+        """Return the age of the last transaction that was replayed, by the clock of the old primary."""
+        for row in self._receivers():
+            if row["age"] is not None:
+                return max(float(row["age"]), 0.0)
+        return None
+
+    # ##### Reasons against a promotion #####
+
+    def privilege_problems(self, task: Task) -> Iterator[str]:
+        pid = self._connection.connection.info.backend_pid
+        if self._value("SELECT pg_catalog.pg_backend_pid()") != pid:
+            yield (
+                f"HOST and PORT of node {self.name!r} lead to a pooler: a promotion has to ask the server"
+                " itself"
+            )
+        (row,) = self._rows(queries.PRIVILEGES)
+        if row["super"]:
+            return
+        grants = [] if row["monitor"] else ["pg_monitor"]
+        if task == "fence" and not row["signal"]:
+            grants.append("pg_signal_backend")
+        account = f"the OPERATOR account of node {self.name!r} lacks a privilege"
+        if grants:
+            yield f"{account}; there, run GRANT {', '.join(grants)} TO that account"
+        if task == "promote" and not row["promote"]:
+            yield (
+                f"{account}; on the primary, in the database {MAINTENANCE!r}, run GRANT EXECUTE ON"
+                " FUNCTION pg_promote(boolean, integer) TO that account"
+            )
+        foreign = [
+            r["name"] for r in self._rows(queries.DATABASES, self._databases) if not r["owned"]
+        ]
+        for name in foreign:
+            yield (
+                f"{account}: it must own the database {name!r}, or be a member of the role that owns it"
+            )
+
+    def source_problems(self) -> Iterator[str]:
+        if self._is_replica():
+            yield f"{self.name!r} is a replica itself"
+        present = {row["name"] for row in self._rows(queries.DATABASES, self._databases)}
+        for name in self._databases:
+            if name == MAINTENANCE:
+                yield (
+                    f"the shards of {self.name!r} are in the database {name!r}, from which the operator"
+                    " works, so that it cannot be closed: rename the database"
+                )
+            elif name not in present:
+                yield f"{self.name!r} has no database {name!r}"
+
+    def replica_problems(self, source: Self, link: ReplicationLink) -> Iterator[str]:
+        if (
+            self._value("SELECT pg_catalog.current_setting('default_transaction_read_only')")
+            == "on"
+        ):
+            yield (
+                f"{self.name!r} would refuse writes also as the primary: set"
+                " default_transaction_read_only = off in its configuration"
+            )
+
+    def link_problems(self, link: ReplicationLink) -> Iterator[str]:
+        delay = self._value("SELECT pg_catalog.current_setting('recovery_min_apply_delay')")
+        if delay != "0":
+            yield (
+                f"{self.name!r} replicates {delay} later on purpose (recovery_min_apply_delay): set it"
+                " to 0"
+            )
+
+    def warnings(self, task: Task) -> Iterator[str]:
+        if task == "fence":
+            for row in self._rows(queries.OTHERS, [*self._databases, MAINTENANCE]):
+                yield (
+                    f"the database {row['name']!r} of {self.name!r} has no shards and is not closed:"
+                    " what is written there from now on is on no other server"
+                )
+        elif self._value("SELECT pg_catalog.current_setting('synchronous_standby_names')"):
+            yield (
+                f"{self.name!r} has synchronous_standby_names: as the primary, it lets each commit wait"
+                " until such a replica is connected"
+            )
+
+    def application_problems(self, account: str) -> Iterator[str]:
+        if self._rows(queries.PRIVILEGES)[0]["super"]:
+            yield (
+                f"{account} of node {self.name!r} is a superuser: it could open a closed database"
+                " again, and an OPERATOR that is none cannot end its sessions. Give the application an"
+                " account with privileges on its schemas only"
+            )
+        unlogged = [str(row["name"]) for row in self._rows(queries.UNLOGGED)]
+        if unlogged:
+            more = " and others" if len(unlogged) > 3 else ""
+            yield (
+                f"the tables {', '.join(unlogged[:3])}{more} of node {self.name!r} are not replicated"
+                " (UNLOGGED), and would be empty: ALTER TABLE … SET LOGGED"
+            )
+
+    # ##### Changes #####
+
+    def fence(self, patience: float) -> None:
+        deadline = time.monotonic() + patience
+        self._rows(f"SET lock_timeout = {max(1, int(patience * 1000))}")
+        self._allow_connections(False)
+        # These may have read that the database is open. Those that begin from now on are refused.
+        beginning = self._beginning()
+        while True:
+            # In this order: a session that is no longer beginning is in the list of sessions, or gone.
+            beginning &= self._beginning()
+            sessions = self._sessions()
+            if not beginning and not sessions:
+                break
+            if time.monotonic() > deadline:
+                accounts = sorted({str(row["account"]) for row in sessions})
+                raise FenceTimeout(
+                    f"{len(sessions)} sessions of {', '.join(accounts) or 'nobody'}, and"
+                    f" {len(beginning)} that are beginning"
+                )
+            self._rows(queries.END_SESSIONS, self._databases)
+            time.sleep(_INTERVAL)
+        # This commit writes to disk what the ended sessions have left in memory
+        # (synchronous_commit = off). So the position that is read now is behind all commits.
+        self._allow_connections(False)
+        self._fence = self._versions()
+
+    def unfence(self) -> None:
+        self._allow_connections(True)
+
+    def _allow_connections(self, allowed: bool) -> None:
+        # The commit waits for no synchronous replica: there is none yet, or the caller waits for it.
+        self._rows("SET synchronous_commit = local")
+        # Statements in one packet are one transaction.
+        self._rows(
+            "; ".join(
+                f"ALTER DATABASE {quoted(name)} ALLOW_CONNECTIONS {str(allowed).lower()}"
+                for name in self._databases
+            )
+        )
+
+    def _versions(self) -> dict[str, str]:
+        """Return the versions of the rows of closed databases in the catalog."""
+        return {
+            row["name"]: row["version"]
+            for row in self._rows(queries.DATABASES, self._databases)
+            if not row["open"]
+        }
+
+    def written_since(self, position: str) -> str:
+        # The server itself goes on logging, such as checkpoints. So the position tells nothing.
+        if self._versions() != self._fence:
+            return "its databases were opened"
+        sessions = self._sessions()
+        return f"{len(sessions)} sessions are open" if sessions else ""
+
+    def copy_problems(self, source: Self) -> Iterator[str]:
+        # The number of a transaction at the same position may be the same in a copy that has gone
+        # its own way. That it has closed the same databases as well is no accident.
+        if self._versions() != source._fence:
+            yield f"{self.name!r} is at the position of {source.name!r} and has not closed its databases"
+
+    def wait_for(self, position: str, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while missing(position, self.status().current):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_INTERVAL)
+        return True
+
+    def wait_for_source(self, source: Self, seconds: float) -> bool:
+        return self.wait_for(source.status().logged, seconds)
+
+    def start(self, link: str) -> None:
+        pass  # A replica replicates until it is promoted.
+
+    def stop(self, link: str) -> None:
+        raise NotImplementedError("PostgreSQL stops to replicate by promote() only")
+
+    def forget(self, link: str) -> None:
+        raise NotImplementedError("PostgreSQL stops to replicate by promote() only")
+
+    def promote(self, seconds: float) -> bool:
+        if self._is_replica():
+            # The function itself would look only every 100 ms.
+            self._rows("SELECT pg_catalog.pg_promote(false)")
+        deadline = time.monotonic() + seconds
+        while self._is_replica():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_INTERVAL)
+        return True
+
+    # ##### Positions and errors #####
+
+    @staticmethod
+    def missing(wanted: str, have: str) -> str:
+        return missing(wanted, have)
+
+    @staticmethod
+    def has_no_answer(exc: Error) -> bool:
+        return isinstance(exc, SilentServer)
+
+    @staticmethod
+    def is_kept_off(exc: Error) -> bool:
+        state = sqlstate_of(exc)
+        return isinstance(exc, FenceTimeout) or state in (LOCK_NOT_AVAILABLE, _QUERY_CANCELED)
+
+    @staticmethod
+    def why_no_session(node: str, account: str, exc: Error) -> str:
+        text = " ".join(str(exc).split())
+        if isinstance(exc, SilentServer):
+            return f"node {node!r} does not answer: {text}"
+        return f"node {node!r} refuses {account}: {text}"
+
+
+def _link(row: Mapping[str, Any]) -> ReplicationLink:
+    address = _address(row)
+    executed = str(row["executed"] or "")
+    received = str(row["received"] or "")
+    if not missing(received, executed):
+        received = executed  # After a restart, a replica replays what it has before it receives.
+    is_behind = bool(missing(received, executed))
+    receives = row["status"] == "streaming"
+    error = "its replay is paused: SELECT pg_wal_replay_resume()" if row["paused"] else ""
+    return ReplicationLink(
+        name="",
+        host=address[0],
+        port=address[1],
+        receives=receives,
+        executes=not row["paused"],
+        received=received,
+        executed=executed,
+        seconds_behind=int(row["age"] or 0) if is_behind else 0,
+        error=error if receives else f"its WAL receiver is {row['status'] or 'not connected'}",
+    )
+
+
+def _address(row: Mapping[str, Any]) -> tuple[str, int]:
+    """Return host and port of the server from which the replica receives, or is to receive."""
+    if row["host"]:
+        return str(row["host"]), int(row["port"])
+    parts = conninfo_to_dict(row["conninfo"] or "")
+    port = str(parts.get("port") or "")
+    return str(parts.get("host") or "localhost"), int(port) if port.isdigit() else 5432
+
+
+# ##### Positions #####
+
+
+def missing(wanted: str, have: str) -> str:
+    """Return the position ``wanted`` in the log if it lies beyond ``have``, otherwise ""."""
+    return wanted if _number(wanted) > _number(have) else ""
+
+
+def _number(position: str) -> int:
+    """Return a position such as ``16/B374D848`` as a number; 0 for ""."""
+    high, _, low = position.partition("/")
+    return (int(high, 16) << 32) + int(low, 16) if low else 0
