@@ -1,0 +1,205 @@
+"""The lookups' part of one transaction on a shard: which entries follow a commit, which a rollback.
+
+Each statement that writes rows is one :class:`EntryChange`. Its tokens name the entries that it has
+written, in three sets: new ones, existing ones that it has taken over, and those of values that no
+row will have any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from django.db import DatabaseError
+
+from sharded_orm.contrib.lookups import entries
+from sharded_orm.exceptions import LookupExpired, LookupRefused
+
+logger = logging.getLogger("sharded_orm.lookups")
+
+#: Seconds after which an entry without a row counts as left behind, if the database cannot tell whether
+#: the session of its writer still exists.
+QUARANTINE = 600.0
+
+
+class EndedChanges:
+    """Changes whose transactions have ended, while their entries do not tell so yet. Thread-safe.
+
+    Entries are closed many at a time. The changes of a process that dies meanwhile are known by its
+    sessions, which have ended with it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tokens: list[str] = []
+
+    def add(self, tokens: Iterable[str]) -> None:
+        """Note changes; close the entries of all if they are many. One statement at most."""
+        with self._lock:
+            self._tokens += tokens
+            is_full = len(self._tokens) >= entries.BATCH
+        if is_full:
+            self.close()
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the entries of all noted changes. A receiver of ``request_finished``."""
+        with self._lock:
+            tokens, self._tokens = self._tokens, []
+        try:
+            for start in range(0, len(tokens), entries.BATCH):
+                entries.close(tokens[start : start + entries.BATCH])
+        except DatabaseError:
+            # Whoever meets the entries waits until the sessions of this process have ended.
+            logger.warning("%d changes of lookups could not be closed", len(tokens), exc_info=True)
+
+    def __contains__(self, token: str) -> bool:
+        with self._lock:
+            return token in self._tokens
+
+
+ended_changes = EndedChanges()
+
+
+def _forget_changes_of_parent() -> None:
+    # Another thread of the parent may have held the lock at the fork.
+    ended_changes.__init__()  # type: ignore[misc]  # the object is known by many names
+
+
+os.register_at_fork(after_in_child=_forget_changes_of_parent)
+
+
+class EntryChange:
+    """What one statement has changed in lookups."""
+
+    def __init__(self) -> None:
+        self.fresh, self.taken, self.old = (uuid4().hex for _ in range(3))
+        self.has_fresh = self.has_taken = self.has_old = False
+        #: Whether each row that the statement has written has its entries.
+        self.is_complete = False
+        #: Whether the statement was rolled back with a savepoint.
+        self.is_undone = False
+
+    def tokens(self) -> tuple[str, ...]:
+        return self.fresh, self.taken, self.old
+
+    def commit(self) -> None:
+        """Remove the entries of values that no row has any more."""
+        if self.has_old:
+            entries.remove(self.old)
+        if self.has_fresh or self.has_taken:
+            ended_changes.add(self.tokens()[: 1 + self.has_taken])
+
+    def roll_back(self) -> None:
+        """Give the new entries back. The others may be those of rows, so they stay."""
+        if self.has_fresh:
+            entries.remove(self.fresh)
+        if self.has_taken or self.has_old:
+            entries.close((self.taken, self.old))
+
+
+class TransactionEntries:
+    """The changes of one transaction. A :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher`.
+
+    :param connection: the connection object of the shard, in a transaction.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._changes: list[EntryChange] = []
+        #: The number of changes at the time that each savepoint was set.
+        self._savepoints: dict[str, int] = {}
+        self._began = time.monotonic()
+        self._may_be_committed = False
+        self._writer: str | None = None
+
+    @classmethod
+    def of(cls, connection: Any) -> TransactionEntries:
+        """Return the object of the open transaction of ``connection``."""
+        for watcher in connection.commit_watchers:
+            if isinstance(watcher, cls):
+                return watcher
+        own = cls(connection)
+        connection.commit_watchers += (own,)
+        return own
+
+    @property
+    def writer(self) -> str:
+        """The session of the transaction. Call this after the first statement of the transaction only."""
+        if self._writer is None:
+            self._writer = entries.writer_text(self._connection.session_id())
+        return self._writer
+
+    def owns(self, token: str) -> bool:
+        return any(token in change.tokens() for change in self._changes)
+
+    @contextmanager
+    def change(self) -> Iterator[EntryChange]:
+        """Return a context manager around one statement and the changes of its entries."""
+        change = EntryChange()
+        self._changes.append(change)
+        try:
+            yield change
+        except BaseException:
+            # Roll back, as Model.save_base() of Django does after an error. If the caller commits in
+            # spite of this, before_commit() refuses.
+            self._connection.needs_rollback = True
+            raise
+        change.is_complete = True
+
+    # -- The end of the transaction ---------------------------------------------------------
+
+    def before_commit(self) -> None:
+        """Refuse a commit after which a row would be without its entry.
+
+        :raises LookupRefused: a statement is committed whose entries could not be written.
+        :raises LookupExpired: other processes may take this transaction's writer for dead.
+        """
+        if not all(change.is_complete or change.is_undone for change in self._changes):
+            raise LookupRefused(
+                f"The transaction on {self._connection.alias!r} was rolled back: it contains rows whose"
+                " lookups could not be written. Let the error of the write leave the block of atomic()."
+            )
+        if (
+            not self._writer
+            and self._writer is not None
+            and time.monotonic() - self._began > QUARANTINE / 2
+        ):
+            raise LookupExpired(
+                f"The transaction on {self._connection.alias!r} was rolled back: it was open for more"
+                f" than {QUARANTINE / 2:g} s after it wrote rows with lookups. Use shorter ones."
+            )
+
+    def may_commit(self) -> None:
+        self._may_be_committed = True
+
+    def savepoint(self, sid: str) -> None:
+        self._savepoints[sid] = len(self._changes)
+
+    def savepoint_rolled_back(self, sid: str) -> None:
+        # This object was made after an unknown savepoint was set, so all its changes are undone.
+        for change in self._changes[self._savepoints.get(sid, 0) :]:
+            change.is_undone = True
+
+    def ended(self, committed: bool | None) -> None:
+        if committed is None or (self._may_be_committed and not committed):
+            return  # Entries without rows do no harm.
+        try:
+            for change in self._changes:
+                if committed and not change.is_undone:
+                    change.commit()
+                else:
+                    change.roll_back()
+        except Exception:
+            # The transaction has ended, so its caller must not take this for an error of it.
+            logger.warning(
+                "The transaction on %r has left entries of lookups behind, which do no harm."
+                " 'manage.py lookups check --repair' removes them.",
+                self._connection.alias,
+                exc_info=True,
+            )
