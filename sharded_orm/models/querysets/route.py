@@ -254,6 +254,11 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
     return value
 
 
+def names_shards(options: ShardOptions, query: Query) -> bool:
+    """Whether the conditions of ``query`` name its shards themselves, by keys, ids or instances."""
+    return _bound(options, query) is not None
+
+
 def _joins(query: Query) -> bool:
     # Do not count joins that Django made and then trimmed, as for filter(album_id=…): they stay in
     # alias_map with a reference count of 0.

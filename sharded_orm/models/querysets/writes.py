@@ -15,7 +15,7 @@ from sharded_orm.models.querysets.bulk_writes import (
     BulkWritingQuerySet,
     refuse_rows_of_other_shards,
 )
-from sharded_orm.models.querysets.route import plain_key
+from sharded_orm.models.querysets.route import names_shards, plain_key
 from sharded_orm.models.sharding.options import (
     describe,
     options_of,
@@ -144,11 +144,16 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         conditions = {k: v for k, v in values.items() if LOOKUP_SEP not in k}
         matching = matching.filter(**conditions) if conditions else matching
         route = matching._route()
-        if not route.shards:
-            # No shard has such a row, so the new row's key may decide where it is created.
-            for name in key_names(options).intersection(new or ()):
-                if new and not callable(new[name]):
-                    return options.place(self.model(**{name: new[name]})).alias
+        key = {name: new[name] for name in key_names(options).intersection(new)} if new else {}
+        if (
+            key
+            and not any(map(callable, key.values()))
+            and not names_shards(options, matching.query)
+        ):
+            # The shards are known by another column than the key, and may lack such a row. If no row
+            # matches, the new row's key decides where it is created.
+            if not route.shards or (len(route.shards) == 1 and not matching.exists()):
+                return options.place(self.model(**key)).alias
         if len(route.shards) != 1:
             raise shard_key_required(options, "the row to find or create is on no one shard")
         return route.aliases[0]

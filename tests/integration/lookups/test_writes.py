@@ -218,6 +218,22 @@ def test_a_row_without_its_entry_is_never_committed(accounts: Any, monkeypatch: 
     assert Account.objects.scatter().count() == 2
 
 
+def test_an_entry_without_a_row_does_no_harm(accounts: Any) -> None:
+    for value in ("ghost@x", "spook@x"):
+        LookupEntry.objects.create(
+            lookup="finders.account.email", value=value, slot="", key=str(ONE), token=value,
+            is_open=False, writer="", written_at=0,
+        )  # fmt: skip
+    assert not Account.objects.filter(email="ghost@x").exists()
+    defaults = {"id": 3, "user_id": TWO}
+    assert Account.objects.get_or_create(email="ghost@x", defaults=defaults)[1]
+    account, created = Account.objects.get_or_create(email="ghost@x", defaults={"user_id": ONE})
+    assert (account.id, account.user_id, created) == (3, TWO, False)
+    assert differences() == {"finders.account.email": (0, 1, 0)}
+    call_command("lookups", "check", "--repair")
+    assert differences() == {}
+
+
 def test_raw_sql_is_found_by_the_command(accounts: Any, capsys: Any) -> None:
     with connections[SHARD[ONE]].cursor() as cursor:
         cursor.execute("UPDATE finders_account SET email = 'raw@x' WHERE id = 1")

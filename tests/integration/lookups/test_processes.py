@@ -1,0 +1,55 @@
+"""Processes that want the same value at once, and processes that are killed at each step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from tests.integration.lookups import processes
+from tests.integration.lookups.processes import EMAILS, STEPS, Processes
+from tests.queries.conftest import DATABASES
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+]
+
+
+@pytest.fixture
+def forked(tmp_path: Path, db: None) -> Iterator[Processes]:
+    are_files = connections["photos"].features_class.shards_are_files
+    yield Processes(tmp_path if are_files else None)
+
+
+def test_one_of_several_creators_gets_a_value(forked: Processes) -> None:
+    won = Counter(email for got in forked.race() for email in got)
+    assert won == Counter(f"{number}@x" for number in range(EMAILS))
+    assert forked.run(processes.state)[1:] == (0, 0)
+    assert forked.run(processes.repaired)
+
+
+@pytest.mark.parametrize("write", ["create", "change", "delete"])
+def test_a_writer_is_killed_at_each_step(forked: Processes, write: str) -> None:
+    functions: dict[str, Any] = {
+        "create": (processes.create, "new@x"),
+        "change": (processes.change, "new@x"),
+        "delete": (processes.delete,),
+    }
+    old = None if write == "create" else "old@x"
+    kills = 0
+    if old is not None:
+        forked.run(processes.create, old)
+    for step in STEPS:
+        import time
+        t=time.time()
+        k = forked.run(processes.killed_at, step, *functions[write], killed=True)
+        kills += k
+        t2=time.time()
+        assert forked.run(processes.after_a_kill, old) == (0, 0, True, True), step
+        print(step, k, t2-t, time.time()-t2)
+    assert kills >= 6
