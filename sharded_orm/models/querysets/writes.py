@@ -147,13 +147,14 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         key = {name: new[name] for name in key_names(options).intersection(new)} if new else {}
         if (
             key
+            and len(route.shards) < 2
             and not any(map(callable, key.values()))
             and not names_shards(options, matching.query)
+            and not (route.shards and matching.exists())
         ):
-            # The shards are known by another column than the key, and may lack such a row. If no row
-            # matches, the new row's key decides where it is created.
-            if not route.shards or (len(route.shards) == 1 and not matching.exists()):
-                return options.place(self.model(**key)).alias
+            # The shards are known by another column than the key, and have no such row. So the new
+            # row's key decides where it is created.
+            return options.place(self.model(**key)).alias
         if len(route.shards) != 1:
             raise shard_key_required(options, "the row to find or create is on no one shard")
         return route.aliases[0]
