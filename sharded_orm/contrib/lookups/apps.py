@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.core.signals import request_finished
 from django.db.models.signals import post_migrate
 
 
@@ -17,12 +16,10 @@ class LookupsConfig(AppConfig):
         from sharded_orm.contrib.lookups.key_source import EntryKeySource
         from sharded_orm.contrib.lookups.row_changes import follower_of
         from sharded_orm.contrib.lookups.states import after_migrate
-        from sharded_orm.contrib.lookups.transaction import ended_changes
         from sharded_orm.models.sharding.key_sources import provide_key_source
         from sharded_orm.models.sharding.options import shard_meta_names
 
         shard_meta_names.add("lookups")
         provide_followers(follower_of)
         provide_key_source(EntryKeySource())
-        request_finished.connect(ended_changes.close)
         post_migrate.connect(after_migrate, sender=self)

@@ -104,14 +104,16 @@ def mark(places: Iterable[Place], token: str, writer: str) -> None:
             _run(_statements().mark(len(some)), (token, True, writer, now, lookup, *values))
 
 
-def remove(token: str) -> None:
-    """Remove the entries of a change."""
-    _run(_statements().remove(), (token,))
+def remove(tokens: Sequence[str]) -> None:
+    """Remove the entries of changes. One statement per :data:`BATCH` changes."""
+    for some in _batches(tokens, BATCH):
+        _run(_statements().remove(len(some)), some)
 
 
 def close(tokens: Sequence[str]) -> None:
-    """Note that the transaction of these changes has ended, and leave their entries."""
-    _run(_statements().close(len(tokens)), (False, *tokens))
+    """Note that the transactions of these changes have ended, and leave their entries."""
+    for some in _batches(tokens, BATCH):
+        _run(_statements().close(len(some)), (False, *some))
 
 
 def entry_at(place: Place) -> StoredEntry | None:

@@ -57,8 +57,8 @@ class EntryStatements:
         lookup = self._quoted["lookup"]
         return f"UPDATE {self._table} SET {written} WHERE {lookup} = %s AND ({pairs})"
 
-    def remove(self) -> str:
-        return f"DELETE FROM {self._table} WHERE {self._quoted['token']} = %s"
+    def remove(self, count: int) -> str:
+        return f"DELETE FROM {self._table} WHERE {self._quoted['token']} IN {_list(count)}"
 
     def close(self, count: int) -> str:
         tokens = f"{self._quoted['token']} IN {_list(count)}"

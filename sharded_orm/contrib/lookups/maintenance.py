@@ -179,8 +179,18 @@ def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair
                 if not rows:
                     break
                 last = rows[-1][0]
+                rows = _rows_at_home(lookup, shard.number, rows)
                 differences.rows += len(rows)
                 _compare_batch(lookup, rows, differences, shard.alias, repair=repair)
+
+
+def _rows_at_home(
+    lookup: ModelLookup, number: int, rows: Sequence[Sequence[Any]]
+) -> list[Sequence[Any]]:
+    """Return the rows whose key is on the shard ``number``. A move of a key leaves its old rows for a while."""
+    prepared = [lookup.key.get_prep_value(row[1]) for row in rows]
+    numbers = runtime.strategy(lookup.options.group).locate_many(prepared)
+    return [row for row, key in zip(rows, prepared, strict=True) if numbers.get(key) == number]
 
 
 def _expected(lookup: ModelLookup, row: Sequence[Any]) -> tuple[Place, str]:

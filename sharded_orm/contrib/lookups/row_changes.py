@@ -257,7 +257,7 @@ def _prepared(field: Any, value: Any) -> Any:
 
 
 def _new_value(query: Any, field: Any, obj: Any) -> Any:
-    # As SQLInsertCompiler.pre_save_val() of Django does.
+    # As Django does when it compiles the INSERT.
     value = getattr(obj, field.attname) if query.raw else field.pre_save(obj, add=True)
     return plain_value(field, value)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-from django.db import DatabaseError
+from django.db import Error
 
 from sharded_orm.contrib.lookups import entries
 from sharded_orm.exceptions import LookupExpired, LookupRefused
@@ -26,6 +26,9 @@ logger = logging.getLogger("sharded_orm.lookups")
 #: Seconds after which an entry without a row counts as left behind, if the database cannot tell whether
 #: the session of its writer still exists.
 QUARANTINE = 600.0
+#: Seconds that the entries of a committed transaction wait, at most until the next one of the process,
+#: before they tell that it has ended.
+CLOSE_AFTER = 5.0
 
 
 class EndedChanges:
@@ -38,23 +41,19 @@ class EndedChanges:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tokens: list[str] = []
+        self._closed_at = time.monotonic()
 
     def add(self, tokens: Iterable[str]) -> None:
-        """Note changes; close the entries of all if they are many. One statement at most."""
+        """Note changes. Close the entries of all if they are many, or if some have waited: one statement."""
         with self._lock:
             self._tokens += tokens
-            is_full = len(self._tokens) >= entries.BATCH
-        if is_full:
-            self.close()
-
-    def close(self, **kwargs: Any) -> None:
-        """Close the entries of all noted changes. A receiver of ``request_finished``."""
-        with self._lock:
-            tokens, self._tokens = self._tokens, []
+            waited = time.monotonic() - self._closed_at
+            if len(self._tokens) < entries.BATCH and waited < CLOSE_AFTER:
+                return
+            tokens, self._tokens, self._closed_at = self._tokens, [], time.monotonic()
         try:
-            for start in range(0, len(tokens), entries.BATCH):
-                entries.close(tokens[start : start + entries.BATCH])
-        except DatabaseError:
+            entries.close(tokens)
+        except Error:
             # Whoever meets the entries waits until the sessions of this process have ended.
             logger.warning("%d changes of lookups could not be closed", len(tokens), exc_info=True)
 
@@ -88,19 +87,22 @@ class EntryChange:
     def tokens(self) -> tuple[str, ...]:
         return self.fresh, self.taken, self.old
 
-    def commit(self) -> None:
-        """Remove the entries of values that no row has any more."""
-        if self.has_old:
-            entries.remove(self.old)
-        if self.has_fresh or self.has_taken:
-            ended_changes.add(self.tokens()[: 1 + self.has_taken])
+    def surplus(self, stands: bool) -> list[str]:
+        """Return the tokens of entries that no row needs after the end of the transaction.
 
-    def roll_back(self) -> None:
-        """Give the new entries back. The others may be those of rows, so they stay."""
-        if self.has_fresh:
-            entries.remove(self.fresh)
-        if self.has_taken or self.has_old:
-            entries.close((self.taken, self.old))
+        These are the entries of old values if the change stands, and the new entries if it was rolled back.
+
+        :param stands: whether the statement is committed; otherwise it was rolled back.
+        """
+        if stands:
+            return [self.old] if self.has_old else []
+        return [self.fresh] if self.has_fresh else []
+
+    def rest(self, stands: bool) -> list[str]:
+        """Return the tokens of the other entries, which stay."""
+        if stands:
+            return [self.fresh, self.taken] if self.has_fresh else []
+        return [self.taken, self.old] if self.has_taken or self.has_old else []
 
 
 class TransactionEntries:
@@ -115,6 +117,7 @@ class TransactionEntries:
         #: The number of changes at the time that each savepoint was set.
         self._savepoints: dict[str, int] = {}
         self._began = time.monotonic()
+        self._is_committed_at_once = entries.is_committed_at_once()
         self._may_be_committed = False
         self._writer: str | None = None
 
@@ -189,12 +192,14 @@ class TransactionEntries:
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):
             return  # Entries without rows do no harm.
+        if not self._is_committed_at_once:
+            return  # The test case rolls the entries back.
+        ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         try:
-            for change in self._changes:
-                if committed and not change.is_undone:
-                    change.commit()
-                else:
-                    change.roll_back()
+            entries.remove([token for change, stands in ends for token in change.surplus(stands)])
+            # Others may wait for values that were rolled back, so these are closed now.
+            entries.close([t for change, stands in ends if not stands for t in change.rest(False)])
+            ended_changes.add(t for change, stands in ends if stands for t in change.rest(True))
         except Exception:
             # The transaction has ended, so its caller must not take this for an error of it.
             logger.warning(

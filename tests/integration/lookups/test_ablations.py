@@ -21,12 +21,20 @@ def _forget(*args: Any, **kwargs: Any) -> None:
 def _remove_at_once(watcher: Any, change: EntryChange, old: Any) -> None:
     if old:
         entries.mark(old, change.old, watcher.writer)
-        entries.remove(change.old)
+        entries.remove([change.old])
 
 
 ABLATIONS = {
-    "entries are not given back": (EntryChange, "roll_back", _forget),
-    "entries of old values stay": (EntryChange, "commit", _forget),
+    "entries are not given back": (
+        EntryChange,
+        "surplus",
+        lambda self, stands: [self.old] if stands else [],
+    ),
+    "entries of old values stay": (
+        EntryChange,
+        "surplus",
+        lambda self, stands: [] if stands else [self.fresh],
+    ),
     "entries of old values are removed before the commit": (row_changes, "_mark", _remove_at_once),
     "rollbacks to savepoints are not noticed": (
         TransactionEntries,
