@@ -35,7 +35,7 @@ class PlainAccount(AccountFields):
 
 
 class Ticket(ShardedModel):
-    """Its primary key comes from the shard; its key is computed; its rows follow those of an account."""
+    """Cached. Its primary key comes from the shard, and its rows are deleted with those of an account."""
 
     user_id = models.BigIntegerField()
     account = models.ForeignKey(Account, models.CASCADE, null=True, related_name="tickets")
@@ -44,4 +44,5 @@ class Ticket(ShardedModel):
     class ShardMeta:
         group = "photos"
         shard_key = "user_id"
+        cache = True
         lookups = ["code", "account"]
