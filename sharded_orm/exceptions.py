@@ -395,9 +395,10 @@ class LookupRefused(ShardedOrmError, RuntimeError):
 
 
 class LookupExpired(ShardedOrmError, OperationalError):
-    """A transaction was open for too long after it wrote to a lookup, so it was not committed.
+    """A transaction was open for too long after it wrote to a lookup, and others have taken a value over.
 
-    Only if the database cannot tell whether the session of a writer still exists, as on SQLite.
+    It was rolled back. Only if the database cannot tell whether the session of a writer still exists, as
+    on SQLite.
     """
 
 

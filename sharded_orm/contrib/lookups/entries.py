@@ -77,7 +77,7 @@ def add(
         params = [value for row in rows for value in row]
         stored = _run(_statements().insert(len(rows)), params)
         if stored != len(rows):
-            own = {entry.place for entry in of_token(token)}
+            own = {entry.place for entry in of_tokens([token])}
             taken += [n for n in numbers if places[n] not in own]
     return taken
 
@@ -120,8 +120,16 @@ def entry_at(place: Place) -> StoredEntry | None:
     return next(_read(_statements().at_place(), place), None)
 
 
-def of_token(token: str) -> Iterator[StoredEntry]:
-    return _read(_statements().of_token(), (token,))
+def of_tokens(tokens: Sequence[str]) -> Iterator[StoredEntry]:
+    """Return the entries that changes have written last."""
+    for some in _batches(tokens, BATCH):
+        yield from _read(_statements().of_tokens(len(some)), some)
+
+
+def renew(tokens: Sequence[str]) -> None:
+    """Note that the transactions of these changes are still open."""
+    for some in _batches(tokens, BATCH):
+        _run(_statements().renew(len(some)), (time.time(), *some))
 
 
 def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:

@@ -64,11 +64,15 @@ class EntryStatements:
         tokens = f"{self._quoted['token']} IN {_list(count)}"
         return f"UPDATE {self._table} SET {self._written('is_open')} WHERE {tokens}"
 
+    def renew(self, count: int) -> str:
+        tokens = f"{self._quoted['token']} IN {_list(count)}"
+        return f"UPDATE {self._table} SET {self._written('written_at')} WHERE {tokens}"
+
     def at_place(self) -> str:
         return self._select(self._columns, self._row)
 
-    def of_token(self) -> str:
-        return self._select(self._columns, f"{self._quoted['token']} = %s")
+    def of_tokens(self, count: int) -> str:
+        return self._select(self._columns, f"{self._quoted['token']} IN {_list(count)}")
 
     def of_values(self, count: int) -> str:
         return self._select(self._columns, self._of_values(count))

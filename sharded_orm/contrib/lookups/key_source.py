@@ -19,7 +19,7 @@ class EntryKeySource:
 
     def keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
         for lookup in lookups_of(model):
-            if lookup.field.column != field.column or field.model._meta.proxy:
+            if lookup.field.column != field.column:
                 continue
             if lookup.problem is not None or not is_served(lookup.name):
                 return None

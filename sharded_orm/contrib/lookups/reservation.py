@@ -42,7 +42,7 @@ def reserve(
     """
     # In one order, so that two processes do not wait for each other.
     places = sorted(rows)
-    change.has_fresh = True
+    change.has_fresh, change.places = True, places
     keys = [rows[place][1] for place in places]
     for number in entries.add(places, keys, change.fresh, watcher.writer):
         place = places[number]

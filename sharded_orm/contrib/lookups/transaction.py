@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -19,6 +19,7 @@ from uuid import uuid4
 from django.db import Error
 
 from sharded_orm.contrib.lookups import entries
+from sharded_orm.contrib.lookups.entries import Place
 from sharded_orm.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
@@ -79,6 +80,8 @@ class EntryChange:
     def __init__(self) -> None:
         self.fresh, self.taken, self.old = (uuid4().hex for _ in range(3))
         self.has_fresh = self.has_taken = self.has_old = False
+        #: The entries of the new values.
+        self.places: Collection[Place] = ()
         #: Whether each row that the statement has written has its entries.
         self.is_complete = False
         #: Whether the statement was rolled back with a savepoint.
@@ -161,21 +164,27 @@ class TransactionEntries:
         """Refuse a commit after which a row would be without its entry.
 
         :raises LookupRefused: a statement is committed whose entries could not be written.
-        :raises LookupExpired: other processes may take this transaction's writer for dead.
+        :raises LookupExpired: others have taken this transaction's writer for dead.
         """
         if not all(change.is_complete or change.is_undone for change in self._changes):
             raise LookupRefused(
                 f"The transaction on {self._connection.alias!r} was rolled back: it contains rows whose"
                 " lookups could not be written. Let the error of the write leave the block of atomic()."
             )
-        if (
-            not self._writer
-            and self._writer is not None
-            and time.monotonic() - self._began > QUARANTINE / 2
-        ):
+        if time.monotonic() - self._began > QUARANTINE / 2:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Make sure that nobody has taken this transaction's entries over, nor will during the COMMIT."""
+        tokens = [token for change in self._changes for token in change.tokens()]
+        entries.renew(tokens)
+        own = {entry.place for entry in entries.of_tokens(tokens)}
+        places = {p for change in self._changes if not change.is_undone for p in change.places}
+        if not places <= own:
             raise LookupExpired(
                 f"The transaction on {self._connection.alias!r} was rolled back: it was open for more"
-                f" than {QUARANTINE / 2:g} s after it wrote rows with lookups. Use shorter ones."
+                f" than {QUARANTINE:g} s after it wrote rows with lookups, and others have taken"
+                f" values over: {sorted(places - own)[:3]!r}. Use shorter transactions."
             )
 
     def may_commit(self) -> None:
