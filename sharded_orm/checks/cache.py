@@ -45,9 +45,8 @@ from sharded_orm.models.cached.cached_model import (
     token_field,
 )
 from sharded_orm.models.global_models import GlobalModel
-from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.models.sharding.options import shard_meta_names, shard_options
 
-_NAMES = {"group", "shard_key", "same_key", "cache", "isolate_key"}
 # Isolation levels under which reads in a transaction bypass the cache, because the cache may be
 # newer than the rows that the transaction may see.
 _SNAPSHOTS = {"repeatable read", "serializable"}
@@ -152,7 +151,7 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
     meta = _own_meta(model)
     if meta is None:
         return
-    valid = _NAMES if issubclass(model, ShardedModel) else {"cache", "isolate_key"}
+    valid = shard_meta_names if issubclass(model, ShardedModel) else {"cache", "isolate_key"}
     names = {
         name
         for cls in meta.__mro__[:-1]

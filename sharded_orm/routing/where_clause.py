@@ -86,6 +86,9 @@ KeyOf = Callable[[type[Model]], ShardKey | None]
 #: A function that takes the name of a group and a list of shard keys. It returns a dict with the
 #: shard number of each key. Keys that have no shard yet are left out.
 Locate = Callable[[str, list[Any]], dict[Any, int]]
+#: A function that takes a model, a field and a list of plain values. It returns shard keys, among them
+#: those of all rows with one of these values, or None if it does not know them.
+KeysOfRows = Callable[[type[Model], Any, list[Any]], Sequence[Any] | None]
 
 
 class OnShard(Expression):
@@ -151,6 +154,8 @@ class WhereReader:
         not in the group.
     :param embedded: ``(shift, bits)`` of the shard number in a key if the group's strategy reads
         the shard from the key; otherwise None.
+    :param keys_of_rows: a function that knows the shard keys of rows by other columns of the query's
+        own table; None (the default) if such columns do not count.
     """
 
     def __init__(
@@ -161,7 +166,9 @@ class WhereReader:
         locate: Locate,
         resolve: Callable[[str], int | None],
         embedded: tuple[int, int] | None = None,
+        keys_of_rows: KeysOfRows | None = None,
     ) -> None:
+        self._keys_of_rows = keys_of_rows
         self._query = query
         self._group = group
         self._key_of = key_of
@@ -230,7 +237,7 @@ class WhereReader:
                 keys = plain_values(values, column.target)
                 break
         else:
-            return None
+            return self._bound_of_rows(lookup)
         if keys is None:
             return None
         numbers = self._locate(self._group, keys)
@@ -238,6 +245,25 @@ class WhereReader:
         shown = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
         reason = f"{name} = {shown}" if len(keys) == 1 else f"{name} in ({shown})"
         return Bound(frozenset(numbers.values()), reason)
+
+    def _bound_of_rows(self, lookup: Any) -> Bound | None:
+        column = lookup.lhs
+        if (
+            self._keys_of_rows is None
+            or type(column) is not Col
+            or column.alias != self._query.base_table
+        ):
+            return None
+        ((_, compared),) = compared_columns(lookup) or ((column, None),)
+        values = None if compared is None else plain_values(compared, column.target)
+        if values is None:
+            return None
+        keys = self._keys_of_rows(self._query.model, column.target, values)
+        if keys is None:
+            return None
+        numbers = self._locate(self._group, list(keys)) if keys else {}
+        name = f"{column.target.model._meta.object_name}.{column.target.attname}"
+        return Bound(frozenset(numbers.values()), f"the keys of rows by {name} are known")
 
     def lists_keys(self, lookup: Any) -> bool:
         """Whether ``lookup`` is ``key IN (…)``: a column that names the shard, and a list of plain

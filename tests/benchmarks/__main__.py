@@ -25,6 +25,7 @@ def subjects() -> dict[str, Subject]:
     from tests.benchmarks import (
         balance,
         connections,
+        lookups,
         migrate,
         moves,
         reads,
@@ -43,6 +44,7 @@ def subjects() -> dict[str, Subject]:
         "alternating": reads.get_alternating,
         "filter": reads.filter_page,
         "bulk_create": writes.bulk_create,
+        "lookups": lookups.reads_and_inserts,
         "scatter": scatter.top_rows,
         "update": writes.atomic_update,
         "signals": signals.request_signals,
@@ -60,7 +62,7 @@ def subjects() -> dict[str, Subject]:
 
 
 NAMES = (
-    "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
+    "get", "alternating", "filter", "bulk_create", "lookups", "scatter", "update", "signals", "connections",
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
     "recycling",
 )  # fmt: skip

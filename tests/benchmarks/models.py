@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
+from sharded_orm.contrib.lookups import Lookup
 from sharded_orm.models import ShardedModel, TicketField
 
 
@@ -29,6 +30,34 @@ class Photo(ShardedModel, PhotoFields):
     class ShardMeta:
         group = "photos"
         shard_key = "user_id"
+
+
+class Found(ShardedModel, PhotoFields):
+    """The photos, found by their id alone."""
+
+    photo_id = TicketField(primary_key=True)
+
+    class Meta:
+        db_table = "photo"
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+        lookups = ["photo_id"]
+
+
+class Numbered(ShardedModel, PhotoFields):
+    """The photos, with a number that is unique over all shards."""
+
+    photo_id = TicketField(primary_key=True)
+
+    class Meta:
+        db_table = "photo"
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+        lookups = [Lookup("stars", unique=True)]
 
 
 class Upload(ShardedModel, PhotoFields):

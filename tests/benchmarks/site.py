@@ -55,7 +55,7 @@ def configure(address: Address, prefix: str, shards: int, groups: Sequence[str] 
         **common,
         DATABASES=sharded_databases(explicit),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
-        INSTALLED_APPS=["sharded_orm", "tests.benchmarks"],
+        INSTALLED_APPS=["sharded_orm", "sharded_orm.contrib.lookups", "tests.benchmarks"],
         SHARDED_ORM={
             "NODES": {"node": {"ENGINE": _OURS, **connection}},
             "GROUPS": {
@@ -122,13 +122,15 @@ class Site:
 
     def _make_global(self) -> None:
         from sharded_orm import runtime
+        from sharded_orm.contrib.lookups.models import LookupEntry, LookupState
         from sharded_orm.models.tables.placement import Placement
         from sharded_orm.operations.tickets import begin, declared_sequences
 
         with self._server() as cursor:
             self._create(cursor, f"{self.prefix}_global")
         with connections["default"].schema_editor() as editor:
-            editor.create_model(Placement)
+            for model in (Placement, LookupEntry, LookupState):
+                editor.create_model(model)
         for server in runtime.tickets().servers:
             begin(server, declared_sequences())
 

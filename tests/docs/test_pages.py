@@ -15,6 +15,7 @@ from sharded_orm.admin import inlines
 from sharded_orm.checks import cache, commands, databases, models
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, setting, tickets
+from sharded_orm.contrib.lookups import checks as lookup_checks
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
 from sharded_orm.topology.sources.base import COMMON
@@ -28,10 +29,10 @@ ERRORS = [
     for _, error in inspect.getmembers(exceptions, inspect.isclass)
     if issubclass(error, exceptions.ShardedOrmError)
 ]
-CHECK = re.compile(r"sharded_orm\.[EW]\d{3}")
+CHECK = re.compile(r"sharded_orm(?:_lookups)?\.[EW]\d{3}")
 CHECKS = {
     check
-    for module in (admin_checks, cache, commands, models, databases, inlines)
+    for module in (admin_checks, cache, commands, models, databases, inlines, lookup_checks)
     for check in CHECK.findall(inspect.getsource(module))
 }
 #: The names of the settings, one set for each part of SHARDED_ORM.

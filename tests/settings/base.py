@@ -13,6 +13,7 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 INSTALLED_APPS = [
     "sharded_orm",
+    "sharded_orm.contrib.lookups",
     "django.contrib.admin",
     "django.contrib.contenttypes",
     "django.contrib.auth",
@@ -25,6 +26,7 @@ INSTALLED_APPS = [
     "tests.relatives.sharded",
     "tests.authors",
     "tests.twins",
+    "tests.finders",
 ]
 
 # For the admin.

@@ -84,6 +84,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         return connection
 
     def _announce_writes(self) -> None:
+        for watcher in self.commit_watchers:
+            watcher.may_commit()
         if self.transaction_writes is not None:
             # This method is called before a statement that may commit implicitly. The server does
             # not say whether the statement has committed. So the write markers in the cache, which

@@ -18,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
 from sharded_orm.backends.write_hooks import observer
+from sharded_orm.backends.write_hooks.followers import CommitWatcher
 from sharded_orm.backends.write_hooks.session_id import SessionID, SessionIdentity
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
         def _commit(self) -> None: ...
         def _rollback(self) -> None: ...
         def _set_autocommit(self, autocommit: bool) -> None: ...
+        def _savepoint(self, sid: str) -> None: ...
+        def _savepoint_rollback(self, sid: str) -> None: ...
 
 else:
     _Wrapper = BaseDatabaseWrapper
@@ -65,6 +68,8 @@ class CommitHookMixin(_Wrapper):
 
     #: The listener of the open transaction; None if the transaction has not written to cached models.
     transaction_writes: observer.TransactionListener | None = None
+    #: Other objects that are told of the end of the open transaction. The transaction adds them.
+    commit_watchers: tuple[CommitWatcher, ...] = ()
     #: Whether the ORM has written anything in the open transaction.
     wrote = False
 
@@ -134,20 +139,25 @@ class CommitHookMixin(_Wrapper):
         """
         if connections[self.alias] is not self:
             raise TransactionManagementError(
-                f"A cached model cannot be written by a copy of the connection {self.alias!r}."
+                f"A cached or followed model cannot be written by a copy of the connection {self.alias!r}."
             )
         return Atomic(self.alias, savepoint=False, durable=False)
 
     def announce_commit(self) -> None:
-        """Announce the transaction's writes to the cache. Called immediately before COMMIT.
+        """Announce the transaction's writes to the cache and to the watchers. Called immediately
+        before COMMIT.
 
-        :raises CacheUnavailable: the cache does not answer. The transaction has been rolled back.
+        :raises CacheUnavailable: the cache does not answer. The transaction has been rolled back, as
+            after any error of a watcher.
         """
         listener = self.transaction_writes
-        if listener is None:
+        if listener is None and not self.commit_watchers:
             return
         try:
-            listener.announce()
+            for watcher in self.commit_watchers:
+                watcher.before_commit()
+            if listener is not None:
+                listener.announce()
         except BaseException as exc:
             # Roll back here, because Atomic would do so only after a database error. If the
             # transaction stayed open, it would be committed when autocommit is switched on.
@@ -163,7 +173,7 @@ class CommitHookMixin(_Wrapper):
 
     def _commit(self) -> None:
         # Overrides BaseDatabaseWrapper._commit. Django calls the on_commit functions after this method.
-        if self.transaction_writes is None:
+        if self.transaction_writes is None and not self.commit_watchers:
             super()._commit()
         else:
             self._commit_writes(super()._commit)
@@ -173,7 +183,7 @@ class CommitHookMixin(_Wrapper):
         # Overrides BaseDatabaseWrapper._set_autocommit. If autocommit is switched on while a
         # transaction is open, the database commits the transaction. So the hooks of COMMIT run here
         # too.
-        if autocommit and self.transaction_writes is not None:
+        if autocommit and (self.transaction_writes is not None or self.commit_watchers):
             self._commit_writes(partial(super()._set_autocommit, autocommit))
         else:
             super()._set_autocommit(autocommit)
@@ -191,7 +201,7 @@ class CommitHookMixin(_Wrapper):
             # The connection may have been lost during a statement that commits implicitly. So the
             # writes may still take effect.
             self._leave_writes()
-        if self.transaction_writes is None:
+        if self.transaction_writes is None and not self.commit_watchers:
             super()._rollback()
         else:
             self.hold_session()
@@ -208,6 +218,18 @@ class CommitHookMixin(_Wrapper):
                 self.release_session()
         self.wrote = False
 
+    def _savepoint(self, sid: str) -> None:
+        # Overrides BaseDatabaseWrapper._savepoint.
+        super()._savepoint(sid)
+        for watcher in self.commit_watchers:
+            watcher.savepoint(sid)
+
+    def _savepoint_rollback(self, sid: str) -> None:
+        # Overrides BaseDatabaseWrapper._savepoint_rollback.
+        super()._savepoint_rollback(sid)
+        for watcher in self.commit_watchers:
+            watcher.savepoint_rolled_back(sid)
+
     def _commit_writes(self, commit: Callable[[], object]) -> None:
         self.announce_commit()
         self.hold_session()
@@ -217,24 +239,34 @@ class CommitHookMixin(_Wrapper):
             except BaseException:
                 outcome = self.commit_outcome()
                 if outcome is CommitOutcome.OVER:
+                    # It has ended, but the watchers must not rely on either end.
+                    self._tell_watchers(None)
                     self._conclude_writes()
                 elif outcome is CommitOutcome.UNKNOWN:
                     self._leave_writes()
                 raise
+            self._tell_watchers(True)
             self._conclude_writes()
         finally:
             self.release_session()
 
     def _leave_writes(self) -> None:
+        self._tell_watchers(None)
         listener, self.transaction_writes = self.transaction_writes, None
         if listener is not None:
             listener.lost()
 
     def _conclude_writes(self) -> None:
+        self._tell_watchers(False)
         listener, self.transaction_writes = self.transaction_writes, None
         self.wrote = False
         if listener is not None:
             listener.over()
+
+    def _tell_watchers(self, committed: bool | None) -> None:
+        watchers, self.commit_watchers = self.commit_watchers, ()
+        for watcher in watchers:
+            watcher.ended(committed)
 
     def _close(self) -> None:
         # Overrides BaseDatabaseWrapper._close. Closing the connection rolls back an open

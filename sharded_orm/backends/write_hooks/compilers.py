@@ -22,6 +22,7 @@ from django.db.models.sql.subqueries import InsertQuery
 
 from sharded_orm.backends import text_keys
 from sharded_orm.backends.write_hooks import observer
+from sharded_orm.backends.write_hooks.followers import followers_of
 from sharded_orm.backends.write_hooks.route_check import check_route
 
 
@@ -50,8 +51,9 @@ class ReadMixin(SQLCompiler):
 class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
-    It reports each write to the cache's observer and to the connection. A write to a cached model
-    always runs in a transaction: in autocommit, a transaction is opened for this write only.
+    It reports each write to the cache's observer, to the followers of the model and to the connection.
+    A write to a cached or followed model always runs in a transaction: in autocommit, a transaction is
+    opened for this write only.
     """
 
     #: Whether the statement that is being sent has been reported.
@@ -96,13 +98,16 @@ class WriteMixin(ReadMixin):
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
         cached_model = observer.cached_model_of(self.query.model)
+        send = execute
+        if cached_model is not None:
+            send = partial(observer.write, cached_model, self, send, counted)
+        for follower in followers_of(self.query.model) if shard is not None else ():
+            send = partial(follower.write, self, send)
         try:
-            if cached_model is None:
-                return execute()
-            if not connection.get_autocommit():
-                return observer.write(cached_model, self, execute, counted)
+            if send is execute or not connection.get_autocommit():
+                return send()
             with connection.write_transaction():
-                return observer.write(cached_model, self, execute, counted)
+                return send()
         finally:
             if not connection.autocommit:
                 connection.wrote = True

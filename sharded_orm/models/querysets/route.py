@@ -22,7 +22,7 @@ from django.db.models.sql.where import AND, NothingNode, WhereNode
 from sharded_orm import runtime
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.models.moves.scatter import keys_left_out
-from sharded_orm.models.sharding import ordering
+from sharded_orm.models.sharding import key_sources, ordering
 from sharded_orm.models.sharding.colocation import Colocation
 from sharded_orm.models.sharding.expressions import is_known, is_plain_value
 from sharded_orm.models.sharding.options import (
@@ -32,7 +32,13 @@ from sharded_orm.models.sharding.options import (
     where_key,
 )
 from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
-from sharded_orm.routing.where_clause import Bound, OnShard, WhereReader, compares_as
+from sharded_orm.routing.where_clause import (
+    Bound,
+    KeysOfRows,
+    OnShard,
+    WhereReader,
+    compares_as,
+)
 from sharded_orm.scatter import Target
 from sharded_orm.topology.model import Shard, ShardGroup
 
@@ -113,7 +119,8 @@ def find_route(
     """Return the :class:`Route` of ``query``, the shards that it goes to, and their group.
 
     Sends nothing if the group's strategy computes shards. With the directory strategy, sends at
-    most one query to the directory for each condition on the key.
+    most one query to the directory for each condition on the key. If no condition names a key, the
+    sources of keys are asked (:mod:`sharded_orm.models.sharding.key_sources`).
 
     :param options: the group and shard key of the query's model.
     :param scatter: whether the query may go to all shards.
@@ -127,17 +134,24 @@ def find_route(
     if bound is None:
         bound = _bound_of_hints(options, hints)
     if bound is None and not scatter:
-        bound = _bound_of_scope(options)
+        bound = _bound_of_scope(options) or _bound_of_known_keys(options, query)
     shards = bound.shards if bound is not None else None
     colocation(options, shards).check(query, ordered=ordered)
     if bound is None and not scatter:
-        raise shard_key_required(options, "this query does not say which shards it is about")
+        problem = "this query does not say which shards it is about"
+        raise shard_key_required(options, problem + key_sources.hint(options.model))
     # Look up the group after the keys. Meanwhile this process may have got a newer topology, and
     # the directory may have named a shard that the older one lacks.
     group = runtime.group(options.group)
     if bound is not None:
         return Route(group.name, tuple(sorted(bound.shards)), bound.reason), group
     return Route(group.name, tuple(range(group.count)), "the query scatters"), group
+
+
+def _bound_of_known_keys(options: ShardOptions, query: Query) -> Bound | None:
+    if query.combinator or options.key is None or not key_sources.has_key_sources():
+        return None
+    return _reader(options, query, key_sources.known_keys).bound()
 
 
 def _bound_of_scope(options: ShardOptions) -> Bound | None:
@@ -240,6 +254,11 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
     return value
 
 
+def names_shards(options: ShardOptions, query: Query) -> bool:
+    """Whether the conditions of ``query`` name its shards themselves, by keys, ids or instances."""
+    return _bound(options, query) is not None
+
+
 def _joins(query: Query) -> bool:
     # Do not count joins that Django made and then trimmed, as for filter(album_id=…): they stay in
     # alias_map with a reference count of 0.
@@ -252,10 +271,12 @@ def _bound(options: ShardOptions, query: Query) -> Bound | None:
     return _reader(options, query).bound()
 
 
-def _reader(options: ShardOptions, query: Query) -> WhereReader:
+def _reader(
+    options: ShardOptions, query: Query, keys_of_rows: KeysOfRows | None = None
+) -> WhereReader:
     group = options.group
     embedded = runtime.strategy(group).embedded
-    return WhereReader(query, group, where_key, _locate, _number_in(group), embedded)
+    return WhereReader(query, group, where_key, _locate, _number_in(group), embedded, keys_of_rows)
 
 
 def _locate(group: str, keys: list[Any]) -> dict[Any, int]:

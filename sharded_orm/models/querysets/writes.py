@@ -15,7 +15,7 @@ from sharded_orm.models.querysets.bulk_writes import (
     BulkWritingQuerySet,
     refuse_rows_of_other_shards,
 )
-from sharded_orm.models.querysets.route import plain_key
+from sharded_orm.models.querysets.route import names_shards, plain_key
 from sharded_orm.models.sharding.options import (
     describe,
     options_of,
@@ -59,7 +59,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
         def write() -> tuple[M, bool]:
             values = dict(kwargs)
-            on_shard = self._on_shard_of_near(values)._on_shard_of_lookup(values)
+            on_shard = self._on_shard_of_near(values)._on_shard_of_lookup(values, defaults)
             return super(WritingQuerySet, on_shard).get_or_create(defaults, **values)
 
         return repeated(
@@ -79,7 +79,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
 
         def write() -> tuple[M, bool]:
             values = dict(kwargs)
-            on_shard = self._on_shard_of_near(values)._on_shard_of_lookup(values)
+            on_shard = self._on_shard_of_near(values)._on_shard_of_lookup(values, new_row)
             return super(WritingQuerySet, on_shard).update_or_create(
                 defaults, create_defaults, **values
             )
@@ -118,15 +118,16 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             )
         return self.using(alias)
 
-    def _on_shard_of_lookup(self, values: dict[str, Any]) -> Self:
+    def _on_shard_of_lookup(self, values: dict[str, Any], new: dict[str, Any] | None) -> Self:
         """Return this queryset limited to the shard of the row that is to be found or created.
 
         ``values`` are the keyword arguments of ``get_or_create()`` or ``update_or_create()``. If
         ``using()`` was not called, they must contain the shard key, or name one shard by other
-        conditions. A key in the argument ``defaults`` is not enough: a row on another shard could
-        match ``values`` and would be missed.
+        conditions. A key among the values ``new`` of a row to be created is not enough: a row on
+        another shard could match ``values`` and would be missed. It is enough if it is known that no
+        shard has such a row.
         """
-        alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values)
+        alias = str(self._db) if self._is_pinned() else self._alias_of_lookup(values, new)
         # Check the instances among ``values`` even if using() names the shard: a new row would
         # refer to these instances.
         refuse_rows_of_other_shards(self._options, values.values(), alias)
@@ -134,7 +135,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         self.filter(**values)._check_colocation_on(alias, ordered=False)
         return self.using(alias)
 
-    def _alias_of_lookup(self, values: dict[str, Any]) -> str:
+    def _alias_of_lookup(self, values: dict[str, Any], new: dict[str, Any] | None) -> str:
         options = self._options
         for name in key_names(options).intersection(values):
             probe = self.model(**{name: values[name]})
@@ -143,6 +144,17 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
         conditions = {k: v for k, v in values.items() if LOOKUP_SEP not in k}
         matching = matching.filter(**conditions) if conditions else matching
         route = matching._route()
+        key = {name: new[name] for name in key_names(options).intersection(new)} if new else {}
+        if (
+            key
+            and len(route.shards) < 2
+            and not any(map(callable, key.values()))
+            and not names_shards(options, matching.query)
+            and not (route.shards and matching.exists())
+        ):
+            # The shards are known by another column than the key, and have no such row. So the new
+            # row's key decides where it is created.
+            return options.place(self.model(**key)).alias
         if len(route.shards) != 1:
             raise shard_key_required(options, "the row to find or create is on no one shard")
         return route.aliases[0]

@@ -1,0 +1,80 @@
+"""System checks of ``ShardMeta.lookups``. No check queries a database.
+
+==========================  ==========================================================
+``sharded_orm_lookups.E001``  ``ShardMeta.lookups`` names no field of the model's own table
+``sharded_orm_lookups.E002``  the model cannot have this lookup
+``sharded_orm_lookups.E003``  the collation treats different texts as equal
+==========================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.core import checks
+from django.db import connections
+
+from sharded_orm.backends.features import features_of
+from sharded_orm.contrib.lookups.declaration import (
+    declared,
+    declared_inexact,
+    lookups_of,
+    own_field,
+)
+from sharded_orm.contrib.lookups.lookup import Lookup
+from sharded_orm.models.sharding.options import shard_options
+
+
+@checks.register(checks.Tags.models)
+def check_lookups(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Check the lookups of sharded models."""
+    models = (
+        apps.get_models()
+        if app_configs is None
+        else [model for config in app_configs for model in config.get_models()]
+    )
+    return [message for model in models for message in _check(model)]
+
+
+def _check(model: Any) -> Iterator[checks.CheckMessage]:
+    if model._meta.proxy or shard_options(model) is None:
+        return
+    inherited = {
+        each.field
+        for parent in model._meta.all_parents
+        for each in declared(parent)
+        if isinstance(each, Lookup)
+    }
+    for each in declared(model):
+        if own_field(model, each) is None and getattr(each, "field", None) not in inherited:
+            names = sorted(field.name for field in model._meta.local_concrete_fields)
+            yield checks.Error(
+                f"ShardMeta.lookups contains {each!r}, which names no field of the model's own table.",
+                hint=f"Use Lookup(name) or the name of one of {names!r}.",
+                obj=model,
+                id="sharded_orm_lookups.E001",
+            )
+    for lookup in lookups_of(model):
+        if lookup.problem is not None:
+            yield checks.Error(
+                f"The lookup by {lookup.field.name!r} {lookup.problem}.",
+                hint="Remove it from ShardMeta.lookups, or change the field.",
+                obj=model,
+                id="sharded_orm_lookups.E002",
+            )
+            continue
+        collations = features_of(connections[lookup.options.group]).collations
+        if (collation := declared_inexact(lookup, collations)) is not None:
+            yield checks.Error(
+                f"The lookup by {lookup.field.name!r} compares text exactly, and the collation"
+                f" {collation!r} does not.",
+                hint="Declare the field as an ExactCharField"
+                f", or with db_collation={collations.exact_for_shard_key!r}. Text that differs in"
+                " case only, such as addresses, is to be saved in one form.",
+                obj=lookup.field,
+                id="sharded_orm_lookups.E003",
+            )

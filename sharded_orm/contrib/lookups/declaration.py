@@ -1,0 +1,207 @@
+"""The declaration of lookups in ``ShardMeta``, and the form in which their values are stored."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+from uuid import UUID
+
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.db import models
+from django.db.models.expressions import Value
+
+from sharded_orm.contrib.lookups.lookup import Lookup
+from sharded_orm.exceptions import LookupRefused
+from sharded_orm.models.fields import ExactCharField
+from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
+from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
+
+#: The largest number of characters of a value or shard key.
+MAX_VALUE, MAX_KEY = 255, 100
+
+# Methods of a field that change what is stored. A project's own may store another value than the
+# lookup has.
+_CONVERSIONS = (
+    "pre_save", "get_prep_value", "get_db_prep_value", "get_db_prep_save", "from_db_value",
+    "get_placeholder",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelLookup:
+    """The lookup of a concrete model by one of its fields."""
+
+    model: Any
+    field: Any
+    unique: bool
+    options: ShardOptions
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the lookup in its tables: ``app.model.field``."""
+        return f"{self.model._meta.label_lower}.{self.field.name}"
+
+    @property
+    def key(self) -> Any:
+        return self.options.key
+
+    @cached_property
+    def problem(self) -> str | None:
+        """Why the model cannot have this lookup, as the end of a sentence; None if it can."""
+        meta = self.model._meta
+        if self.options.key_is_generated:
+            return "needs a shard key that is known before the insert, not a generated one"
+        if not isinstance(meta.pk, models.Field) or isinstance(meta.pk, models.CompositePrimaryKey):
+            return "needs a primary key of one column"
+        for what, field in (("primary key", meta.pk), ("shard key", self.key)):
+            if field not in meta.local_concrete_fields:
+                return f"needs the {what} in the model's own table"
+            if (problem := _problem_of_field(field, MAX_KEY)) is not None:
+                return f"cannot use the {what} {field.name!r}, which {problem}"
+        field = self.field
+        if isinstance(field, EmbeddedShardMixin):
+            return "is not needed: the id holds the number of the shard"
+        if field is self.key:
+            return "is not needed: the field is the shard key"
+        if isinstance(field, models.AutoField) or field.generated or field.has_db_default():
+            return "needs a field whose value is known before the insert, not one of the database"
+        return _problem_of_field(field, MAX_VALUE)
+
+    def text(self, value: Any) -> str:
+        """Return the form in which ``value``, prepared for the database, is stored in the lookup.
+
+        :raises LookupRefused: the database might store another value.
+        """
+        return _text(self.field, value, f"{self.model.__name__}.{self.field.name}", MAX_VALUE)
+
+    def key_text(self, key: Any) -> str:
+        return _text(self.key, key, f"{self.model.__name__}.{self.key.name}", MAX_KEY)
+
+    def key_of_text(self, text: str) -> Any:
+        """Return a shard key as the database stores it."""
+        field = target_field(self.key)
+        return field.get_prep_value(field.to_python(text))
+
+    def slot(self, pk: Any, key_text: str) -> str:
+        """Return what tells the entry of a row from other entries with the same value.
+
+        It is empty if the lookup is unique: one entry per value.
+        """
+        if self.unique:
+            return ""
+        pk_text = _text(self.model._meta.pk, pk, self.name, MAX_VALUE)
+        return hashlib.sha256(f"{pk_text}\0{key_text}".encode()).hexdigest()
+
+
+def _problem_of_field(field: Any, most: int) -> str | None:
+    target = target_field(field)
+    for each in {field, target}:
+        for name in _CONVERSIONS:
+            method = getattr(type(each), name, None)
+            module = "django." if method is None else str(method.__module__)
+            if not module.startswith(("django.", "sharded_orm.")):
+                return f"has a {name}() of its own, which may change the stored value"
+    if isinstance(target, models.CharField):
+        if not target.max_length or target.max_length > most:
+            return f"may be longer than {most} characters"
+        return None
+    if not isinstance(target, models.IntegerField | models.AutoField | models.UUIDField):
+        return "is no integer, UUID or text with a max_length"
+    return None
+
+
+def _text(field: Any, value: Any, name: str, most: int) -> str:
+    """Return the stored form of ``value``, an integer, text or UUID as the database stores it."""
+    if isinstance(value, str):
+        limit = min(getattr(target_field(field), "max_length", None) or most, most)
+        if str(value) != value or len(value) > limit:
+            raise LookupRefused(
+                f"{value!r} cannot be followed by the lookup of {name}: it is longer than {limit}"
+                " characters, or its str() is another text. Shorten it, or pass its str()."
+            )
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, UUID):
+        return str(value)
+    raise LookupRefused(
+        f"{value!r} cannot be followed by the lookup of {name}, which takes integers, text and UUIDs."
+        " Set it to a plain value."
+    )
+
+
+def plain_value(lookup_field: Any, value: Any) -> Any:
+    """Return ``value``, of an INSERT or UPDATE, as the database stores it; None for NULL.
+
+    :raises LookupRefused: only the database can compute the value.
+    """
+    if type(value) is Value:
+        value = value.value
+    if isinstance(value, models.Model):
+        value = getattr(value, lookup_field.target_field.attname)
+    if hasattr(value, "resolve_expression"):
+        raise LookupRefused(
+            f"{value!r} for {lookup_field.model.__name__}.{lookup_field.name} is computed by the"
+            " database, and the lookup of this field must know the value before. Read the rows, set"
+            " the field to a value and save() them."
+        )
+    try:
+        return lookup_field.get_prep_value(value)
+    except ValidationError as exc:
+        raise LookupRefused(f"{value!r} is no value of {lookup_field.name!r}.") from exc
+
+
+def declared(model: Any) -> list[Lookup]:
+    """Return the declarations of ``ShardMeta.lookups``, unchecked."""
+    names = getattr(getattr(model, "ShardMeta", None), "lookups", None) or ()
+    return [Lookup(each) if isinstance(each, str) else each for each in names]
+
+
+def lookups_of(model: Any) -> tuple[ModelLookup, ...]:
+    """Return the lookups of a model's own fields; empty if it has none. Sends nothing.
+
+    :param model: a model, perhaps a proxy or the historical model of a migration.
+    """
+    return lookups_by_label().get(model._meta.concrete_model._meta.label_lower, ())
+
+
+@lru_cache(maxsize=1)
+def lookups_by_label() -> dict[str, tuple[ModelLookup, ...]]:
+    """Return the lookups of all installed models, keyed by the label of the model."""
+    apps.check_models_ready()
+    lookups = {}
+    for model in apps.get_models():
+        options = None if model._meta.proxy else shard_options(model)
+        if options is None or options.key is None:
+            continue
+        own = tuple(
+            ModelLookup(model, field, bool(each.unique), options)
+            for each in declared(model)
+            if (field := own_field(model, each)) is not None
+        )
+        if own:
+            lookups[model._meta.label_lower] = own
+    return lookups
+
+
+def own_field(model: Any, lookup: Any) -> Any:
+    """Return the field of the model's own table that ``lookup`` names; None if there is none."""
+    try:
+        field = model._meta.get_field(lookup.field)
+    except (AttributeError, FieldDoesNotExist):
+        return None
+    return field if field in model._meta.local_concrete_fields else None
+
+
+def declared_inexact(lookup: ModelLookup, collations: Any) -> str | None:
+    """Return the declared collation of a text lookup if it treats different texts as equal."""
+    target = target_field(lookup.field)
+    if not isinstance(target, models.CharField) or isinstance(target, ExactCharField):
+        return None
+    equality = collations.equality(target.db_collation)
+    if equality.is_exact and not equality.pads:
+        return None
+    return target.db_collation or "of the table"

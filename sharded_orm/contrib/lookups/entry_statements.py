@@ -1,0 +1,109 @@
+"""The SQL of the statements on the entries of lookups, composed once per kind of database and length."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, ClassVar
+
+from django.db.models.constants import OnConflict
+
+from sharded_orm.contrib.lookups.models import LookupEntry
+
+#: The columns of an entry, in the order of the statements.
+COLUMNS = ("lookup", "value", "slot", "key", "token", "is_open", "writer", "written_at")
+
+
+class EntryStatements:
+    """The statements for one kind of database. Compiling them by the ORM takes longer than to run them.
+
+    :param ops: the operations of a connection object of Django.
+    """
+
+    _by_kind: ClassVar[dict[type, EntryStatements]] = {}
+
+    def __init__(self, ops: Any) -> None:
+        quoted = {name: ops.quote_name(name) for name in (*COLUMNS, "id")}
+        self._id, self._quoted = quoted.pop("id"), quoted
+        self._table = ops.quote_name(LookupEntry._meta.db_table)
+        self._columns = ", ".join(quoted.values())
+        self._row = " AND ".join(f"{quoted[name]} = %s" for name in COLUMNS[:3])
+        self._insert = (
+            ops.insert_statement(on_conflict=OnConflict.IGNORE),
+            ops.on_conflict_suffix_sql((), OnConflict.IGNORE, (), ()),
+        )
+
+    @classmethod
+    def of(cls, ops: Any) -> EntryStatements:
+        statements = cls._by_kind.get(type(ops))
+        if statements is None:
+            statements = cls._by_kind[type(ops)] = cls(ops)
+        return statements
+
+    @cache  # noqa: B019  # there is one instance per kind of database
+    def insert(self, count: int) -> str:
+        verb, rest = self._insert
+        rows = ", ".join([_list(len(COLUMNS))] * count)
+        return f"{verb} {self._table} ({self._columns}) VALUES {rows} {rest}"
+
+    def take(self, has_former: bool) -> str:
+        written = self._written("key", "token", "is_open", "writer", "written_at")
+        former = f" AND {self._quoted['token']} = %s" if has_former else ""
+        return f"UPDATE {self._table} SET {written} WHERE {self._row}{former}"
+
+    def mark(self, count: int) -> str:
+        written = self._written("token", "is_open", "writer", "written_at")
+        pair = f"({self._quoted['value']} = %s AND {self._quoted['slot']} = %s)"
+        pairs = " OR ".join([pair] * count)
+        lookup = self._quoted["lookup"]
+        return f"UPDATE {self._table} SET {written} WHERE {lookup} = %s AND ({pairs})"
+
+    def remove(self, count: int) -> str:
+        return f"DELETE FROM {self._table} WHERE {self._quoted['token']} IN {_list(count)}"
+
+    def close(self, count: int) -> str:
+        tokens = f"{self._quoted['token']} IN {_list(count)}"
+        return f"UPDATE {self._table} SET {self._written('is_open')} WHERE {tokens}"
+
+    def renew(self, count: int) -> str:
+        tokens = f"{self._quoted['token']} IN {_list(count)}"
+        return f"UPDATE {self._table} SET {self._written('written_at')} WHERE {tokens}"
+
+    def at_place(self) -> str:
+        return self._select(self._columns, self._row)
+
+    def of_tokens(self, count: int) -> str:
+        return self._select(self._columns, f"{self._quoted['token']} IN {_list(count)}")
+
+    def of_values(self, count: int) -> str:
+        return self._select(self._columns, self._of_values(count))
+
+    @cache  # noqa: B019  # there is one instance per kind of database
+    def keys_of_values(self, count: int) -> str:
+        return self._select(f"DISTINCT {self._quoted['key']}", self._of_values(count))
+
+    def after(self, limit: int) -> str:
+        where = f"{self._quoted['lookup']} = %s AND {self._id} > %s"
+        select = self._select(f"{self._id}, {self._columns}", where)
+        return f"{select} ORDER BY {self._id} LIMIT {int(limit)}"
+
+    def count(self) -> str:
+        return self._select("COUNT(*)", f"{self._quoted['lookup']} = %s")
+
+    def remove_entry(self) -> str:
+        return f"DELETE FROM {self._table} WHERE {self._row} AND {self._quoted['token']} = %s"
+
+    def remove_lookup(self) -> str:
+        return f"DELETE FROM {self._table} WHERE {self._quoted['lookup']} = %s"
+
+    def _select(self, what: str, where: str) -> str:
+        return f"SELECT {what} FROM {self._table} WHERE {where}"
+
+    def _of_values(self, count: int) -> str:
+        return f"{self._quoted['lookup']} = %s AND {self._quoted['value']} IN {_list(count)}"
+
+    def _written(self, *names: str) -> str:
+        return ", ".join(f"{self._quoted[name]} = %s" for name in names)
+
+
+def _list(count: int) -> str:
+    return f"({', '.join(['%s'] * count)})"

@@ -1,0 +1,308 @@
+"""Builds, compares and repairs lookups. The rows are the truth, the entries follow them (FriendFeed, FF4).
+
+Everything here may run while the site writes, several times, and be killed at any point: each step
+leaves entries that are right or superfluous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from django.db import connections
+from django.db.models import CharField
+
+from sharded_orm import runtime
+from sharded_orm.backends.features import features_of
+from sharded_orm.cache import request_cache
+from sharded_orm.contrib.lookups import entries, states
+from sharded_orm.contrib.lookups.declaration import (
+    ModelLookup,
+    declared_inexact,
+    lookups_by_label,
+)
+from sharded_orm.contrib.lookups.entries import Place, StoredEntry
+from sharded_orm.contrib.lookups.reservation import is_over
+from sharded_orm.exceptions import LookupRefused
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.bound_key import unbound
+from sharded_orm.models.sharding.options import target_field
+
+#: The number of rows, or of entries, that are compared at a time.
+BATCH = 500
+_EXAMPLES = 10
+
+
+@dataclass
+class LookupDifferences:
+    """How the entries of a lookup differ from the rows."""
+
+    lookup: str
+    rows: int = 0
+    entries: int = 0
+    #: Rows without an entry. A query by the lookup misses them.
+    missing: int = 0
+    #: Entries without a row, whose writers have ended. They do no harm, but keep unique values taken.
+    surplus: int = 0
+    #: Values of a unique lookup that two rows have.
+    duplicates: int = 0
+    repaired: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return self.missing + self.surplus + self.duplicates == self.repaired
+
+    def example(self, text: str) -> None:
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(text)
+
+
+@dataclass(frozen=True)
+class LookupStatus:
+    lookup: str
+    unique: bool
+    is_served: bool
+    entries: int
+
+
+def selected(names: Sequence[str]) -> list[ModelLookup]:
+    """Return the declared lookups with these names; all if there are none.
+
+    :raises LookupRefused: there is no such lookup, or its model cannot have it.
+    """
+    lookups = {lookup.name: lookup for own in lookups_by_label().values() for lookup in own}
+    for name in names or lookups:
+        if name not in lookups:
+            raise LookupRefused(
+                f"No model declares the lookup {name!r}. There are {sorted(lookups)!r}."
+            )
+        if (problem := lookups[name].problem) is not None:
+            raise LookupRefused(f"The lookup {name!r} {problem}. 'manage.py check' has the remedy.")
+    return [lookups[name] for name in names or sorted(lookups)]
+
+
+def statuses() -> list[LookupStatus]:
+    """Return the state of each declared lookup. Two queries for each."""
+    return [
+        LookupStatus(
+            lookup.name, lookup.unique, states.is_served(lookup.name), entries.count_of(lookup.name)
+        )
+        for lookup in selected(())
+    ]
+
+
+def build(lookup: ModelLookup) -> LookupDifferences:
+    """Write the entries of all rows, then let queries rely on the lookup.
+
+    Only after each process that writes the model has declared the lookup: rows that others write
+    meanwhile have no entries. Reads each row once.
+
+    :raises LookupRefused: a column treats different texts as equal.
+    """
+    refuse_inexact(lookup)
+    differences = LookupDifferences(lookup.name)
+    _compare_rows(lookup, differences, repair=True)
+    if not differences.duplicates:
+        states.serve(lookup.name)
+    return differences
+
+
+def check(lookup: ModelLookup, *, repair: bool = False) -> LookupDifferences:
+    """Compare all rows with the entries, both ways. Reads each row and each entry once or twice.
+
+    :param repair: whether to write missing entries and to remove superfluous ones.
+    """
+    refuse_inexact(lookup)
+    differences = LookupDifferences(lookup.name)
+    _compare_rows(lookup, differences, repair=repair)
+    _compare_entries(lookup, differences, repair=repair)
+    return differences
+
+
+def drop(name: str) -> int:
+    """Remove the entries of a lookup that no process uses any more, and return their number."""
+    states.withdraw(name)
+    return entries.remove_lookup(name)
+
+
+def refuse_inexact(lookup: ModelLookup) -> None:
+    """Raise an error if a text column of the lookup treats different texts as equal on some shard.
+
+    One query per shard, none for numbers and UUIDs or where collations cannot be read.
+    """
+    if not isinstance(target_field(lookup.field), CharField):
+        return
+    table, column = lookup.model._meta.db_table, lookup.field.column
+    collation = None
+    for shard in _shards(lookup):
+        connection: Any = connections[shard.alias]
+        features = features_of(connection)
+        if not features.can_introspect_collations:
+            collation = declared_inexact(lookup, features.collations)
+        else:
+            types = connection.column_types([shard], [table], [column])
+            stored = types.get(shard.alias, {}).get(table.lower(), {}).get(column.lower())
+            if stored is not None and not stored.is_exact:
+                collation = str(stored.collation)
+        if collation is not None:
+            raise LookupRefused(
+                f"The lookup {lookup.name!r} compares text exactly, and the column {table}.{column} on"
+                f" shard {shard.alias!r} has the collation {collation!r}, which does not. Declare the"
+                " field as an ExactCharField, then run makemigrations and migrate_shards."
+            )
+
+
+def _shards(lookup: ModelLookup) -> Iterator[Any]:
+    group = runtime.group(lookup.options.group)
+    for number in range(group.count):
+        yield runtime.shard_in(group, number)
+
+
+def _rows_of(lookup: ModelLookup, alias: str, **conditions: Any) -> Any:
+    rows: Any = ShardedQuerySet(lookup.model, using=alias).uncached()
+    value = lookup.field.attname
+    return rows.filter(**{f"{value}__isnull": False}, **conditions).values_list(
+        "pk", lookup.key.attname, value
+    )
+
+
+def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair: bool) -> None:
+    with unbound(), request_cache.uncached():
+        for shard in _shards(lookup):
+            last: Any = None
+            while True:
+                after: dict[str, Any] = {} if last is None else {"pk__gt": last}
+                rows = list(_rows_of(lookup, shard.alias, **after).order_by("pk")[:BATCH])
+                if not rows:
+                    break
+                last = rows[-1][0]
+                rows = _rows_at_home(lookup, shard.number, rows)
+                differences.rows += len(rows)
+                _compare_batch(lookup, rows, differences, shard.alias, repair=repair)
+
+
+def _rows_at_home(
+    lookup: ModelLookup, number: int, rows: Sequence[Sequence[Any]]
+) -> list[Sequence[Any]]:
+    """Return the rows whose key is on the shard ``number``. A move of a key leaves its old rows for a while."""
+    prepared = [lookup.key.get_prep_value(row[1]) for row in rows]
+    numbers = runtime.strategy(lookup.options.group).locate_many(prepared)
+    return [row for row, key in zip(rows, prepared, strict=True) if numbers.get(key) == number]
+
+
+def _expected(lookup: ModelLookup, row: Sequence[Any]) -> tuple[Place, str]:
+    pk, key, value = row
+    key_text = lookup.key_text(lookup.key.get_prep_value(key))
+    pk = lookup.model._meta.pk.get_prep_value(pk)
+    text = lookup.text(lookup.field.get_prep_value(value))
+    return Place(lookup.name, text, lookup.slot(pk, key_text)), key_text
+
+
+def _compare_batch(
+    lookup: ModelLookup,
+    rows: Iterable[Sequence[Any]],
+    differences: LookupDifferences,
+    alias: str,
+    *,
+    repair: bool,
+) -> None:
+    expected = [(row, *_expected(lookup, row)) for row in rows]
+    values = list(dict.fromkeys(place.value for _, place, _ in expected))
+    stored = {entry.place: entry for entry in entries.of_values(lookup.name, values)}
+    first: dict[Place, Any] = {}
+    for row, place, key in expected:
+        entry = stored.get(place)
+        what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r} on {alias!r}"
+        if lookup.unique and (place in first or _is_of_other_row(lookup, row, entry, key)):
+            if not _still_has(lookup, alias, row):
+                continue  # The value went to another row meanwhile.
+            differences.duplicates += 1
+            differences.example(f"{what}: another row has the same value")
+            continue
+        first[place] = row
+        if entry is not None and entry.key == key:
+            continue
+        if not _still_has(lookup, alias, row):
+            continue
+        differences.missing += 1
+        differences.example(f"{what} has no entry")
+        if repair:
+            differences.repaired += _write(lookup, place, key, entry)
+
+
+def _is_of_other_row(lookup: ModelLookup, row: Any, entry: StoredEntry | None, key: str) -> bool:
+    """Whether the entry of a unique value belongs to a row other than ``row``."""
+    if entry is None:
+        return False
+    others = _rows_at(lookup, entry)
+    if entry.key == key:
+        return any(other[0] != row[0] for other in others)
+    return bool(others)
+
+
+def _rows_at(lookup: ModelLookup, entry: StoredEntry) -> list[Any]:
+    """Return the rows that have the value and the key of ``entry``. One query, if the key has a shard."""
+    key = lookup.key_of_text(entry.key)
+    shard = runtime.locate(lookup.options.group, key)
+    if shard is None:
+        return []
+    value = lookup.field.to_python(entry.place.value)
+    conditions = {lookup.key.attname: key, lookup.field.attname: value}
+    return list(_rows_of(lookup, shard.alias, **conditions))
+
+
+def _still_has(lookup: ModelLookup, alias: str, row: Sequence[Any]) -> bool:
+    """Whether a row still has its value: it may have been changed since it was read."""
+    conditions = {"pk": row[0], lookup.key.attname: row[1], lookup.field.attname: row[2]}
+    return bool(_rows_of(lookup, alias, **conditions).exists())
+
+
+def _write(lookup: ModelLookup, place: Place, key: str, entry: StoredEntry | None) -> bool:
+    if entry is None:
+        return not entries.add([place], [key], uuid4().hex, "", is_open=False)
+    # The entry names another key, for which no row has the value.
+    return is_over(lookup, entry) and entries.take(place, key, uuid4().hex, "", entry.token)
+
+
+def _compare_entries(lookup: ModelLookup, differences: LookupDifferences, *, repair: bool) -> None:
+    last = 0
+    with unbound(), request_cache.uncached():
+        while batch := list(entries.after(lookup.name, last, BATCH)):
+            last = batch[-1][0]
+            differences.entries += len(batch)
+            for entry in _without_row(lookup, [entry for _, entry in batch]):
+                if not is_over(lookup, entry):
+                    continue
+                # The writer cannot commit its row any more; perhaps it has since the first look.
+                if any(True for _ in _without_row(lookup, [entry])):
+                    differences.surplus += 1
+                    differences.example(
+                        f"{lookup.field.name}={entry.place.value!r} for the key {entry.key!r}: no row"
+                        " has this value"
+                    )
+                    if repair:
+                        differences.repaired += entries.remove_entry(entry)
+
+
+def _without_row(lookup: ModelLookup, batch: Sequence[StoredEntry]) -> Iterator[StoredEntry]:
+    """Return the entries that have no row. One query for each shard of their keys."""
+    keys = {entry.key: lookup.key_of_text(entry.key) for entry in batch}
+    by_alias: dict[str, list[StoredEntry]] = {}
+    for entry in batch:
+        shard = runtime.locate(lookup.options.group, keys[entry.key])
+        if shard is None:
+            yield entry
+        else:
+            by_alias.setdefault(shard.alias, []).append(entry)
+    for alias, some in by_alias.items():
+        conditions = {
+            f"{lookup.key.attname}__in": list({keys[entry.key] for entry in some}),
+            f"{lookup.field.attname}__in": list(
+                {lookup.field.to_python(entry.place.value) for entry in some}
+            ),
+        }
+        present = {_expected(lookup, row) for row in _rows_of(lookup, alias, **conditions)}
+        yield from (entry for entry in some if (entry.place, entry.key) not in present)

@@ -1,0 +1,180 @@
+"""Reserves the values of rows that a transaction writes, before it commits them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from django.db import connections
+
+from sharded_orm import runtime
+from sharded_orm.contrib.lookups import entries
+from sharded_orm.contrib.lookups.declaration import ModelLookup
+from sharded_orm.contrib.lookups.entries import Place, StoredEntry
+from sharded_orm.contrib.lookups.transaction import (
+    QUARANTINE,
+    EntryChange,
+    TransactionEntries,
+    ended_changes,
+)
+from sharded_orm.exceptions import LookupValueTaken
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.bound_key import unbound
+
+R = TypeVar("R")
+
+#: The number of attempts to take an entry that others change at the same time.
+_ATTEMPTS = 5
+
+
+def reserve(
+    connection: Any,
+    watcher: TransactionEntries,
+    change: EntryChange,
+    rows: Mapping[Place, tuple[ModelLookup, str]],
+) -> None:
+    """Write the entries of rows that the open transaction has written. One statement per 100 rows.
+
+    :param rows: for each entry, its lookup and the shard key of its row.
+    :raises LookupValueTaken: another row has the value of a unique lookup, or may get it.
+    """
+    # In one order, so that two processes do not wait for each other.
+    places = sorted(rows)
+    change.has_fresh, change.places = True, places
+    keys = [rows[place][1] for place in places]
+    for number in entries.add(places, keys, change.fresh, watcher.writer):
+        place = places[number]
+        lookup, key = rows[place]
+        change.has_taken = True
+        if lookup.unique:
+            _take_unique(connection, watcher, change, lookup, place, key)
+        else:
+            _take(change, watcher, place, key)
+
+
+def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
+    # The entry is of this very row, which had the value before.
+    for _ in range(_ATTEMPTS):
+        if entries.take(place, key, change.taken, watcher.writer):
+            return
+        if not entries.add([place], [key], change.fresh, watcher.writer):
+            return
+    raise _contended(place)
+
+
+def _take_unique(
+    connection: Any,
+    watcher: TransactionEntries,
+    change: EntryChange,
+    lookup: ModelLookup,
+    place: Place,
+    key: str,
+) -> None:
+    for _ in range(_ATTEMPTS):
+        entry = entries.entry_at(place)
+        if entry is None:
+            if not entries.add([place], [key], change.fresh, watcher.writer):
+                return
+            continue
+        if watcher.owns(entry.token):
+            # This transaction has written the entry: it has deleted a row with this value, or has
+            # rolled back to a savepoint.
+            if entry.key != key:
+                raise refuse_taken(
+                    lookup,
+                    place,
+                    f"this transaction has used it for a row of {lookup.key.name}={entry.key!r}",
+                )
+            if _count_on(connection, lookup, place) > 1:
+                raise refuse_taken(lookup, place, "a row of this transaction has it")
+        else:
+            if not is_over(lookup, entry):
+                raise refuse_taken(
+                    lookup, place, "a row has it, or an open transaction may give it to one"
+                )
+            # Only after the writer has ended: it cannot commit its row any more.
+            if has_row(lookup, entry):
+                raise refuse_taken(
+                    lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"
+                )
+        if entries.take(place, key, change.taken, watcher.writer, entry.token):
+            return
+    raise _contended(place)
+
+
+def refuse_taken(lookup: ModelLookup, place: Place, why: str) -> LookupValueTaken:
+    """Return the error for a value of a unique lookup that is taken.
+
+    :param why: a clause that says by whom.
+    """
+    return LookupValueTaken(
+        f"{lookup.model.__name__}.{lookup.field.name}={place.value!r} is unique over all shards, and"
+        f" {why}. Choose another value."
+    )
+
+
+def _contended(place: Place) -> LookupValueTaken:
+    return LookupValueTaken(
+        f"{place.lookup}={place.value!r} is written by others again and again. Try again."
+    )
+
+
+def is_over(lookup: ModelLookup, entry: StoredEntry) -> bool:
+    """Whether the transaction that has written ``entry`` has ended for certain. At most two queries."""
+    if not entry.is_open or entry.token in ended_changes:
+        return True
+    writer = entries.writer_session(entry.writer)
+    shard = runtime.locate(lookup.options.group, lookup.key_of_text(entry.key))
+    if shard is not None and writer.connection:
+        connection: Any = connections[shard.alias]
+        if connection.judges(writer):
+            return writer in connection.sessions_gone([writer])
+    return entry.written_at < time.time() - QUARANTINE
+
+
+def has_row(lookup: ModelLookup, entry: StoredEntry) -> bool:
+    """Whether a committed row has the value and the key of ``entry``. One query on a shard."""
+    key, value = lookup.key_of_text(entry.key), lookup.field.to_python(entry.place.value)
+
+    def read() -> bool:
+        rows: Any = ShardedQuerySet(lookup.model)
+        conditions = {lookup.key.attname: key, lookup.field.attname: value}
+        return bool(rows.filter(**conditions).uncached().exists())
+
+    return _outside_transactions(read)
+
+
+def _count_on(connection: Any, lookup: ModelLookup, place: Place) -> int:
+    """Return how many rows have a value on a shard, as its open transaction sees it."""
+    rows: Any = ShardedQuerySet(lookup.model, using=connection.alias)
+    with unbound():
+        return int(rows.filter(**{lookup.field.attname: place.value}).uncached().count())
+
+
+def _outside_transactions(read: Callable[[], R]) -> R:
+    """Return the result of ``read``, run outside of the transactions of this thread.
+
+    These may have older snapshots, and may have written what is not committed.
+    """
+    if not entries.is_committed_at_once():
+        with unbound():
+            return read()  # Other threads do not see what Django's TestCase has written.
+    results: list[R] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(read())
+        except BaseException as exc:
+            errors.append(exc)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, name="sharded_orm lookups")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

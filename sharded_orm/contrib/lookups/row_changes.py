@@ -1,0 +1,296 @@
+"""Follows the ORM's writes of a model with lookups: which values its rows get, and which they lose.
+
+The entries of new values are committed before the rows, and those of old values are removed after
+them. So each committed row has its entries at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import EmptyResultSet, FieldDoesNotExist
+from django.db.models import Case, When
+from django.db.models.expressions import Col
+from django.db.models.functions import Cast
+from django.db.models.lookups import Exact
+from django.db.models.sql import Query
+from django.db.models.sql.subqueries import InsertQuery, UpdateQuery
+from django.db.models.sql.where import WhereNode
+
+from sharded_orm.contrib.lookups import entries
+from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_of, plain_value
+from sharded_orm.contrib.lookups.entries import Place
+from sharded_orm.contrib.lookups.reservation import refuse_taken, reserve
+from sharded_orm.contrib.lookups.transaction import EntryChange, TransactionEntries
+from sharded_orm.exceptions import LookupRefused
+from sharded_orm.models.cached.insert_keys import returned_keys
+from sharded_orm.routing.where_clause import compares_as
+
+#: The largest number of rows of which one ``update()`` may change a field with a lookup.
+MAX_UPDATED = 5000
+
+
+def follower_of(model: Any) -> RowFollower | None:
+    """Return the follower of a model with lookups; None for other models."""
+    lookups = lookups_of(model)
+    return RowFollower(lookups) if lookups else None
+
+
+@dataclass(frozen=True)
+class FollowedRow:
+    """A stored row: the values of its primary key, shard key and fields with lookups, prepared."""
+
+    pk: Any
+    key: Any
+    values: Sequence[Any]
+
+
+class RowFollower:
+    """A :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower` of one model."""
+
+    def __init__(self, lookups: Sequence[ModelLookup]) -> None:
+        self._lookups = lookups
+
+    def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
+        """Run the statement, and write the entries of the rows that it changes.
+
+        :raises LookupValueTaken: another row has the value of a unique lookup, or may get it.
+        :raises LookupRefused: the values that the rows get are not known.
+        """
+        for lookup in self._lookups:
+            if lookup.problem is not None:
+                raise LookupRefused(
+                    f"{lookup.model.__name__} cannot be written: its lookup by {lookup.field.name!r}"
+                    f" {lookup.problem}. 'manage.py check' has the remedy."
+                )
+        query = compiler.query
+        if isinstance(query, InsertQuery):
+            return self._insert(compiler, execute)
+        if isinstance(query, UpdateQuery):
+            return self._update(compiler, execute)
+        return self._delete(compiler, execute)
+
+    # -- INSERT -----------------------------------------------------------------------------
+
+    def _insert(self, compiler: Any, execute: Callable[[], Any]) -> Any:
+        query = compiler.query
+        if query.on_conflict is not None:
+            raise LookupRefused(
+                f"bulk_create() of {query.model.__name__} with ignore_conflicts or update_conflicts"
+                " cannot be followed by its lookups: which rows are stored is not known. Leave the"
+                " option out, or use get_or_create() or update_or_create()."
+            )
+        meta, objs = query.get_meta(), query.objs
+        key = meta.get_field(self._lookups[0].key.name)
+        columns = [(lookup, self._column(query, lookup)) for lookup in self._lookups]
+        watcher = TransactionEntries.of(compiler.connection)
+        with watcher.change() as change:
+            values = [
+                [None if field is None else _new_value(query, field, obj) for obj in objs]
+                for _, field in columns
+            ]
+            result = execute()
+            pks = [getattr(obj, meta.pk.attname) for obj in objs]
+            if any(pk is None for pk in pks):
+                pks = returned_keys(compiler, objs, meta.pk, result) or pks
+            new = [
+                (lookup, _prepared(meta.pk, pk), _new_value(query, key, obj), value)
+                for (lookup, _), of_lookup in zip(columns, values, strict=True)
+                for obj, pk, value in zip(objs, pks, of_lookup, strict=True)
+                if value is not None
+            ]
+            self._add(compiler, watcher, change, new)
+        return result
+
+    def _column(self, query: Any, lookup: ModelLookup) -> Any:
+        """Return the field of ``lookup`` in the query's model; None if a historical model lacks it."""
+        try:
+            field = query.get_meta().get_field(lookup.field.name)
+        except FieldDoesNotExist:
+            return None
+        if field not in query.fields:
+            raise LookupRefused(
+                f"The INSERT leaves {lookup.name!r} to the database, and its lookup must know the value."
+            )
+        return field
+
+    def _add(
+        self,
+        compiler: Any,
+        watcher: TransactionEntries,
+        change: EntryChange,
+        new: Sequence[tuple[ModelLookup, Any, Any, Any]],
+    ) -> None:
+        """Write the entries of new values; each of ``new`` is lookup, primary key, key and value."""
+        rows: dict[Place, tuple[ModelLookup, str]] = {}
+        for lookup, pk, key, value in new:
+            key_text = lookup.key_text(key)
+            place = Place(lookup.name, lookup.text(value), lookup.slot(pk, key_text))
+            if lookup.unique and place in rows:
+                raise refuse_taken(lookup, place, "two rows of one statement would have it")
+            rows[place] = lookup, key_text
+        if rows:
+            reserve(compiler.connection, watcher, change, rows)
+
+    # -- UPDATE and DELETE ------------------------------------------------------------------
+
+    def _update(self, compiler: Any, execute: Callable[[], Any]) -> Any:
+        query = compiler.query
+        names = {lookup.field.name: number for number, lookup in enumerate(self._lookups)}
+        new_values = {}
+        for field, _, value in query.values:
+            if field.name in (self._lookups[0].key.name, query.get_meta().pk.name):
+                raise LookupRefused(
+                    f"The primary key and the shard key of {query.model.__name__} are parts of its"
+                    " lookups, so update() cannot change them. Create new rows and delete the old ones."
+                )
+            if field.name in names:
+                new_values[names[field.name]] = _new_values(query, field, value)
+        if not new_values:
+            return execute()
+        watcher = TransactionEntries.of(compiler.connection)
+        with watcher.change() as change:
+            rows = self._rows(compiler, MAX_UPDATED + 1)
+            if len(rows) > MAX_UPDATED:
+                raise LookupRefused(
+                    f"update() would change a field with a lookup in more than {MAX_UPDATED} rows of"
+                    f" {query.model.__name__} on {compiler.connection.alias!r}. Update fewer at a time."
+                )
+            # Rows that another transaction has made match meanwhile were not read.
+            query.add_filter("pk__in", [row.pk for row in rows])
+            result = execute()
+            new, old = [], []
+            for number, value_of in new_values.items():
+                lookup = self._lookups[number]
+                for row in rows:
+                    value, former = value_of(row.pk), row.values[number]
+                    if value == former:
+                        continue
+                    if value is not None:
+                        new.append((lookup, row.pk, row.key, value))
+                    if former is not None:
+                        old.append(_place(lookup, row, former))
+            self._add(compiler, watcher, change, new)
+            _mark(watcher, change, old)
+        return result
+
+    def _delete(self, compiler: Any, execute: Callable[[], Any]) -> Any:
+        watcher = TransactionEntries.of(compiler.connection)
+        with watcher.change() as change:
+            rows = self._rows(compiler, None)
+            result = execute()
+            old = [
+                _place(lookup, row, row.values[number])
+                for number, lookup in enumerate(self._lookups)
+                for row in rows
+                if row.values[number] is not None
+            ]
+            _mark(watcher, change, old)
+        return result
+
+    def _rows(self, compiler: Any, limit: int | None) -> list[FollowedRow]:
+        """Read and lock the rows that the statement would change. One query."""
+        query, connection = compiler.query, compiler.connection
+        meta = query.get_meta()
+        fields = [meta.pk, meta.get_field(self._lookups[0].key.name)]
+        positions: list[int | None] = []
+        for lookup in self._lookups:
+            try:
+                fields.append(meta.get_field(lookup.field.name))
+                positions.append(len(fields) - 1)
+            except FieldDoesNotExist:
+                positions.append(None)  # A historical model lacks the field.
+        select = _select(query, connection, [field.attname for field in fields], limit)
+        try:
+            rows = list(select.get_compiler(connection=connection).results_iter())
+        except EmptyResultSet:
+            return []
+        return [
+            FollowedRow(
+                row[0],
+                fields[1].get_prep_value(row[1]),
+                [None if n is None else fields[n].get_prep_value(row[n]) for n in positions],
+            )
+            for row in ([fields[0].get_prep_value(row[0]), *row[1:]] for row in rows)
+        ]
+
+
+def _select(query: Any, connection: Any, names: list[str], limit: int | None) -> Query:
+    """Return a query that reads and locks the rows that an UPDATE or DELETE would change."""
+    # The query is copied in the same way as in SQLUpdateCompiler.pre_sql_setup() of Django.
+    select: Any = query.chain(klass=Query)
+    select.clear_ordering(force=True)
+    select.clear_select_clause()
+    joins = any(select.alias_refcount[a] for a in select.alias_map if a != select.base_table)
+    if select.group_by is not None or joins:
+        # A lock must not reach rows of joined tables, nor those of an aggregate.
+        inner = select
+        inner.add_fields([query.get_meta().pk.attname])
+        select = Query(query.model)
+        select.add_filter("pk__in", inner)
+    select.add_fields(names)
+    select.distinct = False
+    select.select_for_update = connection.features.has_select_for_update
+    select.set_limits(high=limit)
+    return select  # type: ignore[no-any-return]
+
+
+def _place(lookup: ModelLookup, row: FollowedRow, value: Any) -> Place:
+    return Place(lookup.name, lookup.text(value), lookup.slot(row.pk, lookup.key_text(row.key)))
+
+
+def _mark(watcher: TransactionEntries, change: EntryChange, old: Sequence[Place]) -> None:
+    if old:
+        change.has_old = True
+        entries.mark(old, change.old, watcher.writer)
+
+
+def _prepared(field: Any, value: Any) -> Any:
+    if value is None:
+        raise LookupRefused(
+            f"The database has not returned the {field.name!r} of new rows, and their lookups need it."
+            " Save the rows one by one."
+        )
+    return field.get_prep_value(value)
+
+
+def _new_value(query: Any, field: Any, obj: Any) -> Any:
+    # As Django does when it compiles the INSERT.
+    value = getattr(obj, field.attname) if query.raw else field.pre_save(obj, add=True)
+    return plain_value(field, value)
+
+
+def _new_values(query: Any, field: Any, value: Any) -> Callable[[Any], Any]:
+    """Return a function that takes a primary key, and returns the new value of the row's ``field``.
+
+    :param value: what the UPDATE sets: a value, or the expression that ``bulk_update()`` makes.
+    """
+    expression = value
+    if type(expression) is Cast:
+        (expression,) = expression.get_source_expressions()
+    if type(expression) is not Case:
+        plain = plain_value(field, value)
+        return lambda pk: plain
+    by_pk = {}
+    for when in expression.cases:
+        compared = _compared_pk(query, when.condition) if type(when) is When else None
+        if compared is None:
+            plain_value(field, value)  # Raises LookupRefused, as for any other expression.
+        by_pk[compared] = plain_value(field, when.result)
+    # A row that no condition names gets the default of the expression.
+    default = plain_value(field, expression.default)
+    return lambda pk: by_pk.get(pk, default)
+
+
+def _compared_pk(query: Any, condition: Any) -> Any:
+    """Return the value of a condition ``pk = value``; None for any other condition."""
+    if type(condition) is not WhereNode or condition.negated or len(condition.children) != 1:
+        return None
+    compared: Any = condition.children[0]
+    if not compares_as(Exact, compared) or type(compared.lhs) is not Col:
+        return None
+    if compared.lhs.target is not query.get_meta().pk or not compared.rhs_is_direct_value():
+        return None
+    return compared.rhs

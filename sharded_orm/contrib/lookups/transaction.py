@@ -1,0 +1,219 @@
+"""The lookups' part of one transaction on a shard: which entries follow a commit, which a rollback.
+
+Each statement that writes rows is one :class:`EntryChange`. Its tokens name the entries that it has
+written, in three sets: new ones, existing ones that it has taken over, and those of values that no
+row will have any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from django.db import Error
+
+from sharded_orm.contrib.lookups import entries
+from sharded_orm.contrib.lookups.entries import Place
+from sharded_orm.exceptions import LookupExpired, LookupRefused
+
+logger = logging.getLogger("sharded_orm.lookups")
+
+#: Seconds after which an entry without a row counts as left behind, if the database cannot tell whether
+#: the session of its writer still exists.
+QUARANTINE = 600.0
+#: Seconds that the entries of a committed transaction wait, at most until the next one of the process,
+#: before they tell that it has ended.
+CLOSE_AFTER = 5.0
+
+
+class EndedChanges:
+    """Changes whose transactions have ended, while their entries do not tell so yet. Thread-safe.
+
+    Entries are closed many at a time. The changes of a process that dies meanwhile are known by its
+    sessions, which have ended with it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tokens: list[str] = []
+        self._closed_at = time.monotonic()
+
+    def add(self, tokens: Iterable[str]) -> None:
+        """Note changes. Close the entries of all if they are many, or if some have waited: one statement."""
+        with self._lock:
+            self._tokens += tokens
+            waited = time.monotonic() - self._closed_at
+            if len(self._tokens) < entries.BATCH and waited < CLOSE_AFTER:
+                return
+            tokens, self._tokens, self._closed_at = self._tokens, [], time.monotonic()
+        try:
+            entries.close(tokens)
+        except Error:
+            # Whoever meets the entries waits until the sessions of this process have ended.
+            logger.warning("%d changes of lookups could not be closed", len(tokens), exc_info=True)
+
+    def __contains__(self, token: str) -> bool:
+        with self._lock:
+            return token in self._tokens
+
+
+ended_changes = EndedChanges()
+
+
+def _forget_changes_of_parent() -> None:
+    # Another thread of the parent may have held the lock at the fork.
+    ended_changes.__init__()  # type: ignore[misc]  # the object is known by many names
+
+
+os.register_at_fork(after_in_child=_forget_changes_of_parent)
+
+
+class EntryChange:
+    """What one statement has changed in lookups."""
+
+    def __init__(self) -> None:
+        self.fresh, self.taken, self.old = (uuid4().hex for _ in range(3))
+        self.has_fresh = self.has_taken = self.has_old = False
+        #: The entries of the new values.
+        self.places: Collection[Place] = ()
+        #: Whether each row that the statement has written has its entries.
+        self.is_complete = False
+        #: Whether the statement was rolled back with a savepoint.
+        self.is_undone = False
+
+    def tokens(self) -> tuple[str, ...]:
+        return self.fresh, self.taken, self.old
+
+    def surplus(self, stands: bool) -> list[str]:
+        """Return the tokens of entries that no row needs after the end of the transaction.
+
+        These are the entries of old values if the change stands, and the new entries if it was rolled back.
+
+        :param stands: whether the statement is committed; otherwise it was rolled back.
+        """
+        if stands:
+            return [self.old] if self.has_old else []
+        return [self.fresh] if self.has_fresh else []
+
+    def rest(self, stands: bool) -> list[str]:
+        """Return the tokens of the other entries, which stay."""
+        if stands:
+            return [self.fresh, self.taken] if self.has_fresh else []
+        return [self.taken, self.old] if self.has_taken or self.has_old else []
+
+
+class TransactionEntries:
+    """The changes of one transaction. A :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher`.
+
+    :param connection: the connection object of the shard, in a transaction.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._changes: list[EntryChange] = []
+        #: The number of changes at the time that each savepoint was set.
+        self._savepoints: dict[str, int] = {}
+        self._began = time.monotonic()
+        self._is_committed_at_once = entries.is_committed_at_once()
+        self._may_be_committed = False
+        self._writer: str | None = None
+
+    @classmethod
+    def of(cls, connection: Any) -> TransactionEntries:
+        """Return the object of the open transaction of ``connection``."""
+        for watcher in connection.commit_watchers:
+            if isinstance(watcher, cls):
+                return watcher
+        own = cls(connection)
+        connection.commit_watchers += (own,)
+        return own
+
+    @property
+    def writer(self) -> str:
+        """The session of the transaction. Call this after the first statement of the transaction only."""
+        if self._writer is None:
+            self._writer = entries.writer_text(self._connection.session_id())
+        return self._writer
+
+    def owns(self, token: str) -> bool:
+        return any(token in change.tokens() for change in self._changes)
+
+    @contextmanager
+    def change(self) -> Iterator[EntryChange]:
+        """Return a context manager around one statement and the changes of its entries."""
+        change = EntryChange()
+        self._changes.append(change)
+        try:
+            yield change
+        except BaseException:
+            # Roll back, as Model.save_base() of Django does after an error. If the caller commits in
+            # spite of this, before_commit() refuses.
+            self._connection.needs_rollback = True
+            raise
+        change.is_complete = True
+
+    # -- The end of the transaction ---------------------------------------------------------
+
+    def before_commit(self) -> None:
+        """Refuse a commit after which a row would be without its entry.
+
+        :raises LookupRefused: a statement is committed whose entries could not be written.
+        :raises LookupExpired: others have taken this transaction's writer for dead.
+        """
+        if not all(change.is_complete or change.is_undone for change in self._changes):
+            raise LookupRefused(
+                f"The transaction on {self._connection.alias!r} was rolled back: it contains rows whose"
+                " lookups could not be written. Let the error of the write leave the block of atomic()."
+            )
+        if time.monotonic() - self._began > QUARANTINE / 2:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Make sure that nobody has taken this transaction's entries over, nor will during the COMMIT."""
+        tokens = [token for change in self._changes for token in change.tokens()]
+        entries.renew(tokens)
+        own = {entry.place for entry in entries.of_tokens(tokens)}
+        places = {p for change in self._changes if not change.is_undone for p in change.places}
+        if not places <= own:
+            raise LookupExpired(
+                f"The transaction on {self._connection.alias!r} was rolled back: it was open for more"
+                f" than {QUARANTINE:g} s after it wrote rows with lookups, and others have taken"
+                f" values over: {sorted(places - own)[:3]!r}. Use shorter transactions."
+            )
+
+    def may_commit(self) -> None:
+        self._may_be_committed = True
+
+    def savepoint(self, sid: str) -> None:
+        self._savepoints[sid] = len(self._changes)
+
+    def savepoint_rolled_back(self, sid: str) -> None:
+        # This object was made after an unknown savepoint was set, so all its changes are undone.
+        for change in self._changes[self._savepoints.get(sid, 0) :]:
+            change.is_undone = True
+
+    def ended(self, committed: bool | None) -> None:
+        if committed is None or (self._may_be_committed and not committed):
+            return  # Entries without rows do no harm.
+        if not self._is_committed_at_once:
+            return  # The test case rolls the entries back.
+        ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
+        try:
+            entries.remove([token for change, stands in ends for token in change.surplus(stands)])
+            # Others may wait for values that were rolled back, so these are closed now.
+            entries.close([t for change, stands in ends if not stands for t in change.rest(False)])
+            ended_changes.add(t for change, stands in ends if stands for t in change.rest(True))
+        except Exception:
+            # The transaction has ended, so its caller must not take this for an error of it.
+            logger.warning(
+                "The transaction on %r has left entries of lookups behind, which do no harm."
+                " 'manage.py lookups check --repair' removes them.",
+                self._connection.alias,
+                exc_info=True,
+            )

@@ -1,0 +1,59 @@
+"""Sources that know the shard keys of rows which a query names by another column.
+
+A source is asked only if the conditions of a query contain no shard key. Sources belong to apps of
+Django: an app provides its source when it is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from django.db.models import Field, Model
+
+
+class KeySource(Protocol):
+    """Knows which shard keys the rows with certain values in a column have."""
+
+    def keys(
+        self, model: type[Model], field: Field[Any, Any], values: Sequence[Any]
+    ) -> Sequence[Any] | None:
+        """Return shard keys, among them that of each stored row whose ``field`` has one of ``values``.
+
+        :param field: a field of the model's own table.
+        :param values: values as the database stores them, without None.
+        :returns: the keys as the database stores them; None if the source does not know them all.
+        """
+
+    def hint(self, model: type[Model]) -> str:
+        """Return why a query of ``model`` without a shard key is refused, as a clause; "" if the source
+        has nothing to say.
+        """
+
+
+_sources: list[KeySource] = []
+
+
+def provide_key_source(source: KeySource) -> None:
+    """Add a source, which :func:`known_keys` asks after the earlier ones."""
+    _sources.append(source)
+
+
+def has_key_sources() -> bool:
+    return bool(_sources)
+
+
+def known_keys(
+    model: type[Model], field: Field[Any, Any], values: Sequence[Any]
+) -> Sequence[Any] | None:
+    """Return the result of the first source that knows the keys; see :meth:`KeySource.keys`."""
+    for source in _sources:
+        keys = source.keys(model, field, values)
+        if keys is not None:
+            return keys
+    return None
+
+
+def hint(model: type[Model]) -> str:
+    """Return what the sources say about a query of ``model`` that names no shard key."""
+    return "".join(f", and {text}" for source in _sources if (text := source.hint(model)))

@@ -1,0 +1,111 @@
+"""Lookups together with moves of keys, migrations, cached models and forms of a project."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.core import checks
+from django.db import connections, models
+from django.db.migrations.state import ProjectState
+from django.test.utils import CaptureQueriesContext, isolate_apps
+
+from sharded_orm import ShardedModel, bound, runtime
+from sharded_orm.contrib.lookups import Lookup
+from sharded_orm.contrib.lookups.checks import check_lookups
+from sharded_orm.contrib.lookups.declaration import ModelLookup
+from sharded_orm.models.sharding.options import shard_options
+from tests.finders.models import Account, Ticket
+from tests.integration.lookups.conftest import differences, entries
+from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
+from tests.queries.moves.hand_move import HandMove
+
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.django_db(databases=DATABASES, transaction=True),
+]
+
+
+def test_a_key_moves(accounts: Any) -> None:
+    runtime.placement_lease()._poll = None
+    move = HandMove(ONE, {Account._meta.db_table: "user_id"}, int(SHARD[ONE][-5:]), 5)
+    move.announce()
+    assert Account.objects.get(email="ada@x").id == 1
+    move.publish()
+    assert Account.objects.get(email="ada@x")._state.db == SHARD[ONE]
+    assert Account.objects.filter(serial=7).count() == 2
+    move.switch_directory()
+    # The old rows are still there, and no lookup leads to them.
+    assert Account.objects.get(email="ada@x")._state.db == "photos_00005"
+    assert {row.id for row in Account.objects.filter(serial=7)} == {1, 2}
+    Account.objects.filter(email="ada@x").update(serial=8)
+    assert differences() == {}
+    assert Account.objects.get(serial=8).email == "ada@x"
+
+
+def test_a_migration_writes_rows(accounts: Any) -> None:
+    historical: Any = ProjectState.from_apps(apps).apps.get_model("finders", "Account")
+    rows = historical.objects.using(SHARD[ONE])
+    rows.create(id=3, user_id=ONE, email="old@x", serial=3)
+    rows.filter(id=1).update(email="ada@y")
+    rows.filter(id=3).delete()
+    assert entries("email") == [("ada@y", str(ONE)), ("bob@x", str(TWO))]
+    assert differences() == {}
+
+
+def test_a_cached_model(accounts: Any) -> None:
+    code = uuid.uuid4()
+    ticket = Ticket.objects.create(user_id=TWO, code=code)
+    for _ in range(2):
+        assert Ticket.objects.get(code=code) == ticket
+    Ticket.objects.filter(code=code).update(account=accounts[1])
+    assert Ticket.objects.get(code=code).account_id == 2
+    assert Ticket.objects.get(account_id=2) == ticket
+    ticket.delete()
+    assert not Ticket.objects.filter(code=code).exists()
+
+
+def test_a_bound_key(accounts: Any) -> None:
+    with bound(user_id=ONE):
+        assert Account.objects.filter(serial=7).count() == 1
+        assert not Account.objects.filter(email="bob@x").exists()
+        Account.objects.create(id=3, email="new@x")
+    assert Account.objects.get(email="new@x").user_id == ONE
+
+
+def test_no_statement_more_for_other_fields(accounts: Any) -> None:
+    with CaptureQueriesContext(connections["default"]) as sent:
+        Account.objects.filter(user_id=ONE).update(note="n")
+    assert len(sent) == 0
+    with CaptureQueriesContext(connections["default"]) as sent:
+        Ticket.objects.bulk_create([Ticket(user_id=ONE, code=uuid.uuid4()) for _ in range(50)])
+    assert len(sent) <= 2
+
+
+@isolate_apps("tests.finders")
+def test_checks() -> None:
+    class Wrong(ShardedModel):
+        name = models.TextField()
+        at = models.DateField(null=True)
+
+        class Meta:
+            app_label = "finders"
+
+        class ShardMeta:
+            group = "photos"
+            shard_key = "id"
+            lookups = ["nothing", Lookup("at"), "name", "id"]
+
+    options = shard_options(Wrong)
+    assert options is not None
+    problems = {
+        name: ModelLookup(Wrong, Wrong._meta.get_field(name), False, options).problem
+        for name in ("name", "at", "id")
+    }
+    assert all(problems.values()), problems
+    assert "no integer" in str(problems["at"])
+    found = check_lookups([type("Config", (), {"get_models": lambda self: [Wrong]})()])
+    assert [message.id for message in found] == ["sharded_orm_lookups.E001"]
+    assert not [m for m in checks.run_checks() if m.id and m.id.startswith("sharded_orm_lookups")]
