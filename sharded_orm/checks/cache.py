@@ -152,7 +152,9 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
     meta = _own_meta(model)
     if meta is None:
         return
-    valid = _NAMES if issubclass(model, ShardedModel) else {"cache", "isolate_key"}
+    valid = {"cache", "isolate_key"}
+    if issubclass(model, ShardedModel):
+        valid = _NAMES.union(*(_names_of_app(config) for config in apps.get_app_configs()))
     names = {
         name
         for cls in meta.__mro__[:-1]
@@ -175,6 +177,11 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
                 obj=model,
                 id="sharded_orm.E035",
             )
+
+
+def _names_of_app(config: Any) -> frozenset[str]:
+    """Return the names that an installed app adds to those of ``ShardMeta``."""
+    return getattr(config, "shard_meta_names", frozenset())
 
 
 def _child(model: Any) -> Iterator[checks.CheckMessage]:

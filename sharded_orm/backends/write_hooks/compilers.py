@@ -50,8 +50,9 @@ class ReadMixin(SQLCompiler):
 class WriteMixin(ReadMixin):
     """The mixin for the compilers of INSERT, UPDATE and DELETE.
 
-    It reports each write to the cache's observer and to the connection. A write to a cached model
-    always runs in a transaction: in autocommit, a transaction is opened for this write only.
+    It reports each write to the cache's observer, to the followers and to the connection. A write to
+    a cached or followed model always runs in a transaction: in autocommit, a transaction is opened for
+    this write only.
     """
 
     #: Whether the statement that is being sent has been reported.
@@ -95,14 +96,15 @@ class WriteMixin(ReadMixin):
                 check_route()  # A file has no sessions. Other backends check after taking one.
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
+        run = observer.followed(self, execute)
         cached_model = observer.cached_model_of(self.query.model)
+        if cached_model is not None:
+            run = partial(observer.write, cached_model, self, run, counted)
         try:
-            if cached_model is None:
-                return execute()
-            if not connection.get_autocommit():
-                return observer.write(cached_model, self, execute, counted)
+            if run is execute or not connection.get_autocommit():
+                return run()
             with connection.write_transaction():
-                return observer.write(cached_model, self, execute, counted)
+                return run()
         finally:
             if not connection.autocommit:
                 connection.wrote = True

@@ -1,15 +1,16 @@
-"""The hooks by which the cache learns of the ORM's writes and of the ends of transactions.
+"""The hooks by which higher layers learn of the ORM's writes and of the ends of transactions.
 
-The compilers report each write to a :class:`WriteObserver` (see
-:mod:`sharded_orm.backends.write_hooks.compilers`). The connection object reports the end of a
-transaction to a :class:`TransactionListener`. The observer belongs to a higher layer, so the app
-provides it (:func:`provide_observer`).
+The compilers report each write to the cache's :class:`WriteObserver` and to each
+:class:`WriteFollower` (see :mod:`sharded_orm.backends.write_hooks.compilers`). The connection object
+reports the end of a transaction to a :class:`TransactionListener`. Observer and followers belong to
+higher layers, so apps provide them (:func:`provide_observer`, :func:`add_follower`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 
@@ -74,7 +75,30 @@ class WriteObserver(Protocol):
         """
 
 
+class WriteFollower(Protocol):
+    """An object that must know the rows of each write of the ORM to some models.
+
+    The observer of the cache runs a statement through the followers, so what they do belongs to the
+    same transaction.
+    """
+
+    def follows(self, model: Any) -> Any:
+        """Return what :meth:`write` needs to know about ``model``; None if it follows no writes there.
+
+        Called for each write to any model, so it must be cheap.
+        """
+
+    def write(self, followed: Any, compiler: Any, execute: Callable[[], Any]) -> Any:
+        """Run the statement of ``compiler``, and return its result. Called while a transaction is open.
+
+        :param followed: what :meth:`follows` returned for the statement's model.
+        :param execute: function that runs the statement. It compiles ``compiler.query``, so this method
+            may change the query first, and may run it several times.
+        """
+
+
 _observer: WriteObserver | None = None
+_followers: list[WriteFollower] = []
 
 
 def provide_observer(observer: WriteObserver) -> None:
@@ -84,6 +108,24 @@ def provide_observer(observer: WriteObserver) -> None:
     """
     global _observer
     _observer = observer
+
+
+def add_follower(follower: WriteFollower) -> None:
+    """Report each write to ``follower``, too. An app calls this function when it is ready."""
+    if follower not in _followers:
+        _followers.append(follower)
+
+
+def followed(compiler: Any, execute: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that runs the statement of ``compiler`` through those who follow its model.
+
+    :returns: ``execute`` itself if nobody follows the writes of the model.
+    """
+    for follower in _followers:
+        known = follower.follows(compiler.query.model)
+        if known is not None:
+            execute = partial(follower.write, known, compiler, execute)
+    return execute
 
 
 def cached_model_of(model: Any) -> Any:
