@@ -10,19 +10,19 @@
 ``sharded_orm_mirrors.E007``  a condition that the mirror cannot follow
 ``sharded_orm_mirrors.E008``  ``verify_reads`` without what it needs
 ``sharded_orm_mirrors.E009``  the database itself deletes or changes rows of the source
-``sharded_orm_mirrors.E010``  ``ShardMeta`` has an option that mirrors do not have
 ============================  =====================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig
 from django.core import checks
 
 from sharded_orm.contrib.mirrors.declaration import declared_mirrors, problems_of
+from sharded_orm.contrib.mirrors.querysets import MirrorQuerySet
 
 
 @checks.register(checks.Tags.models)
@@ -31,12 +31,25 @@ def check_mirrors(
 ) -> list[checks.CheckMessage]:
     """Check the declarations of mirrors."""
     return [
-        checks.Error(
+        error
+        for model in declared_mirrors()
+        if app_configs is None or model._meta.app_config in app_configs
+        for error in _errors(model)
+    ]
+
+
+def _errors(model: Any) -> Iterator[checks.CheckMessage]:
+    for number, text in problems_of(model):
+        yield checks.Error(
             f"{model._meta.label} cannot be a mirror: {text}.",
             obj=model,
             id=f"sharded_orm_mirrors.{number}",
         )
-        for model in declared_mirrors()
-        if app_configs is None or model._meta.app_config in app_configs
-        for number, text in problems_of(model)
-    ]
+    verifies = getattr(model.ShardMeta, "verify_reads", False)
+    if verifies and not issubclass(model._default_manager._queryset_class, MirrorQuerySet):
+        yield checks.Error(
+            f"{model._meta.label} has verify_reads = True, and its default manager does not verify reads.",
+            hint="objects = MirrorManager(), of sharded_orm.contrib.mirrors.querysets.",
+            obj=model,
+            id="sharded_orm_mirrors.E008",
+        )

@@ -15,11 +15,13 @@ from django.db.models import (
     F,
     ForeignKey,
     GeneratedField,
+    IntegerField,
     Model,
     Q,
 )
 from django.db.models.sql import Query
 
+from sharded_orm import compat
 from sharded_orm.contrib.mirrors.exceptions import InvalidMirror
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
 
@@ -234,6 +236,28 @@ def problems_of(model: Any) -> Iterator[tuple[str, str]]:
     yield from _key_problems(source)
     yield from _field_problems(model, source)
     yield from _condition_problems(model, source)
+    yield from _database_problems(source)
+    verifies = getattr(model.ShardMeta, "verify_reads", False)
+    if not isinstance(verifies, bool):
+        yield "E008", f"verify_reads is {verifies!r}; it must be True or False"
+    elif verifies and _field(model, theirs.key.attname) is None:
+        yield (
+            "E008",
+            f"verify_reads needs the field {theirs.key.attname!r}, the shard key of the source {label}:"
+            " the row of the source is looked up by it",
+        )
+
+
+def _database_problems(source: Any) -> Iterator[tuple[str, str]]:
+    for column in source._meta.local_fields:
+        on_delete = getattr(column.remote_field, "on_delete", None)
+        if compat.changes_rows_unseen(on_delete):
+            yield (
+                "E009",
+                f"with on_delete={on_delete.__name__} of {column.name!r}, the database itself changes rows"
+                f" of the source {source._meta.label}, and the mirror does not learn of it. Use CASCADE,"
+                " SET_NULL or the like",
+            )
 
 
 def _mirror_of_mirror(model: Any, source: Any) -> str:
@@ -316,8 +340,6 @@ def _field_problems(model: Any, source: Any) -> Iterator[tuple[str, str]]:
 
 def _same_integers(own: Any, original: Any) -> bool:
     """Whether both fields are integers, such as a ``TicketField`` and a ``BigIntegerField``."""
-    from django.db.models import IntegerField
-
     return isinstance(target_field(own), IntegerField) and isinstance(
         target_field(original), IntegerField
     )

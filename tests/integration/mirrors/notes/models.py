@@ -6,6 +6,7 @@ from django.db import models
 from django.db.models import Q
 
 from sharded_orm import ShardedModel, TicketField
+from sharded_orm.contrib.mirrors.querysets import MirrorManager
 
 
 class Note(ShardedModel):
@@ -87,3 +88,24 @@ class TopicOfNote(ShardedModel):
         mirror_of = NoteTopic
         group = "accounts"
         shard_key = "topic_id"
+
+
+class VerifiedNote(ShardedModel):
+    """Compared with its source whenever it is read."""
+
+    note_id = models.BigIntegerField(primary_key=True)
+    author_id = models.BigIntegerField()
+    owner_id = models.BigIntegerField()
+    text = models.CharField(max_length=100)
+
+    objects = MirrorManager()
+
+    class Meta:
+        ordering = ("note_id",)
+
+    class ShardMeta:
+        mirror_of = Note
+        group = "books"
+        shard_key = "author_id"
+        cache = True
+        verify_reads = True

@@ -11,6 +11,7 @@ from django.core.management.base import CommandParser
 
 from sharded_orm.contrib.mirrors import build, comparison, declaration, relay
 from sharded_orm.contrib.mirrors.backlog import backlog
+from sharded_orm.contrib.mirrors.differences import ComparisonReport
 from sharded_orm.management.actions import Action, CommandOfActions, problems_error
 from sharded_orm.management.stop_signals import stop_signals
 
@@ -98,7 +99,7 @@ class CheckMirrors(Action):
     def _check(
         self, command: BaseCommand, mirror: declaration.Mirror, options: dict[str, Any]
     ) -> int:
-        report, shown = comparison.ComparisonReport(), 0
+        report, shown = ComparisonReport(), 0
         for report in comparison.compare(
             mirror,
             repair=options["repair"],
