@@ -26,6 +26,7 @@ def subjects() -> dict[str, Subject]:
         balance,
         connections,
         migrate,
+        mirrors,
         moves,
         reads,
         scatter,
@@ -54,12 +55,14 @@ def subjects() -> dict[str, Subject]:
         "beside_moves": moves.beside_moves,
         "shard_moves": shard_moves.shard_moves,
         "balance": balance.balance_plan,
+        "mirrors": mirrors.mirrors,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
+    "mirrors",
 )  # fmt: skip
 
 

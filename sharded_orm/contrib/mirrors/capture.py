@@ -137,8 +137,16 @@ class SourceWrite:
                 f"Rows of {source.model.__name__}, which has mirrors, were inserted, and the database"
                 " has not returned their ids. Give the ids before."
             )
+        # With ignore_conflicts, the database does not tell which rows it has stored.
+        is_new = query.on_conflict is None
         rows = [
-            WrittenRow(row_pk, row_key, _known_keys(obj, mirror_keys), is_new=True)
+            WrittenRow(
+                row_pk,
+                row_key,
+                _known_keys(obj, mirror_keys),
+                is_new,
+                _stored_row(source, obj) if is_new else None,
+            )
             for row_pk, row_key, obj in zip(pks, keys, query.objs, strict=True)
         ]
         return rows, result
@@ -236,6 +244,16 @@ def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
         generated if is_unknown else value
         for value, generated, is_unknown in zip(values, returned, unknown, strict=True)
     ]
+
+
+def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
+    """Return what an INSERT of ``obj`` has stored; None if ``obj`` does not tell."""
+    if type(obj) is not source.model or not source.keeps_values:
+        return None  # Of a historical model, perhaps.
+    values = {name: obj.__dict__.get(name) for name in source.copied}
+    if any(hasattr(value, "resolve_expression") for value in values.values()):
+        return None
+    return values
 
 
 def _known_keys(obj: Any, fields: Sequence[Any]) -> dict[str, frozenset[Any]]:

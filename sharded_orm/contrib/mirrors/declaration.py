@@ -11,11 +11,14 @@ from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError, ImproperlyConfigured
 from django.db.models import (
     AutoField,
+    BinaryField,
     CompositePrimaryKey,
     F,
+    FileField,
     ForeignKey,
     GeneratedField,
     IntegerField,
+    JSONField,
     Model,
     Q,
 )
@@ -102,6 +105,25 @@ class Source:
     @property
     def pk(self) -> Any:
         return self.model._meta.pk
+
+    @cached_property
+    def copied(self) -> frozenset[str]:
+        """The attributes that any mirror copies."""
+        return frozenset(name for mirror in self.mirrors for name in mirror.names)
+
+    @cached_property
+    def keeps_values(self) -> bool:
+        """Whether an instance has the values that its INSERT stores, once it has been sent.
+
+        A field of a project may store something else, and a value that is not immutable may change
+        before the commit.
+        """
+        kinds = {type(f) for f in self.model._meta.concrete_fields if f.attname in self.copied}
+        return all(
+            kind.__module__.startswith(("django.db.models.fields", "sharded_orm.models.fields"))
+            and not issubclass(kind, BinaryField | FileField | GeneratedField | JSONField)
+            for kind in kinds
+        )
 
     @cached_property
     def mirror_keys(self) -> tuple[Any, ...]:

@@ -40,6 +40,7 @@ class RowToDeliver:
     version: int
     mirror_keys: Mapping[str, frozenset[Any]]
     is_new: bool
+    inserted: Mapping[str, Any] | None = None
 
 
 def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
@@ -55,7 +56,8 @@ def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
                 keys[name] = keys.get(name, frozenset()) | values
         last = max(same, key=lambda entry: entry.version)
         is_new = len(same) == 1 and last.written.is_new
-        rows.append(RowToDeliver(pk, last.written.key, last.version, keys, is_new))
+        inserted = last.written.inserted if is_new else None
+        rows.append(RowToDeliver(pk, last.written.key, last.version, keys, is_new, inserted))
     return rows
 
 
@@ -168,11 +170,21 @@ def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
 def read_source(
     mirror: Mirror, rows: Sequence[RowToDeliver]
 ) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
-    """Return the present state of those ``rows`` that the mirror is to have, by primary key.
+    """Return a state of those ``rows`` that the mirror is to have, by primary key.
 
-    The state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`.
+    It is not older than the version of the row. It is the present one, or what an INSERT of exactly this
+    version has stored. The state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`.
     """
     source = mirror.source
+    if mirror.condition is None and all(row.inserted is not None for row in rows):
+        states = {}
+        for row in rows:
+            attributes = row.inserted
+            assert attributes is not None
+            values = tuple(attributes[name] for name in mirror.names)
+            if (key := attributes[mirror.key.attname]) is not None:
+                states[row.pk] = mirror.key.to_python(key), values
+        return states
     keys = list(dict.fromkeys(row.key for row in rows))
     with unbound():
         matching: Any = ShardedQuerySet(source.model).uncached().order_by()
@@ -182,8 +194,9 @@ def read_source(
         if mirror.condition is not None:
             matching = matching.filter(mirror.condition)
         found = list(matching.values_list(*mirror.names))
-    pk, key = mirror.names.index(source.pk.attname), mirror.names.index(mirror.key.attname)
-    return {values[pk]: (values[key], values) for values in found}
+    pk_at = mirror.names.index(source.pk.attname)
+    key_at = mirror.names.index(mirror.key.attname)
+    return {values[pk_at]: (values[key_at], values) for values in found}
 
 
 class _Delivery:

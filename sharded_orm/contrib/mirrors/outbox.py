@@ -14,6 +14,7 @@ from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Source, text_of, value_of
 from sharded_orm.contrib.mirrors.exceptions import VersionsExhausted
 from sharded_orm.contrib.mirrors.models import OutboxRow
+from sharded_orm.contrib.mirrors.statements import insert_outbox_row
 from sharded_orm.database_clock import DatabaseClock
 
 # A version has the epoch of the shard key in its upper bits, and the number of the outbox row in its
@@ -31,12 +32,14 @@ class WrittenRow:
     :param mirror_keys: the shard keys that its mirrors may have had before, or have now, by the
         attribute of the source. Keys that are not known are left out.
     :param is_new: whether the statement was an INSERT. Not stored.
+    :param inserted: what the INSERT has stored, by attribute; None if that is not known. Not stored.
     """
 
     pk: Any
     key: Any
     mirror_keys: Mapping[str, frozenset[Any]]
     is_new: bool = False
+    inserted: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def record(source: Source, alias: str, rows: Sequence[WrittenRow]) -> list[Outbo
 
     :raises VersionsExhausted: the number of a row is too large for a version.
     """
+    if len(rows) == 1 or not connections[alias].features.can_return_rows_from_bulk_insert:
+        return [_record_one(source, alias, row) for row in rows]
     stored = [
         OutboxRow(
             source=source.label,
@@ -70,15 +75,24 @@ def record(source: Source, alias: str, rows: Sequence[WrittenRow]) -> list[Outbo
         )
         for row in rows
     ]
-    if connections[alias].features.can_return_rows_from_bulk_insert:
-        outbox_rows(alias).bulk_create(stored, batch_size=BATCH)
-    else:
-        for row in stored:
-            row.save(using=alias, force_insert=True)
+    outbox_rows(alias).bulk_create(stored, batch_size=BATCH)
     return [
-        OutboxEntry(row.id, _version(row), written)
+        OutboxEntry(row.id, _version(row.id, row.epoch), written)
         for row, written in zip(stored, rows, strict=True)
     ]
+
+
+def _record_one(source: Source, alias: str, row: WrittenRow) -> OutboxEntry:
+    epoch = _epoch(source, row.key)
+    number = insert_outbox_row(
+        alias,
+        source.label,
+        text_of(source.pk, row.pk),
+        text_of(source.key, row.key),
+        _keys_text(source, row.mirror_keys),
+        epoch,
+    )
+    return OutboxEntry(number, _version(number, epoch), row)
 
 
 def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
@@ -94,7 +108,7 @@ def entry_of(source: Source, row: OutboxRow) -> OutboxEntry:
             if name in fields  # Otherwise the mirror with this key was removed.
         },
     )
-    return OutboxEntry(row.id, _version(row), written)
+    return OutboxEntry(row.id, _version(row.id, row.epoch), written)
 
 
 def remove(alias: str, numbers: Iterable[int]) -> None:
@@ -121,10 +135,10 @@ def _epoch(source: Source, key: Any) -> int:
     return strategy.version(source.key.get_prep_value(key)) if strategy.moves_keys else 0
 
 
-def _version(row: OutboxRow) -> int:
-    if row.id >> _NUMBER_BITS or row.epoch >> _EPOCH_BITS:
+def _version(number: int, epoch: int) -> int:
+    if number >> _NUMBER_BITS or epoch >> _EPOCH_BITS:
         raise VersionsExhausted(
-            f"Row {row.id!r} of an outbox, in epoch {row.epoch!r}, makes no version of {_NUMBER_BITS}"
-            f" and {_EPOCH_BITS} bits. Import the key {row.key!r} into a new group."
+            f"Row {number!r} of an outbox, in epoch {epoch!r}, makes no version of {_NUMBER_BITS} and"
+            f" {_EPOCH_BITS} bits. Import the keys of the shard into a new group."
         )
-    return row.epoch << _NUMBER_BITS | row.id
+    return epoch << _NUMBER_BITS | number

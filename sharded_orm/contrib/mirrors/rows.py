@@ -14,6 +14,7 @@ from django.db.models import F, QuerySet
 from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
 from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
 from sharded_orm.contrib.mirrors.models import RowVersion
+from sharded_orm.contrib.mirrors.statements import insert_version
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
@@ -169,7 +170,10 @@ def _versions(mirror: Mirror, alias: str, rows: Iterable[MirrorRow]) -> QuerySet
 
 
 def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> None:
-    if rows:
+    if len(rows) == 1:
+        (row,) = rows
+        insert_version(alias, mirror.label, _text(mirror, row), row.version)
+    elif rows:
         _version_rows(alias).bulk_create(
             RowVersion(mirror=mirror.label, row=_text(mirror, row), version=row.version)
             for row in rows

@@ -35,6 +35,8 @@ WRITES = {
     "update_or_create": ("note(); Note.objects.update_or_create(owner_id=1, text='text', defaults={'author_id': 3})", [(3, "text")]),
     "a related manager": ("n = note(); n.replies.create(owner_id=1, author_id=4, text='r')", [(2, "text"), (4, "r")]),
     "a block": ("with sharded_orm.atomic(Note, owner_id=1):\n    note(); note(author=3); Note.objects.filter(owner_id=1, author_id=3).delete()", [(2, "text")]),
+    "a change in memory": ("with sharded_orm.atomic(Note, owner_id=1):\n    n = note()\n    n.text = 'not saved'", [(2, "text")]),
+    "a value in another form": ("note(author='2', price='1.50', is_public=1)", [(2, "text")]),
     "a rollback": ("""
 try:
     with sharded_orm.atomic(Note, owner_id=1):
