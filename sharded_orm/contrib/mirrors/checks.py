@@ -34,11 +34,11 @@ def check_mirrors(
         error
         for model in declared_mirrors()
         if app_configs is None or model._meta.app_config in app_configs
-        for error in _errors(model)
+        for error in _messages_of(model)
     ]
 
 
-def _errors(model: Any) -> Iterator[checks.CheckMessage]:
+def _messages_of(model: Any) -> Iterator[checks.CheckMessage]:
     for number, text in problems_of(model):
         yield checks.Error(
             f"{model._meta.label} cannot be a mirror: {text}.",

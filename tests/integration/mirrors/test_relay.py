@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.mirrors.site import PREAMBLE, Site
 from tests.patience import PATIENCE
+from tests.services import mariadb
 
 #: The process dies at the end of that call, in the second or third write of the program.
 WRITER_DIES = [
@@ -40,7 +44,12 @@ capture.deliver_after_commit = lambda *ignored: None
 """
 
 
-@pytest.mark.parametrize("moment", WRITER_DIES)
+def _first_two(moments: list[str]) -> list[Any]:
+    """The others are for long runs."""
+    return [*moments[:2], *(pytest.param(moment, marks=pytest.mark.long) for moment in moments[2:])]
+
+
+@pytest.mark.parametrize("moment", _first_two(WRITER_DIES))
 def test_a_relay_delivers_what_a_killed_writer_has_committed(site: Site, moment: str) -> None:
     done = site.python("run", PREAMBLE + _PROGRAM, KILL_AT=moment)
     assert done.code == -signal.SIGKILL, f"{moment} did not come: {done.out} {done.err}"
@@ -51,7 +60,7 @@ def test_a_relay_delivers_what_a_killed_writer_has_committed(site: Site, moment:
     )
 
 
-@pytest.mark.parametrize("moment", RELAY_DIES)
+@pytest.mark.parametrize("moment", _first_two(RELAY_DIES))
 def test_a_relay_goes_on_after_a_killed_one(site: Site, moment: str) -> None:
     site.run(UNDELIVERED + _PROGRAM)
     done = site.python("manage.py", "mirrors", "relay", "--once", KILL_AT=moment)
@@ -223,3 +232,44 @@ note(1, 2, "other")
     site.run("Note.objects.filter(owner_id=1, text='same').order_by('pk').first().delete()")
     site.manage("mirrors", "relay", "--once", "--retry-dead")
     assert site.run("print(differences(), outbox())") == "[] 0"
+
+
+def test_writes_are_accepted_while_the_shard_of_the_mirror_is_down(
+    site: Site, tmp_path: Path
+) -> None:
+    if site.backend != "sqlite3":
+        pytest.skip("here the file of a shard is taken away; servers are killed in long runs")
+    file, away = site.folder / "db2" / "books_00002.sqlite3", tmp_path / "away"
+    file.rename(away)
+    out = site.run("""
+n, m = note(1, 2, "waits"), note(1, 5, "is there")
+print(Note.objects.filter(owner_id=1).count(), [row.text for row in WrittenNote.objects.filter(author_id=5)])
+""")
+    assert out == "2 ['is there']"
+    done = site.manage("mirrors", "relay", "--once", code=1)
+    assert "books_00002" in done.err
+    away.rename(file)
+    site.manage("mirrors", "relay", "--once")
+    assert site.run("print(rows(WrittenNote, 'text'), differences(), outbox())") == (
+        "[('is there',), ('waits',)] [] 0"
+    )
+
+
+@pytest.mark.long
+def test_writes_are_accepted_while_the_server_of_the_mirror_is_down(
+    own_mariadb: mariadb.MariaDBServer, mariadb_nodes: list[mariadb.Address], tmp_path: Path
+) -> None:
+    nodes = [mariadb_nodes[0].django(), own_mariadb.address.django()]
+    site = Site(tmp_path, nodes, f"i{secrets.token_hex(4)}_", "mysql")
+    site.prepare()
+    own_mariadb.kill()
+    out = site.run("""
+note(1, 2, "waits"), note(1, 5, "is there")
+print(Note.objects.filter(owner_id=1).count(), [row.text for row in WrittenNote.objects.filter(author_id=5)])
+""")
+    assert out == "2 ['is there']"
+    own_mariadb.start()
+    site.manage("mirrors", "relay", "--once")
+    assert site.run("print(rows(WrittenNote, 'text'), differences(), outbox())") == (
+        "[('is there',), ('waits',)] [] 0"
+    )

@@ -139,3 +139,20 @@ print(rows(WrittenNote, "text"), differences())
         "WriteNotFollowed update() of 'note_id' was refused",
         "[('text',)] []",
     ]
+
+
+def test_fixtures_and_historical_models(site: Site) -> None:
+    out = site.run(f"""
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.loader import MigrationLoader
+n = note(1, 2, "fixture")
+call_command("dumpdata", "notes.note", output="{site.folder}/notes.json", verbosity=0)
+n.delete()
+call_command("loaddata", "{site.folder}/notes.json", verbosity=0)
+print(rows(WrittenNote, "text"), differences())
+Historical = MigrationLoader(connection).project_state().apps.get_model("notes", "Note")
+Historical.objects.using("books_00001").update(text="migrated")
+print(rows(WrittenNote, "text"), differences())
+""")
+    assert out.splitlines() == ["[('fixture',)] []", "[('migrated',)] []"]
