@@ -51,7 +51,6 @@ MOSTLY_LONG_ON_POSTGRESQL = (
     "balancing",
     "imports",
     "migrate",
-    "mirrors",
     "moves",
     "shard_moves",
     "shards",
@@ -60,7 +59,6 @@ MOSTLY_LONG_ON_POSTGRESQL = (
 )
 ALWAYS_ON_POSTGRESQL = {
     "migrate/test_command.py",
-    "mirrors/test_writes.py",
     "moves/test_fences_on_postgresql.py",
     "moves/test_move_keys.py",
     "moves/test_row_copy.py",

@@ -272,7 +272,7 @@ def problems_of(model: Any) -> Iterator[tuple[str, str]]:
 
 def _database_problems(source: Any) -> Iterator[tuple[str, str]]:
     for column in source._meta.local_fields:
-        on_delete = getattr(column.remote_field, "on_delete", None)
+        on_delete: Any = getattr(column.remote_field, "on_delete", None)
         if compat.changes_rows_unseen(on_delete):
             yield (
                 "E009",

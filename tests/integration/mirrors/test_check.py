@@ -23,7 +23,14 @@ execute("books_00002", f"UPDATE notes_note SET is_public = '0' WHERE note_id = {
 """
 
 
-@pytest.mark.parametrize("options", [[], ["--newest-first"], ["--sample", "100"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--newest-first"],
+        pytest.param([], marks=pytest.mark.long),
+        pytest.param(["--sample", "100"], marks=pytest.mark.long),
+    ],
+)
 def test_differences_are_found_and_mended(site: Site, options: list[str]) -> None:
     site.run(_CHANGES)
     done = site.manage("mirrors", "check", *options, code=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.mirrors.site import PREAMBLE, Site
 from tests.patience import PATIENCE
 
@@ -44,6 +46,7 @@ print(rows(WrittenNote, "author_id", "text"), differences())
     site.manage("mirrors", "check")
 
 
+@pytest.mark.long
 def test_keys_move_while_sources_are_written(site: Site) -> None:
     program = """
 import random

@@ -166,7 +166,7 @@ def test_the_outbox_belongs_to_the_transaction_of_the_write(site: Site, is_late:
     assert site.run("print(differences() == [])") == str(not is_late)
 
 
-def test_two_relays_and_writers_at_once(site: Site) -> None:
+def test_two_relays_and_writers_at_once(site_everywhere: Site) -> None:
     program = """
 import random
 notes = [note({owner}, 1) for _ in range(3)]
@@ -178,21 +178,24 @@ for number in range(30):
     silent = "delivery.deliver = capture.deliver_after_commit = lambda *ignored: None\n"
     setup = "from sharded_orm.contrib.mirrors import capture, delivery\n"
     writers = [
-        site.start(
+        site_everywhere.start(
             "run", PREAMBLE + (setup + silent if owner % 2 else "") + program.format(owner=owner)
         )
         for owner in (1, 2, 3, 4)
     ]
     relays = [
-        site.start("run", PREAMBLE + "from sharded_orm.contrib.mirrors import relay\n"
+        site_everywhere.start("run", PREAMBLE + "from sharded_orm.contrib.mirrors import relay\n"
                    "for _ in range(10):\n    relay.relay(min_age=0)")
         for _ in range(2)
     ]  # fmt: skip
     for process in (*writers, *relays):
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
-    site.manage("mirrors", "relay", "--once")
-    assert site.run("print(len(rows(WrittenNote, 'pk')), differences(), outbox())") == "12 [] 0"
+    site_everywhere.manage("mirrors", "relay", "--once")
+    assert (
+        site_everywhere.run("print(len(rows(WrittenNote, 'pk')), differences(), outbox())")
+        == "12 [] 0"
+    )
 
 
 def test_a_relay_leaves_a_shard_to_another_one(site: Site) -> None:

@@ -60,7 +60,7 @@ note(text='later')""", [(2, "kept"), (2, "later")]),
 }  # fmt: skip
 
 
-def test_every_write_reaches_the_mirrors(site: Site) -> None:
+def test_every_write_reaches_the_mirrors(site_everywhere: Site) -> None:
     # One process for all: a start costs more than most writes.
     program = [f"WRITES = {WRITES!r}"]
     program.append("""
@@ -77,7 +77,7 @@ for name, (code, expected) in WRITES.items():
     if rows(WrittenNote, "pk") or rows(PublicNote, "pk"):
         print(name, "left", rows(WrittenNote, "text"))
 """)
-    assert site.run("\n".join(program)) == ""
+    assert site_everywhere.run("\n".join(program)) == ""
 
 
 @pytest.mark.parametrize("is_public", [True, False])
