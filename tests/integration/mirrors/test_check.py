@@ -104,4 +104,4 @@ Note.objects.filter(owner_id=1, text="0").update(text="since")
 def test_unknown_mirrors(site: Site) -> None:
     done = site.manage("mirrors", "build", "Note", code=1)
     assert "No mirror has the name 'Note'" in done.err
-    assert "'notes.PublicNote', 'notes.TopicOfNote', 'notes.WrittenNote'" in done.err
+    assert "['notes.PublicNote', 'notes.TopicOfNote', 'notes.VerifiedNote'," in done.err
