@@ -138,6 +138,7 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
 
 
 def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
+    """Return the shards of those ``keys`` that have one."""
     group, field = mirror.options.group, mirror.options.key
     assert field is not None
     prepared = {key: field.get_prep_value(key) for key in keys}
@@ -159,15 +160,15 @@ def settle(
     findings: dict[Any, list[Finding]] = {}
     states: dict[Any, Any] = {}
     for look in range(_LOOKS):
-        versions, differing = _look(mirror, suspects)
+        present, differing = _look(mirror, suspects)
         # A row whose source was written since the last look is not settled: leave it to the next one.
         findings = {
             suspect.pk: found
             for suspect in suspects
             if (found := differing.get(suspect.pk))
-            and (look == 0 or states.get(suspect.pk) == versions.get(suspect.pk))
+            and (look == 0 or states.get(suspect.pk) == present.get(suspect.pk))
         }
-        states = versions
+        states = present
         suspects = [suspect for suspect in suspects if suspect.pk in findings]
         if not suspects:
             return

@@ -20,7 +20,7 @@ def insert_outbox_row(alias: str, *values: Any) -> int:
     :param values: source, row, key, mirror_keys and epoch of :class:`OutboxRow`.
     """
     connection = connections[alias]
-    sql = _sql(type(connection), alias, OutboxRow)
+    sql = _sql(connection, OutboxRow)
     with connection.cursor() as cursor:
         # After ``epoch``, the columns written_at, attempts and error.
         cursor.execute(sql, [*values, 0, ""])
@@ -37,18 +37,20 @@ def insert_version(alias: str, *values: Any) -> None:
     """
     connection = connections[alias]
     with connection.cursor() as cursor:
-        cursor.execute(_sql(type(connection), alias, RowVersion), list(values))
+        cursor.execute(_sql(connection, RowVersion), list(values))
 
 
-_compiled: dict[tuple[type, type[models.Model]], str] = {}
+_compiled: dict[tuple[type, bool, type[models.Model]], str] = {}
 
 
-def _sql(kind: type, alias: str, model: type[models.Model]) -> str:
+def _sql(connection: Any, model: type[models.Model]) -> str:
     """Return the INSERT of one row, as Django compiles it for a kind of database.
 
     All shards of a kind have the same SQL: it does not name the schema.
     """
-    sql = _compiled.get((kind, model))
+    # Of the servers with one backend, some return the number with the INSERT, and others do not.
+    kind = (type(connection), connection.features.can_return_columns_from_insert, model)
+    sql = _compiled.get(kind)
     if sql is None:
         is_outbox = model is OutboxRow
         values = {"written_at": DatabaseClock()} if is_outbox else {}
@@ -58,9 +60,9 @@ def _sql(kind: type, alias: str, model: type[models.Model]) -> str:
         ]
         query = InsertQuery(model)
         query.insert_values(fields, [row])
-        compiler: Any = query.get_compiler(using=alias)
+        compiler: Any = query.get_compiler(connection=connection)
         if is_outbox:
             compiler.returning_fields = [model._meta.pk]
         ((sql, _),) = compiler.as_sql()
-        _compiled[kind, model] = sql
+        _compiled[kind] = sql
     return sql
