@@ -192,6 +192,9 @@ class ShardRouter:
             db in runtime.config().tickets or db == runtime.config().directory
         ):
             return False  # Ticket servers and the directory's server hold only the library's own tables.
+        if getattr(apps.app_configs.get(app_label), "tables_on_shards", False):
+            # An app says so if each shard, whatever its group, has tables of the app for itself.
+            return group is not None
         if model_name is not None:
             belongs = self._group_of_model(app_label, model_name)
             return belongs == group if belongs is not None or group is not None else None

@@ -45,8 +45,9 @@ from sharded_orm.models.cached.cached_model import (
     token_field,
 )
 from sharded_orm.models.global_models import GlobalModel
-from sharded_orm.models.sharding.options import shard_meta_names, shard_options
+from sharded_orm.models.sharding.options import shard_options
 
+_NAMES = {"group", "shard_key", "same_key", "cache", "isolate_key"}
 # Isolation levels under which reads in a transaction bypass the cache, because the cache may be
 # newer than the rows that the transaction may see.
 _SNAPSHOTS = {"repeatable read", "serializable"}
@@ -151,7 +152,9 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
     meta = _own_meta(model)
     if meta is None:
         return
-    valid = shard_meta_names if issubclass(model, ShardedModel) else {"cache", "isolate_key"}
+    valid = {"cache", "isolate_key"}
+    if issubclass(model, ShardedModel):
+        valid = _NAMES.union(*(_names_of_app(config) for config in apps.get_app_configs()))
     names = {
         name
         for cls in meta.__mro__[:-1]
@@ -174,6 +177,11 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
                 obj=model,
                 id="sharded_orm.E035",
             )
+
+
+def _names_of_app(config: Any) -> frozenset[str]:
+    """Return the names that an installed app adds to those of ``ShardMeta``."""
+    return getattr(config, "shard_meta_names", frozenset())
 
 
 def _child(model: Any) -> Iterator[checks.CheckMessage]:

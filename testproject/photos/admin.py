@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from django.contrib import admin
-from django.db import transaction
 from django.db.models import Count
 from django.http import HttpRequest
 from django.urls import reverse
@@ -16,7 +14,6 @@ from django.utils.html import format_html
 from django.utils.timezone import now
 
 from sharded_orm.admin import ShardedModelAdmin, ShardedStackedInline, ShardedTabularInline
-from testproject.photos.comments import settle
 from testproject.photos.models import (
     Album,
     Comment,
@@ -47,61 +44,50 @@ class _PictureMixin:
         return _picture(photo.photo_id, photo.description, 80)
 
 
-class _CopiesMixin(ShardedModelAdmin):
-    """Updates the other copies of photos and comments, whichever page writes or deletes them.
+class _AddressesMixin(ShardedModelAdmin):
+    """Updates the addresses without a user of photos, whichever page writes or deletes them.
 
-    The authors' copies of comments are updated after the commit of the photo's shard, whose rows
-    decide. The addresses without a user are in the global database, whose transaction commits after
-    the shard's.
+    They are in the global database, whose transaction commits after that of the photo's shard.
     """
 
-    #: Lookups that find the photos and the comments of rows of the model.
-    photos_by: str | None = None
-    comments_by: str
+    #: Lookup that finds the photos of rows of the model.
+    photos_by: str
 
     def save_formset(self, request: HttpRequest, form: Any, formset: Any, change: bool) -> None:
-        if formset.model not in (Photo, Comment):
+        if formset.model is not Photo:
             super().save_formset(request, form, formset, change)
             return
-        with self._update_copies([form.instance]):
+        with self._update_addresses([form.instance]):
             super().save_formset(request, form, formset, change)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        with self._update_copies([obj]):
+        with self._update_addresses([obj]):
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
-        with self._update_copies(list(queryset)):
+        with self._update_addresses(list(queryset)):
             super().delete_queryset(request, queryset)
 
     @contextmanager
-    def _update_copies(self, rows: list[Any]) -> Iterator[None]:
-        """Update the copies for rows of one shard, which the block changes, deletes, or inserts."""
+    def _update_addresses(self, rows: list[Any]) -> Iterator[None]:
+        """Update the addresses for rows of one shard, which the block changes, deletes, or inserts."""
         # A deleted row loses its id.
         place = _place(rows)
-        photos, written = self._stored(*place)
+        photos = self._stored(*place)
         yield
-        alias, ids = place if place[1] else _place(rows)
-        now, written_now = self._stored(alias, ids)
+        now = self._stored(*(place if place[1] else _place(rows)))
         PhotoOwner.objects.filter(pk__in=photos.keys() - now.keys()).delete()
         PhotoOwner.objects.bulk_create(
             PhotoOwner(photo_id=photo_id, owner_id=now[photo_id])
             for photo_id in now.keys() - photos.keys()
         )
-        if alias is not None and (named := written | written_now):
-            # A failure is logged, and found by check_comments.
-            transaction.on_commit(partial(settle, alias, named), using=alias, robust=True)
 
-    def _stored(self, alias: str | None, ids: list[int]) -> tuple[dict[int, int], set[Any]]:
-        """Return the photos of these rows with owners, and author and id of the comments."""
+    def _stored(self, alias: str | None, ids: list[int]) -> dict[int, int]:
+        """Return the photos of these rows, with owners."""
         if not ids:
-            return {}, set()
-        comments = Comment.objects.using(alias).uncached().filter(**{self.comments_by: ids})
-        written = set(comments.values_list("author_id", "pk"))
-        if self.photos_by is None:
-            return {}, written
+            return {}
         photos = Photo.objects.using(alias).uncached().filter(**{self.photos_by: ids})
-        return dict(photos.values_list("pk", "owner_id")), written
+        return dict(photos.values_list("pk", "owner_id"))
 
 
 def _place(rows: list[Any]) -> tuple[str | None, list[int]]:
@@ -120,9 +106,8 @@ class PhotosOfAlbum(_PictureMixin, ShardedTabularInline):
 
 
 @admin.register(Album)
-class AlbumAdmin(_CopiesMixin):
+class AlbumAdmin(_AddressesMixin):
     photos_by = "album__in"
-    comments_by = "photo__album__in"
     list_display = ["title", "owner", "photos_in_it", "created_at"]
     date_hierarchy = "created_at"
     search_fields = ["title", "owner__username"]
@@ -154,9 +139,8 @@ class CommentsOfPhoto(ShardedStackedInline):
 
 
 @admin.register(Photo)
-class PhotoAdmin(_PictureMixin, _CopiesMixin):
+class PhotoAdmin(_PictureMixin, _AddressesMixin):
     photos_by = "pk__in"
-    comments_by = "photo__in"
     list_display = ["picture", "title", "owner", "album", "posted_at"]
     list_display_links = ["picture"]
     list_editable = ["title"]
@@ -174,10 +158,10 @@ class PhotoAdmin(_PictureMixin, _CopiesMixin):
     save_as = True
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:  # the owner, and the text of the comments, cannot be changed
+        if change:  # the owner cannot be changed
             super().save_model(request, obj, form, change)
             return
-        with self._update_copies([obj]):
+        with self._update_addresses([obj]):
             super().save_model(request, obj, form, change)
 
     @admin.action(description="Show as new: posted now", permissions=["change"])
@@ -195,8 +179,7 @@ class PhotoTagAdmin(ShardedModelAdmin):
 
 
 @admin.register(Comment)
-class CommentAdmin(_CopiesMixin):
-    comments_by = "pk__in"
+class CommentAdmin(ShardedModelAdmin):
     list_display = ["__str__", "author", "photo", "owner", "posted_at"]
     list_select_related = ["photo"]
     date_hierarchy = "posted_at"
@@ -204,14 +187,10 @@ class CommentAdmin(_CopiesMixin):
     ordering = ["-posted_at", "comment_id"]
     raw_id_fields = ["owner", "photo", "author"]
 
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        with self._update_copies([obj]):
-            super().save_model(request, obj, form, change)
-
 
 @admin.register(WrittenComment)
 class WrittenCommentAdmin(ShardedModelAdmin):
-    """Read only: the comment itself is with the photo's owner, and ``check_comments`` copies it."""
+    """Read only: a mirror follows the comment, which is with the photo's owner."""
 
     list_display = ["__str__", "picture", "author", "owner", "posted_at"]
     date_hierarchy = "posted_at"

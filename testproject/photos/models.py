@@ -120,8 +120,8 @@ class PhotoTag(Owned):
 class Comment(Owned):
     """A comment, on the shard of the photo's owner, as it is read with the photo.
 
-    The author's shard has a copy, a :class:`WrittenComment`; see :mod:`testproject.photos.comments`
-    for both.
+    The author's shard has a copy, a :class:`WrittenComment`, so that the page "comments by" of an author
+    queries one shard, too.
     """
 
     comment_id = TicketField(primary_key=True)
@@ -139,7 +139,7 @@ class Comment(Owned):
 
 
 class WrittenComment(ShardedModel):
-    """The author's copy of a :class:`Comment`, on the author's shard (Yupoo, Y5)."""
+    """The author's copy of a :class:`Comment`, on the author's shard (Yupoo, Y5). It follows the comment."""
 
     #: The id of the comment.
     comment_id = models.BigIntegerField(primary_key=True)
@@ -154,6 +154,7 @@ class WrittenComment(ShardedModel):
         indexes = [models.Index(fields=["author", "-posted_at"], name="comment_of_author")]
 
     class ShardMeta:
+        mirror_of = Comment
         group = "photos"
         shard_key = "author"
         cache = True

@@ -17,7 +17,8 @@ from django.utils.timezone import now
 
 import sharded_orm
 from sharded_orm import runtime
-from testproject.photos import comments
+from sharded_orm.contrib.mirrors.build import find_mirror
+from sharded_orm.contrib.mirrors.comparison import compare
 from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
 from testproject.photos.scenes import scene
 
@@ -86,7 +87,7 @@ def make() -> Made:
                 made_photos += len(photos)
                 made_comments += _comments(owner, photos, [user for user, _ in people], chance)
             made_tags += _tags(owner, chance)
-    for _ in comments.check(repair=True):
+    for _ in compare(find_mirror("photos.WrittenComment"), repair=True):
         pass
     return Made(sum(new for _, new in people), made_photos, made_tags, made_comments)
 

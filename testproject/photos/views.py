@@ -22,7 +22,7 @@ from django.views.decorators.http import (
     require_safe,
 )
 
-from testproject.photos import comments, pictures, tags
+from testproject.photos import pictures, tags
 from testproject.photos.forms import CommentForm, UploadForm
 from testproject.photos.models import Album, Comment, Photo, PhotoOwner, PhotoTag
 from testproject.photos.newest import newest
@@ -138,7 +138,7 @@ def photo(request: HttpRequest, username: str, photo_id: int) -> HttpResponse:
         if form.is_valid():
             comment = form.save(commit=False)
             try:
-                comments.write(comment)
+                comment.save(force_insert=True)
             except IntegrityError:
                 # The photo may have been deleted meanwhile, with its tags and comments.
                 get_object_or_404(Photo.objects.uncached(), owner=owner, pk=photo_id)
@@ -169,7 +169,7 @@ def delete_comment(
     )
     if request.user.pk not in (comment.author_id, comment.owner_id):
         raise Http404
-    comments.remove(comment)
+    comment.delete()
     messages.success(request, "The comment is deleted.")
     return redirect("photos:photo", username, photo_id)
 

@@ -27,6 +27,7 @@ def subjects() -> dict[str, Subject]:
         connections,
         lookups,
         migrate,
+        mirrors,
         moves,
         reads,
         scatter,
@@ -58,6 +59,7 @@ def subjects() -> dict[str, Subject]:
         "shard_moves": shard_moves.shard_moves,
         "balance": balance.balance_plan,
         "recycling": session_recycling.session_recycling,
+        "mirrors": mirrors.mirrors,
     }
 
 
@@ -65,6 +67,7 @@ NAMES = (
     "get", "alternating", "filter", "bulk_create", "lookups", "scatter", "update", "signals", "connections",
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
     "recycling",
+    "mirrors",
 )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from sharded_orm.checks import cache, commands, databases, models
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, setting, tickets
 from sharded_orm.contrib.lookups import checks as lookup_checks
+from sharded_orm.contrib.mirrors import checks as mirror_checks
+from sharded_orm.contrib.mirrors import exceptions as mirror_exceptions
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
 from sharded_orm.topology.sources.base import COMMON
@@ -26,13 +28,23 @@ REFERENCE = DOCS / "reference"
 PYTHON = [b for page in pages() for b in blocks(page) if b.language == "python"]
 ERRORS = [
     error
-    for _, error in inspect.getmembers(exceptions, inspect.isclass)
-    if issubclass(error, exceptions.ShardedOrmError)
+    for module in (exceptions, mirror_exceptions)
+    for _, error in inspect.getmembers(module, inspect.isclass)
+    if issubclass(error, exceptions.ShardedOrmError) and error.__module__ == module.__name__
 ]
-CHECK = re.compile(r"sharded_orm(?:_lookups)?\.[EW]\d{3}")
+CHECK = re.compile(r"sharded_orm(?:_lookups|_mirrors)?\.[EW]\d{3}")
 CHECKS = {
     check
-    for module in (admin_checks, cache, commands, models, databases, inlines, lookup_checks)
+    for module in (
+        admin_checks,
+        cache,
+        commands,
+        models,
+        databases,
+        inlines,
+        lookup_checks,
+        mirror_checks,
+    )
     for check in CHECK.findall(inspect.getsource(module))
 }
 #: The names of the settings, one set for each part of SHARDED_ORM.

@@ -442,6 +442,9 @@ class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
         if self._syncing:
             self.run_on_commit = []  # The group has these functions, and runs them.
             return
+        if self.run_on_commit:
+            # Django calls the functions inside set_autocommit(). The transaction is over by now.
+            self._record_transaction()
         super().run_and_clear_commit_hooks()
 
     def copy(self, alias: str | None = None) -> Any:

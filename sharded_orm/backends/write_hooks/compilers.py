@@ -98,16 +98,16 @@ class WriteMixin(ReadMixin):
             if isinstance(self.query, InsertQuery):
                 text_keys.check_rows(shard, self.query)
         cached_model = observer.cached_model_of(self.query.model)
-        send = execute
-        if cached_model is not None:
-            send = partial(observer.write, cached_model, self, send, counted)
+        run = execute
         for follower in followers_of(self.query.model) if shard is not None else ():
-            send = partial(follower.write, self, send)
+            run = partial(follower.write, self, run)
+        if cached_model is not None:
+            run = partial(observer.write, cached_model, self, run, counted)
         try:
-            if send is execute or not connection.get_autocommit():
-                return send()
+            if run is execute or not connection.get_autocommit():
+                return run()
             with connection.write_transaction():
-                return send()
+                return run()
         finally:
             if not connection.autocommit:
                 connection.wrote = True

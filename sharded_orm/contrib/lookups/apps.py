@@ -9,6 +9,8 @@ class LookupsConfig(AppConfig):
     label = "sharded_orm_lookups"
     verbose_name = "Lookups"
     default_auto_field = "django.db.models.BigAutoField"
+    #: What ``ShardMeta`` may say beside what the library itself knows.
+    shard_meta_names = frozenset({"lookups"})
 
     def ready(self) -> None:
         from sharded_orm.backends.write_hooks.followers import provide_followers
@@ -17,9 +19,7 @@ class LookupsConfig(AppConfig):
         from sharded_orm.contrib.lookups.row_changes import follower_of
         from sharded_orm.contrib.lookups.states import after_migrate
         from sharded_orm.models.sharding.key_sources import provide_key_source
-        from sharded_orm.models.sharding.options import shard_meta_names
 
-        shard_meta_names.add("lookups")
         provide_followers(follower_of)
         provide_key_source(EntryKeySource())
         post_migrate.connect(after_migrate, sender=self)

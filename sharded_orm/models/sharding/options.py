@@ -25,10 +25,6 @@ from sharded_orm.models.sharding.new_keys import refuse_dangling_keys
 from sharded_orm.routing.where_clause import ShardKey
 from sharded_orm.topology.model import Shard
 
-#: The names that ``ShardMeta`` of a sharded model may have. An app that reads another name adds it when
-#: it is ready.
-shard_meta_names = {"group", "shard_key", "same_key", "cache", "isolate_key"}
-
 
 @dataclass(frozen=True)
 class ShardOptions:

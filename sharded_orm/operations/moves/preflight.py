@@ -133,7 +133,7 @@ def check_shards(
 def _tables_without_model(
     snapshot: SchemaSnapshot, tables: Sequence[CapturedTable]
 ) -> Iterator[str]:
-    names = {table.name for table in tables}
+    names = {table.name for table in tables} | _tables_of_shards()
     for name, definition in snapshot.definitions.items():
         is_table = definition.lstrip().upper().startswith("CREATE TABLE")
         if is_table and name not in names and name not in _KNOWN_TABLES:
@@ -141,6 +141,16 @@ def _tables_without_model(
                 f"the table {name!r} has no model, so its rows stay where they are. Move them yourself"
                 " if they belong to the keys"
             )
+
+
+def _tables_of_shards() -> set[str]:
+    """Return the tables that each shard has for itself, by an app with ``tables_on_shards``."""
+    return {
+        model._meta.db_table
+        for config in apps.get_app_configs()
+        if getattr(config, "tables_on_shards", False)
+        for model in config.get_models()
+    }
 
 
 def taken_on_target(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from django.db import connections
-from django.test import Client
+from django.test import Client, TestCase
 
 from testproject.databases import SHARDS
 
 NODES = 2
+
+
+def committed() -> AbstractContextManager[Any]:
+    """A block after which mirrors are written, as after a commit. A test itself commits nothing."""
+    return TestCase.captureOnCommitCallbacks(using="photos", execute=True)
 
 
 def token(client: Client, path: str) -> str:

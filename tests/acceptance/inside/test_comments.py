@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connections, transaction
 from django.test import Client
 
 from sharded_orm import runtime
-from testproject.photos import comments
+from sharded_orm.contrib.mirrors.exceptions import MirrorReadOnly
 from testproject.photos.models import Comment, Photo, WrittenComment
-from tests.acceptance.inside.pages import token
+from tests.acceptance.inside.pages import committed, token
 
 pytestmark = pytest.mark.django_db(
     databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
@@ -27,13 +24,10 @@ def comment(dunes: Photo, apart: Any) -> Comment:
 
 
 def written(photo: Photo, author: Any, text: str) -> Comment:
-    comment = Comment(owner_id=photo.owner_id, photo=photo, author=author, text=text)
-    comments.write(comment)
-    return comment
-
-
-def found(*, repair: bool = False) -> list[tuple[str, int]]:
-    return [(each.what, each.comment_id) for each in comments.check(repair=repair)]
+    with committed():
+        return Comment.objects.create(
+            owner_id=photo.owner_id, photo=photo, author=author, text=text
+        )
 
 
 def copies(author: Any) -> list[tuple[int, str]]:
@@ -78,7 +72,8 @@ def test_comments_of_an_author_are_on_one_shard(
 def test_comment_lands_on_both_shards(as_bela: Client, ada: Any, bela: Any, dunes: Photo) -> None:
     path = dunes.get_absolute_url()
     form = {"text": "Where is this?", "csrfmiddlewaretoken": token(as_bela, path)}
-    answer = as_bela.post(path, form)
+    with committed():
+        answer = as_bela.post(path, form)
     comment = Comment.objects.get(owner=ada)
     assert answer.status_code == 302
     assert answer.headers["Location"] == f"{path}#comment-{comment.pk}"
@@ -89,7 +84,6 @@ def test_comment_lands_on_both_shards(as_bela: Client, ada: Any, bela: Any, dune
     assert (copy.pk, copy.owner_id, copy.photo_id) == (comment.pk, ada.pk, dunes.pk)
     assert (copy.text, copy.posted_at) == (comment.text, comment.posted_at)
     assert "Where is this?" in as_bela.get(path).content.decode()
-    assert found() == []
 
 
 def test_empty_comment_is_refused(as_bela: Client, ada: Any, dunes: Photo) -> None:
@@ -111,21 +105,6 @@ def test_comment_needs_a_login_and_a_token(
     assert not Comment.objects.filter(owner=ada).exists()
 
 
-def test_a_side_that_cannot_be_stored_takes_the_other_back(
-    dunes: Photo, comment: Comment, apart: Any
-) -> None:
-    WrittenComment.objects.create(
-        comment_id=777_777, author=apart, owner_id=1, photo_id=1, text="In the way",
-        posted_at=comment.posted_at,
-    )  # fmt: skip
-    again = Comment(
-        comment_id=777_777, owner_id=dunes.owner_id, photo=dunes, author=apart, text="x"
-    )
-    with pytest.raises(IntegrityError), transaction.atomic(using="photos"):
-        comments.write(again)
-    assert not Comment.objects.filter(owner=dunes.owner_id, pk=777_777).exists()
-
-
 @pytest.mark.parametrize("who", ["author", "owner"])
 def test_deleting_a_comment(
     browser: Client, ada: Any, dunes: Photo, comment: Comment, apart: Any, who: str
@@ -133,7 +112,8 @@ def test_deleting_a_comment(
     browser.force_login(apart if who == "author" else ada)
     path = f"{dunes.get_absolute_url()}comments/{comment.pk}/delete/"
     assert path in browser.get(dunes.get_absolute_url()).content.decode()
-    answer = browser.post(path, follow=True)
+    with committed():
+        answer = browser.post(path, follow=True)
     assert "The comment is deleted." in answer.content.decode()
     assert not Comment.objects.filter(owner=ada).exists()
     assert copies(apart) == []
@@ -161,16 +141,16 @@ def test_comment_on_a_photo_that_is_deleted_meanwhile(
 ) -> None:
     path = dunes.get_absolute_url()
     form = {"text": "Late", "csrfmiddlewaretoken": token(as_bela, path)}
-    write = comments.write
+    save = Comment.save
 
-    def late(comment: Comment) -> None:
+    def late(comment: Comment, **options: Any) -> None:
         Photo.objects.filter(owner=ada, pk=dunes.pk).delete()
         with transaction.atomic(using="photos"):
-            write(comment)
+            save(comment, **options)
             # The commit does this outside of a test, on databases that check constraints at commit.
             connections[str(dunes.shard_alias)].check_constraints()
 
-    monkeypatch.setattr(comments, "write", late)
+    monkeypatch.setattr(Comment, "save", late)
     assert as_bela.post(path, form).status_code == 404
     assert not Comment.objects.filter(owner=ada).exists()
     assert copies(bela) == []
@@ -182,10 +162,10 @@ def test_comment_that_cannot_be_stored_is_no_missing_photo(
     path = dunes.get_absolute_url()
     form = {"text": "Hi", "csrfmiddlewaretoken": token(as_bela, path)}
 
-    def taken(comment: Comment) -> None:
+    def taken(comment: Comment, **options: Any) -> None:
         raise IntegrityError("an id twice")
 
-    monkeypatch.setattr(comments, "write", taken)
+    monkeypatch.setattr(Comment, "save", taken)
     with pytest.raises(IntegrityError):
         as_bela.post(path, form)
 
@@ -202,69 +182,28 @@ def test_whose_account_is_closed_is_linked_nowhere(
         assert "/photos/bela/" not in shown
 
 
-# -- Comments that only one side has, and their repair
+# -- The author's side follows the comment
 
 
-def test_check_finds_what_one_side_lost(dunes: Photo, comment: Comment, apart: Any) -> None:
-    WrittenComment.objects.filter(author=apart).delete()
-    assert found() == [(comments.MISSING, comment.pk)]
-    assert found(repair=True) == [(comments.MISSING, comment.pk)]
-    assert found() == []
-    assert copies(apart) == [(comment.pk, "Where is this?")]
-
-
-def test_check_finds_what_is_left_of_a_deleted_photo(
-    dunes: Photo, comment: Comment, apart: Any
-) -> None:
-    dunes.delete()
-    assert found() == found(repair=True) == [(comments.LEFT_OVER, comment.pk)]
-    assert found() == []
+def test_a_deleted_photo(dunes: Photo, comment: Comment, apart: Any) -> None:
+    with committed():
+        dunes.delete()
     assert copies(apart) == []
 
 
-def test_check_finds_what_was_changed_on_one_side(
-    dunes: Photo, comment: Comment, apart: Any
-) -> None:
-    Comment.objects.filter(owner=dunes.owner_id).update(
-        text="Found it.", posted_at=comment.posted_at + timedelta(days=1)
-    )
-    assert found() == found(repair=True) == [(comments.DIFFERENT, comment.pk)]
-    assert found() == []
+def test_a_changed_comment(dunes: Photo, comment: Comment, apart: Any) -> None:
+    with committed():
+        Comment.objects.filter(owner=dunes.owner_id).update(text="Found it.")
     assert copies(apart) == [(comment.pk, "Found it.")]
 
 
-def test_check_finds_a_comment_of_another_author_now(
-    dunes: Photo, comment: Comment, apart: Any, bela: Any
-) -> None:
-    Comment.objects.filter(owner=dunes.owner_id).update(author=bela)
-    expected = {(comments.LEFT_OVER, comment.pk), (comments.MISSING, comment.pk)}
-    assert set(found()) == set(found(repair=True)) == expected
-    assert found() == []
+def test_another_author(dunes: Photo, comment: Comment, apart: Any, bela: Any) -> None:
+    with committed():
+        Comment.objects.filter(owner=dunes.owner_id).update(author=bela)
     assert (copies(apart), copies(bela)) == ([], [(comment.pk, "Where is this?")])
 
 
-def test_check_in_several_batches(
-    monkeypatch: pytest.MonkeyPatch, dunes: Photo, lake: Photo, ada: Any, bela: Any, apart: Any
-) -> None:
-    monkeypatch.setattr(comments, "BATCH", 2)
-    for photo in (dunes, lake):
-        Comment.objects.bulk_create(
-            Comment(owner_id=photo.owner_id, photo=photo, author=author, text=str(number))
-            for number in range(3)
-            for author in (ada, bela, apart)
-        )
-    assert len(found(repair=True)) == 18
-    assert found() == []
-    assert [len(copies(author)) for author in (ada, bela, apart)] == [6, 6, 6]
-
-
-def test_command(dunes: Photo, comment: Comment, apart: Any) -> None:
-    WrittenComment.objects.filter(author=apart).delete()
-    said = StringIO()
-    with pytest.raises(CommandError, match="1 differences; --repair"):
-        call_command("check_comments", stdout=said)
-    assert f"comment {comment.pk} (on a photo of user {dunes.owner_id}" in said.getvalue()
-    call_command("check_comments", repair=True, stdout=said)
-    assert said.getvalue().rstrip().endswith("has no copy with its author: repaired")
-    call_command("check_comments", stdout=said)
-    assert "agree" in said.getvalue()
+def test_the_author_has_only_a_copy(comment: Comment, apart: Any) -> None:
+    copy = apart.written_comments.get()
+    with pytest.raises(MirrorReadOnly, match="is a mirror of"):
+        copy.delete()

@@ -13,10 +13,10 @@ from django.core.exceptions import ValidationError
 from django.test import Client
 from django.urls import reverse
 
-from testproject.photos.comments import write
 from testproject.photos.models import Comment
 from testproject.photos.publication import publish
 from testproject.photos.urls import SegmentConverter
+from tests.acceptance.inside.pages import committed
 
 pytestmark = pytest.mark.django_db(
     databases=["default", "directory", "tickets_1", "tickets_2", "photos"]
@@ -82,7 +82,8 @@ def test_a_name_in_an_address(name: str) -> None:
 def test_its_pages(browser: Client, bela: Any, name: str) -> None:
     owner = User.objects.create(username=name)
     photo = publish(owner, "Odd", new_album="Album", tags=["sand"])
-    write(Comment(owner=owner, photo=photo, author=owner, text="mine"))
+    with committed():
+        Comment.objects.create(owner=owner, photo=photo, author=owner, text="mine")
     front = browser.get("/")
     assert front.status_code == 200
     assert photo.get_absolute_url() in links(front)

@@ -1,0 +1,25 @@
+"""The app of mirrors: it follows the writes of their sources."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig
+
+
+class MirrorsConfig(AppConfig):
+    name = "sharded_orm.contrib.mirrors"
+    label = "sharded_orm_mirrors"
+    verbose_name = "Mirrors"
+    default_auto_field = "django.db.models.BigAutoField"
+    #: Each shard has the tables of this app: an outbox of its own, and the versions of its mirrors' rows.
+    tables_on_shards = True
+    #: What ``ShardMeta`` may say beside what the library itself knows.
+    shard_meta_names = frozenset({"mirror_of", "condition", "verify_reads"})
+
+    def ready(self) -> None:
+        from sharded_orm.backends.write_hooks.followers import provide_followers
+        from sharded_orm.contrib.mirrors.capture import follower_of
+
+        import_module("sharded_orm.contrib.mirrors.checks")  # The import registers the checks.
+        provide_followers(follower_of)

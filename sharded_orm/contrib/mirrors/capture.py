@@ -1,0 +1,296 @@
+"""Follows the ORM's writes: those of sources get into the outbox, those of mirrors are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.apps import apps
+from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FieldError
+from django.db import DatabaseError, NotSupportedError
+from django.db.models.constants import OnConflict
+from django.db.models.sql import Query
+from django.db.models.sql.constants import MULTI
+from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuery
+
+from sharded_orm.contrib.mirrors.declaration import Mirror, Source, declarations
+from sharded_orm.contrib.mirrors.delivery import deliver_after_commit
+from sharded_orm.contrib.mirrors.exceptions import MirrorReadOnly, WriteNotFollowed
+from sharded_orm.contrib.mirrors.outbox import BATCH, WrittenRow, record
+from sharded_orm.contrib.mirrors.rows import is_writing
+from sharded_orm.models.cached.insert_keys import returned_keys
+
+
+def follower_of(model: Any) -> OutboxFollower | None:
+    """Return the follower of a source or a mirror; None for other models."""
+    if not apps.models_ready:
+        return None
+    meta = getattr(model, "_meta", None)
+    if meta is None:
+        return None
+    if meta.apps is not apps:  # A historical model of a migration.
+        try:
+            model = apps.get_model(meta.label)
+        except LookupError:
+            return None
+    followed = declarations().get(model._meta.concrete_model)
+    return None if followed is None else OutboxFollower(followed)
+
+
+class OutboxFollower:
+    """Records each write of a source in the outbox of its shard, and refuses writes of a mirror.
+
+    Implements :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`. Thread-safe.
+    """
+
+    def __init__(self, followed: Source | Mirror) -> None:
+        self._followed = followed
+
+    def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
+        """Run a statement, and record the rows that it changes in the same transaction.
+
+        An UPDATE or DELETE costs one query more, which locks the rows. The outbox costs one INSERT per
+        500 rows.
+
+        :raises MirrorReadOnly: the statement writes a mirror.
+        :raises WriteNotFollowed: it is unknown which rows the statement changes.
+        """
+        followed = self._followed
+        if compiler.connection.shard.group != followed.options.group:
+            return execute()  # Not a shard of the model: a database that rows are imported from.
+        if isinstance(followed, Mirror):
+            _refuse_write_of_mirror(followed)
+            return execute()
+        write = SourceWrite(followed, compiler)
+        query = compiler.query
+        if isinstance(query, InsertQuery):
+            rows, result = write.insert(execute)
+        elif isinstance(query, UpdateQuery | DeleteQuery):
+            rows, result = write.change(execute)
+        else:
+            raise WriteNotFollowed(
+                f"A statement of {type(query).__name__} writes {followed.model.__name__}, which has"
+                " mirrors, and it is unknown which rows it changes. Use save(), update() or delete()."
+            )
+        if rows:
+            with _rolled_back_on_error(compiler.connection):
+                alias = compiler.connection.alias
+                deliver_after_commit(followed, alias, record(followed, alias, rows))
+        return result
+
+
+def _refuse_write_of_mirror(mirror: Mirror) -> None:
+    if is_writing():
+        return
+    source = mirror.source.model
+    raise MirrorReadOnly(
+        f"{mirror.model.__name__} is a mirror of {source._meta.label}: its rows follow those of the"
+        f" source, and cannot be written by themselves. Write {source.__name__} instead. In a fixture,"
+        f" leave {mirror.label} out; 'manage.py mirrors check --repair' mends rows."
+    )
+
+
+@contextmanager
+def _rolled_back_on_error(connection: Any) -> Iterator[None]:
+    """Have the transaction rolled back if the block fails, whatever the caller does with the error.
+
+    Invariant: no write of a source is committed without its rows in the outbox.
+    """
+    try:
+        yield
+    except BaseException:
+        connection.needs_rollback = True
+        raise
+
+
+class SourceWrite:
+    """One statement that writes rows of a source, inside of a transaction."""
+
+    def __init__(self, source: Source, compiler: Any) -> None:
+        self._source = source
+        self._compiler = compiler
+        self._query = compiler.query
+        self._connection = compiler.connection
+
+    def _fields(self, fields: Sequence[Any]) -> list[Any]:
+        """Return the fields with the same names in the query's model, which may be a historical one."""
+        meta = self._query.get_meta()
+        try:
+            return [meta.get_field(field.name) for field in fields]
+        except FieldDoesNotExist as exc:
+            raise WriteNotFollowed(
+                f"{meta.label} has mirrors, but this historical model of a migration does not have all"
+                f" fields that say where they are: {exc}. Write the rows in a later migration."
+            ) from exc
+
+    def insert(self, execute: Callable[[], Any]) -> tuple[list[WrittenRow], Any]:
+        source, query = self._source, self._query
+        if query.on_conflict is OnConflict.UPDATE:
+            raise WriteNotFollowed(
+                f"bulk_create(update_conflicts=True) of {source.model.__name__} was refused: the model"
+                " has mirrors, and the database does not tell which stored rows it has updated. Use"
+                " update_or_create(), or bulk_create() and bulk_update()."
+            )
+        pk, key = self._fields([source.pk, source.key])
+        mirror_keys = self._fields(source.mirror_keys)
+        result = self._executed(execute)
+        pks = _stored_values(self._compiler, pk, result)
+        keys = _stored_values(self._compiler, key, result)
+        if None in pks or None in keys:
+            self._connection.needs_rollback = True
+            raise WriteNotFollowed(
+                f"Rows of {source.model.__name__}, which has mirrors, were inserted, and the database"
+                " has not returned their ids. Give the ids before."
+            )
+        # With ignore_conflicts, the database does not tell which rows it has stored.
+        is_new = query.on_conflict is None
+        rows = [
+            WrittenRow(
+                row_pk,
+                row_key,
+                _known_keys(obj, mirror_keys),
+                is_new,
+                _stored_row(source, obj) if is_new else None,
+            )
+            for row_pk, row_key, obj in zip(pks, keys, query.objs, strict=True)
+        ]
+        return rows, result
+
+    def change(self, execute: Callable[[], Any]) -> tuple[list[WrittenRow], Any]:
+        source, query = self._source, self._query
+        new_keys: dict[str, Any] = {}
+        for field, _, value in getattr(query, "values", ()):
+            if field.name in (source.pk.name, source.key.name):
+                raise WriteNotFollowed(
+                    f"update() of {field.name!r} was refused: it identifies rows of"
+                    f" {source.model.__name__}, which has mirrors. Create new rows and delete these."
+                )
+            new_keys[field.attname] = value
+        mirror_keys = self._fields(source.mirror_keys)
+        fields = [*self._fields([source.pk, source.key]), *mirror_keys]
+        try:
+            matching = self._read(fields)
+        except EmptyResultSet:
+            return [], execute()
+        except (FieldError, NotSupportedError) as exc:
+            raise WriteNotFollowed(
+                f"A statement writes {source.model.__name__}, which has mirrors, and its rows cannot be"
+                f" selected first: {exc}. Select their ids yourself, and write the rows by their ids."
+            ) from exc
+        rows = [
+            WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new_keys))
+            for pk, key, *values in matching
+        ]
+        return rows, self._execute_on([row.pk for row in rows], execute)
+
+    def _read(self, fields: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Read and lock the rows that the statement would change."""
+        query = self._query
+        # The query is copied in the same way as in SQLUpdateCompiler.pre_sql_setup() of Django.
+        select: Any = query.chain(klass=Query)
+        select.clear_ordering(force=True)
+        select.clear_select_clause()
+        if select.group_by is not None or len(select.alias_map) > 1:
+            # With joins or a GROUP BY, the query can only be the subquery that finds the ids: it could
+            # not lock the rows of this table alone.
+            inner = select
+            inner.add_fields([fields[0].attname])
+            inner.distinct = False
+            select = Query(query.model)
+            select.add_filter("pk__in", inner)
+        select.add_fields([field.attname for field in fields])
+        select.distinct = False
+        select.select_for_update = self._connection.features.has_select_for_update
+        compiler = select.get_compiler(connection=self._connection)
+        rows = [row for chunk in compiler.execute_sql(MULTI) for row in chunk]
+        converters = compiler.get_converters([column for column, _, _ in compiler.select])
+        return list(compiler.apply_converters(rows, converters)) if converters else rows
+
+    def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
+        """Run the statement for the rows that were read, and for no others.
+
+        Without the condition, the statement might also change a row that another transaction has made
+        match in the meantime.
+        """
+        if not pks:
+            return 0
+        query, changed = self._query, 0
+        where = query.where
+        try:
+            for start in range(0, len(pks), BATCH):
+                query.where = where.clone()
+                query.add_filter("pk__in", list(pks[start : start + BATCH]))
+                changed += self._executed(execute) or 0
+        finally:
+            query.where = where
+        return changed
+
+    def _executed(self, execute: Callable[[], Any]) -> Any:
+        try:
+            return execute()
+        except DatabaseError:
+            raise  # The statement has changed nothing.
+        except BaseException:
+            # The statement may have taken effect: the handler of a signal can raise anywhere. The rows
+            # would not be in the outbox if the caller committed them.
+            self._connection.needs_rollback = True
+            raise
+
+
+def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
+    """Return the values of ``field`` of the rows that were inserted. None for those not known."""
+    objs = compiler.query.objs
+    values = [getattr(obj, field.attname) for obj in objs]
+    unknown = [value is None or hasattr(value, "resolve_expression") for value in values]
+    if not any(unknown):
+        return values
+    returned = returned_keys(compiler, objs, field, result) or [None] * len(values)
+    return [
+        generated if is_unknown else value
+        for value, generated, is_unknown in zip(values, returned, unknown, strict=True)
+    ]
+
+
+def _stored_row(source: Source, obj: Any) -> dict[str, Any] | None:
+    """Return what an INSERT of ``obj`` has stored; None if ``obj`` does not tell."""
+    if type(obj) is not source.model or not source.keeps_values:
+        return None  # Of a historical model, perhaps.
+    values = {name: obj.__dict__.get(name) for name in source.copied}
+    if any(hasattr(value, "resolve_expression") for value in values.values()):
+        return None
+    return values
+
+
+def _known_keys(obj: Any, fields: Sequence[Any]) -> dict[str, frozenset[Any]]:
+    keys = {}
+    for field in fields:
+        value = _plain(field, getattr(obj, field.attname, None))
+        if value is not None:
+            keys[field.attname] = frozenset([value])
+    return keys
+
+
+def _keys_before_and_after(
+    fields: Sequence[Any], values: Sequence[Any], new: dict[str, Any]
+) -> dict[str, frozenset[Any]]:
+    keys = {}
+    for field, before in zip(fields, values, strict=True):
+        after = _plain(field, new.get(field.attname))
+        keys[field.attname] = frozenset(key for key in (before, after) if key is not None)
+    return keys
+
+
+def _plain(field: Any, value: Any) -> Any:
+    """Return a new value of a field as it is read back; None if only the database knows the value.
+
+    Such a key is a hint, which saves a look-up: the row itself is read when it is delivered.
+    """
+    if value is None or hasattr(value, "resolve_expression"):
+        return None
+    if hasattr(value, "_meta"):
+        value = getattr(value, field.target_field.attname)
+    try:
+        return field.to_python(value)
+    except Exception:  # The database will refuse the value, or read it back in another form.
+        return None

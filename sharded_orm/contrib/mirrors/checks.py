@@ -1,0 +1,55 @@
+"""System checks of mirrors. The ids never change. No check queries a database.
+
+============================  =====================================================
+``sharded_orm_mirrors.E001``  ``mirror_of`` or the model cannot make a mirror
+``sharded_orm_mirrors.E002``  a mirror of a mirror
+``sharded_orm_mirrors.E003``  multi-table inheritance
+``sharded_orm_mirrors.E004``  no primary key that identifies one row of the source
+``sharded_orm_mirrors.E005``  a field that is not a copy of the source's
+``sharded_orm_mirrors.E006``  a foreign key with a constraint
+``sharded_orm_mirrors.E007``  a condition that the mirror cannot follow
+``sharded_orm_mirrors.E008``  ``verify_reads`` without what it needs
+``sharded_orm_mirrors.E009``  the database itself deletes or changes rows of the source
+============================  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core import checks
+
+from sharded_orm.contrib.mirrors.declaration import declared_mirrors, problems_of
+from sharded_orm.contrib.mirrors.querysets import MirrorQuerySet
+
+
+@checks.register(checks.Tags.models)
+def check_mirrors(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Check the declarations of mirrors."""
+    return [
+        error
+        for model in declared_mirrors()
+        if app_configs is None or model._meta.app_config in app_configs
+        for error in _messages_of(model)
+    ]
+
+
+def _messages_of(model: Any) -> Iterator[checks.CheckMessage]:
+    for number, text in problems_of(model):
+        yield checks.Error(
+            f"{model._meta.label} cannot be a mirror: {text}.",
+            obj=model,
+            id=f"sharded_orm_mirrors.{number}",
+        )
+    verifies = getattr(model.ShardMeta, "verify_reads", False)
+    if verifies and not issubclass(model._default_manager._queryset_class, MirrorQuerySet):
+        yield checks.Error(
+            f"{model._meta.label} has verify_reads = True, and its default manager does not verify reads.",
+            hint="objects = MirrorManager(), of sharded_orm.contrib.mirrors.querysets.",
+            obj=model,
+            id="sharded_orm_mirrors.E008",
+        )

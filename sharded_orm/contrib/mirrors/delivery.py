@@ -1,0 +1,255 @@
+"""Brings written rows of a source to its mirrors.
+
+Whoever delivers reads the row first, and then writes it with the version of its outbox row. So the
+state that is written is never older than its version, and the last version of a row has its last
+state. Delivering twice, late or in another order does no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.db import InterfaceError, OperationalError, connections, transaction
+
+from sharded_orm import runtime
+from sharded_orm.contrib.mirrors.declaration import Mirror, Source
+from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
+from sharded_orm.contrib.mirrors.outbox import BATCH, OutboxEntry
+from sharded_orm.contrib.mirrors.removal import Delivered
+from sharded_orm.contrib.mirrors.rows import MirrorRow, write_rows
+from sharded_orm.exceptions import KeyMoved, ShardMoved
+from sharded_orm.models.moves.confirmation import in_transaction
+from sharded_orm.models.moves.repetition import repeated
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.bound_key import unbound
+
+logger = logging.getLogger("sharded_orm.mirrors")
+
+
+@dataclass(frozen=True)
+class RowToDeliver:
+    """The outbox rows of one row of a source, taken together."""
+
+    pk: Any
+    key: Any
+    version: int
+    mirror_keys: Mapping[str, frozenset[Any]]
+    is_new: bool
+    inserted: Mapping[str, Any] | None = None
+
+
+def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
+    """Return one :class:`RowToDeliver` for each row among ``entries``, with its highest version."""
+    by_pk: dict[Any, list[OutboxEntry]] = defaultdict(list)
+    for entry in entries:
+        by_pk[entry.written.pk].append(entry)
+    rows = []
+    for pk, same in by_pk.items():
+        keys: dict[str, frozenset[Any]] = {}
+        for entry in same:
+            for name, values in entry.written.mirror_keys.items():
+                keys[name] = keys.get(name, frozenset()) | values
+        last = max(same, key=lambda entry: entry.version)
+        is_new = len(same) == 1 and last.written.is_new
+        inserted = last.written.inserted if is_new else None
+        rows.append(RowToDeliver(pk, last.written.key, last.version, keys, is_new, inserted))
+    return rows
+
+
+def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any, Exception]:
+    """Bring the present state of ``rows`` to ``mirrors``. Not inside of a transaction.
+
+    May be called again with the same rows, also at the same time. A row that a shard does not accept,
+    or a shard that does not answer, does not hold up the others.
+
+    Costs for each mirror and 500 rows: a read of the source's shards, and a transaction on each shard
+    that has or had the rows.
+
+    :returns: the rows that did not reach every mirror, by primary key, with the first error.
+    """
+    failures: dict[Any, Exception] = {}
+    for mirror in mirrors:
+        for start in range(0, len(rows), BATCH):
+            failures = _deliver_batch(mirror, rows[start : start + BATCH]) | failures
+    return failures
+
+
+def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
+    try:
+        # Repeated if a key or a shard moves. A second call does no harm.
+        return repeated(
+            mirror.options.group,
+            partial(_deliver_to, mirror, rows),
+            nothing_written=lambda _: True,
+        )
+    except Exception as exc:  # The caller decides, row by row.
+        if len(rows) == 1 or is_outage(exc):
+            return dict.fromkeys((row.pk for row in rows), exc)
+    failures: dict[Any, Exception] = {}
+    for row in rows:
+        failures |= _deliver_batch(mirror, [row])
+    return failures
+
+
+def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
+    # The shards are looked up before the source is read. If a key moved after the source was read, a
+    # state that is old by now could get to its new shard, which does not have the old one's versions.
+    attname = mirror.key.attname
+    aliases = _aliases(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
+    states = read_source(mirror, rows)
+    while unknown := {key for key, _ in states.values() if aliases.get(key) is None}:
+        aliases |= _placed(mirror, unknown)
+        if runtime.strategy(mirror.options.group).moves_keys:
+            states = read_source(mirror, rows)
+    by_alias: dict[str, list[MirrorRow]] = defaultdict(list)
+    for row in rows:
+        key, values = states.get(row.pk, (None, None))
+        home = None if values is None else aliases[key]
+        former = {aliases[k] for k in row.mirror_keys.get(attname, ())}
+        for alias in {home, *former} - {None}:
+            assert alias is not None
+            there = values if alias == home else None
+            by_alias[alias].append(MirrorRow(row.pk, row.version, there, row.is_new))
+    failures: dict[Any, Exception] = {}
+    for alias, rows_there in sorted(by_alias.items()):
+        failures = _write_on_shard(mirror, alias, rows_there) | failures
+    return failures
+
+
+def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> dict[Any, Exception]:
+    """Write ``rows``, one by one if the shard does not accept one of them."""
+    try:
+        write_rows(mirror, alias, rows)
+    except (KeyMoved, ShardMoved):
+        raise
+    except Exception as exc:  # The caller decides, row by row.
+        if len(rows) == 1 or is_outage(exc):
+            return dict.fromkeys((row.pk for row in rows), exc)
+    else:
+        return {}
+    failures: dict[Any, Exception] = {}
+    for row in rows:
+        failures |= _write_on_shard(mirror, alias, [row])
+    return failures
+
+
+def is_outage(exc: Exception) -> bool:
+    """Whether an error says nothing about the row: a server is down, or others hold its locks."""
+    return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
+
+
+def _aliases(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str | None]:
+    """Return the shards of ``keys``; None for a key that has none, so no row has it."""
+    group = mirror.options.group
+    field = mirror.options.key
+    assert field is not None
+    prepared = {key: field.get_prep_value(key) for key in keys}
+    numbers = runtime.strategy(group).locate_many(dict.fromkeys(prepared.values()))
+    return {
+        key: None if (number := numbers[value]) is None else runtime.shard(group, number).alias
+        for key, value in prepared.items()
+    }
+
+
+def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
+    """Return the shards of ``keys``. A key that has none gets one."""
+    options = mirror.options
+    assert options.key is not None
+    prepared = {key: options.key.get_prep_value(key) for key in keys}
+    numbers = options.place_keys(dict.fromkeys(prepared.values()))
+    return {
+        key: runtime.shard(options.group, numbers[value]).alias for key, value in prepared.items()
+    }
+
+
+def read_source(
+    mirror: Mirror, rows: Sequence[RowToDeliver]
+) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
+    """Return a state of those ``rows`` that the mirror is to have, by primary key.
+
+    It is not older than the version of the row. It is the present one, or what an INSERT of exactly this
+    version has stored. The state is the shard key in the mirror, and the values in the order of :attr:`Mirror.names`.
+    """
+    source = mirror.source
+    if mirror.condition is None and all(row.inserted is not None for row in rows):
+        states = {}
+        for row in rows:
+            attributes = row.inserted
+            assert attributes is not None
+            values = tuple(attributes[name] for name in mirror.names)
+            if (key := attributes[mirror.key.attname]) is not None:
+                states[row.pk] = mirror.key.to_python(key), values
+        return states
+    keys = list(dict.fromkeys(row.key for row in rows))
+    with unbound():
+        matching: Any = ShardedQuerySet(source.model).uncached().order_by()
+        matching = matching.filter(
+            **{f"{source.key.attname}__in": keys, "pk__in": [row.pk for row in rows]}
+        ).exclude(**{f"{mirror.key.attname}__isnull": True})
+        if mirror.condition is not None:
+            matching = matching.filter(mirror.condition)
+        found = list(matching.values_list(*mirror.names))
+    pk_at = mirror.names.index(source.pk.attname)
+    key_at = mirror.names.index(mirror.key.attname)
+    return {values[pk_at]: (values[key_at], values) for values in found}
+
+
+class _Delivery:
+    """Delivers what one transaction has written, when it has been committed."""
+
+    def __init__(self, source: Source, alias: str) -> None:
+        self.source, self.alias = source, alias
+        self.entries: list[OutboxEntry] = []
+        self.is_called = False
+        self._is_deferred = False
+
+    def __call__(self) -> None:
+        self.is_called = True
+        groups = {mirror.options.group for mirror in self.source.mirrors}
+        in_use = sorted(filter(in_transaction, groups))
+        if in_use and not self._is_deferred:
+            # Another transaction is open, and the delivery would become a part of it. So wait for its
+            # end. (In a TestCase there is always one, so do not wait twice.)
+            self._is_deferred = True
+            wrapper: Any = connections[in_use[0]]
+            open_aliases = sorted(wrapper.open_transactions())
+            using = open_aliases[0] if open_aliases else in_use[0]
+            transaction.on_commit(self, using=using, robust=True)
+            return
+        failures = deliver(rows_to_deliver(self.entries), self.source.mirrors)
+        for pk, exc in failures.items():
+            # The row stays in the outbox. The writer has committed, so it gets no error.
+            logger.warning(
+                "row %r of %s reaches its mirrors later, by a relay: %s", pk, self.source.label, exc
+            )
+        if not in_use:  # Otherwise the delivery may still be rolled back.
+            Delivered.of_thread(self.alias).add(
+                entry.number for entry in self.entries if entry.written.pk not in failures
+            )
+
+
+def deliver_after_commit(source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
+    """Deliver ``entries`` when the open transaction of the shard ``alias`` has been committed.
+
+    Then the writer itself, and whoever reads after it, usually finds the mirrors written. If they
+    cannot be written, the writer gets no error: a relay delivers the rows later.
+    """
+    connection: Any = connections[alias]
+    hooks = connection.run_on_commit
+    # Statements of one block are delivered together. A savepoint that is rolled back takes its own
+    # entries along.
+    if hooks and hooks[-1][0] == set(connection.savepoint_ids):
+        delivery = hooks[-1][1]
+        # In a TestCase, functions that were called stay in the list.
+        is_open = isinstance(delivery, _Delivery) and not delivery.is_called
+        if is_open and delivery.source is source:
+            delivery.entries += entries
+            return
+    delivery = _Delivery(source, alias)
+    delivery.entries += entries
+    transaction.on_commit(delivery, using=alias, robust=True)

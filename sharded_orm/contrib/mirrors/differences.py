@@ -1,0 +1,356 @@
+"""Rows of a mirror that differ from their source: a closer look at them, and their repair.
+
+Rows may be written meanwhile. So a row that differs is read again, and what is still in an outbox is
+not a difference: a relay will deliver it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from sharded_orm import runtime
+from sharded_orm.contrib.mirrors.declaration import Mirror, Source, text_of
+from sharded_orm.contrib.mirrors.delivery import deliver, rows_to_deliver
+from sharded_orm.contrib.mirrors.outbox import (
+    OutboxEntry,
+    WrittenRow,
+    entry_of,
+    outbox_rows,
+    record,
+    remove,
+)
+from sharded_orm.contrib.mirrors.rows import MirrorRow, stored_versions, write_rows
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.bound_key import unbound
+
+# A row that is written again and again differs each time it is read, but the differences are others.
+_LOOKS = 3
+
+
+class Kind(StrEnum):
+    """In which way a mirror differs from its source."""
+
+    MISSING = "missing"
+    """The source has the row, and the mirror does not."""
+    STALE = "stale"
+    """The values of the row differ."""
+    ORPHANED = "orphaned"
+    """The source has no such row any more."""
+    MISPLACED = "misplaced"
+    """The row belongs to nobody here: its source has another key, or does not belong in the mirror."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row that differs.
+
+    :param alias: the shard of the mirror that has the row, or should have it; None if its key has no
+        shard yet.
+    :param source_key: the shard key of the source's row; None if it is not known.
+    """
+
+    mirror: Mirror
+    kind: Kind
+    pk: Any
+    alias: str | None
+    source_key: Any
+
+    def __str__(self) -> str:
+        where = f" on {self.alias}" if self.alias else ""
+        return f"{self.mirror.label}(pk={self.pk!r}){where} is {self.kind}"
+
+
+#: A difference, what to write, and the version that the shard had before the source was read.
+Finding = tuple[Difference, MirrorRow, int | None]
+
+
+@dataclass
+class ComparisonReport:
+    """The outcome of a comparison.
+
+    :param compared: number of rows that were read from the source and from the mirror, taken together.
+    :param pending: number of rows that differ because a relay has not delivered them yet.
+    :param repaired: number of differences that were mended.
+    """
+
+    compared: int = 0
+    pending: int = 0
+    repaired: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Counter[Kind]:
+        return Counter(difference.kind for difference in self.differences)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A row that may differ.
+
+    :param source_key: None if it is not known.
+    :param mirror_keys: shard keys in the mirror under which the row was seen or is expected.
+    :param aliases: shards that have a row of the mirror which was seen there.
+    """
+
+    pk: Any
+    source_key: Any
+    mirror_keys: frozenset[Any]
+    aliases: frozenset[str] = frozenset()
+
+
+def mirror_rows(mirror: Mirror, keys: Iterable[Any], pks: Iterable[Any]) -> dict[Any, Any]:
+    """Return the values of rows of the mirror, read from the shards of ``keys``, by primary key."""
+    key = mirror.options.key
+    assert key is not None
+    with unbound():
+        rows: Any = ShardedQuerySet(mirror.model).uncached().order_by()
+        rows = rows.filter(**{f"{key.attname}__in": list(keys), "pk__in": list(pks)})
+        found = rows.values_list(mirror.model._meta.pk.attname, *mirror.attributes)
+        return {pk: tuple(values) for pk, *values in found}
+
+
+def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
+    """Return the shard key and values of the rows that the mirror is to have, by primary key.
+
+    :param source_keys: the shard keys of the source, by primary key. If one is None, all shards are
+        asked.
+    """
+    source = mirror.source
+    with unbound():
+        rows: Any = ShardedQuerySet(source.model).uncached().order_by()
+        rows = rows.filter(pk__in=list(source_keys))
+        if None in source_keys.values():
+            rows = rows.scatter()
+        else:
+            rows = rows.filter(**{f"{source.key.attname}__in": list(set(source_keys.values()))})
+        rows = rows.exclude(**{f"{mirror.key.attname}__isnull": True})
+        if mirror.condition is not None:
+            rows = rows.filter(mirror.condition)
+        names = (source.pk.attname, source.key.attname, *mirror.names)
+        return {pk: (key, tuple(values)) for pk, key, *values in rows.values_list(*names)}
+
+
+def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
+    """Return the shards of those ``keys`` that have one."""
+    group, field = mirror.options.group, mirror.options.key
+    assert field is not None
+    prepared = {key: field.get_prep_value(key) for key in keys}
+    numbers = runtime.strategy(group).locate_many(dict.fromkeys(prepared.values()))
+    return {
+        key: runtime.shard(group, number).alias
+        for key, value in prepared.items()
+        if (number := numbers[value]) is not None
+    }
+
+
+# ##### A closer look #####
+
+
+def settle(
+    mirror: Mirror, suspects: list[Suspect], report: ComparisonReport, *, repair: bool
+) -> None:
+    """Look at ``suspects`` again; report those that differ, and mend them if ``repair`` is true."""
+    findings: dict[Any, list[Finding]] = {}
+    states: dict[Any, Any] = {}
+    for look in range(_LOOKS):
+        present, differing = _look(mirror, suspects)
+        # A row whose source was written since the last look is not settled: leave it to the next one.
+        findings = {
+            suspect.pk: found
+            for suspect in suspects
+            if (found := differing.get(suspect.pk))
+            and (look == 0 or states.get(suspect.pk) == present.get(suspect.pk))
+        }
+        states = present
+        suspects = [suspect for suspect in suspects if suspect.pk in findings]
+        if not suspects:
+            return
+    recorded = _recorded(mirror, suspects, findings)
+    for suspect in suspects:
+        found = findings[suspect.pk]
+        if any(_is_pending(mirror, entry, found) for entry in recorded.get(suspect.pk, ())):
+            report.pending += 1
+            continue
+        for difference, row, version in found:
+            report.differences.append(difference)
+            if repair:
+                _repair(mirror, difference, row, version)
+                report.repaired += 1
+
+
+def _look(
+    mirror: Mirror, suspects: Sequence[Suspect]
+) -> tuple[dict[Any, Any], dict[Any, list[Finding]]]:
+    """Compare ``suspects`` once more.
+
+    :returns: the state of each row of the source, and what differs for each row: what to write, and
+        the version that the shard had before the source was read.
+    """
+    wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
+    key = mirror.names.index(mirror.key.attname)
+    keys = {k for s in suspects for k in s.mirror_keys} | {v[key] for _, v in wanted.values()}
+    homes = aliases_of(mirror, keys)
+    by_alias: dict[str, set[Any]] = defaultdict(set)
+    for suspect in suspects:
+        for alias in suspect.aliases:
+            by_alias[alias].add(suspect.pk)
+        for k in suspect.mirror_keys:
+            if k in homes:
+                by_alias[homes[k]].add(suspect.pk)
+        if suspect.pk in wanted and (k := wanted[suspect.pk][1][key]) in homes:
+            by_alias[homes[k]].add(suspect.pk)
+    versions: dict[tuple[str, Any], int | None] = {}
+    for alias, pks in by_alias.items():
+        for pk, version in stored_versions(mirror, alias, pks).items():
+            versions[alias, pk] = version
+    # Read the source only now: it is at least as new as the versions.
+    wanted = source_rows(mirror, {s.pk: s.source_key for s in suspects})
+    existing = _source_keys(mirror, suspects)
+    differing: dict[Any, list[Finding]] = defaultdict(list)
+    seen: set[Any] = set()
+    for alias, pks in by_alias.items():
+        own_key = mirror.options.key
+        assert own_key is not None
+        stored = {
+            pk: tuple(values)
+            for pk, *values in QuerySet(mirror.model, using=alias)
+            .filter(pk__in=pks)
+            .values_list(mirror.model._meta.pk.attname, *mirror.attributes)
+        }
+        for pk in pks:
+            source_key, values = wanted.get(pk, (existing.get(pk), None))
+            there = values if values is not None and homes.get(values[key]) == alias else None
+            if there is not None:
+                seen.add(pk)
+            if stored.get(pk) == there:
+                continue
+            if there is not None:
+                kind = Kind.MISSING if pk not in stored else Kind.STALE
+            else:
+                kind = Kind.MISPLACED if pk in existing else Kind.ORPHANED
+            version = versions[alias, pk]
+            differing[pk].append(
+                (
+                    Difference(mirror, kind, pk, alias, source_key),
+                    MirrorRow(pk, version or 0, there),
+                    version,
+                )
+            )
+    for pk, (source_key, values) in wanted.items():
+        if pk not in seen and homes.get(values[key]) is None:
+            # The key has no shard yet. A delivery gives it one.
+            difference = Difference(mirror, Kind.MISSING, pk, None, source_key)
+            differing[pk].append((difference, MirrorRow(pk, 0, values), None))
+    return wanted, differing
+
+
+def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
+    """Return the shard key of each row of the source that exists, whether the mirror wants it or not."""
+    source = mirror.source
+    with unbound():
+        rows: Any = ShardedQuerySet(source.model).uncached().order_by()
+        rows = rows.filter(pk__in=[s.pk for s in suspects])
+        keys = {s.source_key for s in suspects}
+        if None in keys:
+            rows = rows.scatter()
+        else:
+            rows = rows.filter(**{f"{source.key.attname}__in": list(keys)})
+        return dict(rows.values_list(source.pk.attname, source.key.attname))
+
+
+def _recorded(
+    mirror: Mirror, suspects: Sequence[Suspect], findings: dict[Any, list[Finding]]
+) -> dict[Any, list[OutboxEntry]]:
+    """Return what the outboxes have of ``suspects``, by primary key."""
+    source = mirror.source
+    texts = [text_of(source.pk, suspect.pk) for suspect in suspects]
+    strategy = runtime.strategy(source.options.group)
+    keys = {difference.source_key for found in findings.values() for difference, _, _ in found}
+    if None in keys or strategy.moves_keys:
+        # A key may have moved after its row was written, or it is not known.
+        shards = list(runtime.group(source.options.group).shards())
+    else:
+        numbers = strategy.locate_many({source.key.get_prep_value(k) for k in keys})
+        shards = [
+            runtime.shard(source.options.group, number)
+            for number in set(numbers.values())
+            if number is not None
+        ]
+    recorded: dict[Any, list[OutboxEntry]] = defaultdict(list)
+    for shard in shards:
+        for row in outbox_rows(shard.alias).filter(source=source.label, row__in=texts):
+            entry = entry_of(source, row)
+            recorded[entry.written.pk].append(entry)
+    return recorded
+
+
+def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) -> bool:
+    """Whether a relay will deliver ``entry`` to one of the shards that differ.
+
+    Rows that were delivered stay in the outbox for a while.
+    """
+    keys = entry.written.mirror_keys.get(mirror.key.attname, frozenset())
+    aliases = set(aliases_of(mirror, keys).values())
+    is_newest = all(entry.version > (version or -1) for _, _, version in found)
+    return any(
+        entry.version > (version or -1)
+        and (is_newest or difference.alias is None or difference.alias in aliases)
+        for difference, _, version in found
+    )
+
+
+def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
+    """Deliver what the outboxes have of ``suspects``, and repair those that differ all the same.
+
+    Not inside of a transaction.
+    """
+    found: dict[Any, list[Finding]] = {
+        s.pk: [
+            (
+                Difference(mirror, Kind.STALE, s.pk, None, s.source_key),
+                MirrorRow(s.pk, 0, None),
+                None,
+            )
+        ]
+        for s in suspects
+    }
+    recorded = _recorded(mirror, suspects, found)
+    entries = [entry for of_row in recorded.values() for entry in of_row]
+    deliver(rows_to_deliver(entries), mirror.source.mirrors)
+    settle(mirror, suspects, ComparisonReport(), repair=True)
+
+
+def _repair(mirror: Mirror, difference: Difference, row: MirrorRow, version: int | None) -> None:
+    """Mend one row, unless somebody has delivered it since it was compared."""
+    if row.values is None:
+        assert difference.alias is not None
+        write_rows(mirror, difference.alias, [row], unchanged={row.pk: version})
+        return
+    key = row.values[mirror.names.index(mirror.key.attname)]
+    written = WrittenRow(row.pk, difference.source_key, {mirror.key.attname: frozenset([key])})
+    alias, entry = _record(mirror.source, written)
+    if version is not None and version >= entry.version:
+        # The source was restored from a backup, and counts from an earlier number again. Its versions
+        # must win from now on.
+        assert difference.alias is not None
+        reset = MirrorRow(row.pk, entry.version - 1, row.values)
+        write_rows(mirror, difference.alias, [reset], unchanged={row.pk: version})
+    for exc in deliver(rows_to_deliver([entry]), mirror.source.mirrors).values():
+        raise exc
+    remove(alias, [entry.number])
+
+
+def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry]:
+    """Write a row into the outbox of its shard, as if it had been saved. Return the shard's alias, too."""
+    options = source.options
+    shard = options.place_key(options.group, source.key.get_prep_value(written.key))
+    with transaction.atomic(using=shard.alias):
+        (entry,) = record(source, shard.alias, [written])
+    return shard.alias, entry

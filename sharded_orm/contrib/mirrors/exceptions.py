@@ -1,0 +1,40 @@
+"""The errors of mirrors. They are part of the tree of :mod:`sharded_orm.exceptions`."""
+
+from __future__ import annotations
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DataError, IntegrityError
+
+from sharded_orm.exceptions import OperationError, ShardedOrmError
+
+
+class MirrorError(ShardedOrmError):
+    """Base class of the errors of mirrors."""
+
+
+class InvalidMirror(MirrorError, ImproperlyConfigured):
+    """A model's ``ShardMeta`` declares a mirror that cannot be kept. The message lists every reason."""
+
+
+class MirrorReadOnly(MirrorError, RuntimeError):
+    """The rows of a mirror follow those of its source, so only the source can be written."""
+
+
+class WriteNotFollowed(MirrorError, RuntimeError):
+    """It is unknown which rows a write of a source changes, so its mirrors could not follow. Nothing was
+    written."""
+
+
+class MirrorRaced(MirrorError, IntegrityError):
+    """Other processes have written the same rows of a mirror at the same time, again and again.
+
+    The rows stay in the outbox, so a relay writes them later.
+    """
+
+
+class VersionsExhausted(MirrorError, DataError):
+    """The versions of the rows of a source do not fit into 63 bits any more."""
+
+
+class MirrorNotFound(OperationError, LookupError):
+    """No mirror has the given name."""

@@ -1,0 +1,194 @@
+"""``manage.py mirrors``: the relay of mirrors, and what looks after them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from django.core.management import BaseCommand, CommandError
+from django.core.management.base import CommandParser
+
+from sharded_orm.contrib.mirrors import build, comparison, declaration, relay
+from sharded_orm.contrib.mirrors.backlog import backlog
+from sharded_orm.contrib.mirrors.differences import ComparisonReport
+from sharded_orm.management.actions import Action, CommandOfActions, problems_error
+from sharded_orm.management.stop_signals import stop_signals
+
+
+class RelayMirrors(Action):
+    name = "relay"
+    help = (
+        "Deliver what writers have left in the outboxes, until the command is stopped. Any number of"
+        " relays may run and share the shards."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--once",
+            action="store_true",
+            help="One round with rows of any age. Status 1 if rows stay.",
+        )
+        parser.add_argument(
+            "--interval",
+            type=float,
+            default=1.0,
+            metavar="SECONDS",
+            help="Pause between two rounds.",
+        )
+        parser.add_argument(
+            "--retry-dead", action="store_true", help="First try again what relays have given up."
+        )
+        parser.add_argument(
+            "--json", action="store_true", help="With --once: print one JSON object."
+        )
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        if options["retry_dead"]:
+            relay.retry_dead_letters()
+        with stop_signals() as stopping:
+            if options["once"]:
+                report = relay.relay(min_age=0, stopping=stopping)
+                self._show(command, report, options)
+                if report.failed or report.problems:
+                    raise problems_error(report.problems)
+                return
+            while not stopping():
+                report = relay.relay(stopping=stopping)
+                if report.delivered or report.problems:
+                    self._show(command, report, options)
+                    for problem in report.problems:
+                        command.stderr.write(problem)
+                stopping.wait(options["interval"])
+
+    def _show(
+        self, command: BaseCommand, report: relay.RelayReport, options: dict[str, Any]
+    ) -> None:
+        if options["json"]:
+            command.stdout.write(json.dumps(relay.describe(report), indent=2))
+        elif options["verbosity"]:
+            command.stdout.write(f"{report.delivered} rows delivered, {report.failed} failed.")
+
+
+class CheckMirrors(Action):
+    name = "check"
+    help = "Compare mirrors with their sources. Status 1 if they differ and are not repaired."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("mirrors", nargs="*", metavar="MIRROR", help="By default all mirrors.")
+        parser.add_argument("--repair", action="store_true", help="Mend the rows that differ.")
+        parser.add_argument(
+            "--newest-first", action="store_true", help="Begin with the highest primary keys."
+        )
+        parser.add_argument(
+            "--sample",
+            type=_share,
+            metavar="PERCENT",
+            help="Compare only so many percent of the pages of 1000 rows, drawn at random.",
+        )
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        names = options["mirrors"]
+        chosen = [build.find_mirror(name) for name in names] if names else declaration.mirrors()
+        different = 0
+        for mirror in chosen:
+            different += self._check(command, mirror, options)
+        if different and not options["repair"]:
+            raise CommandError(f"{different} rows differ; --repair mends them.")
+
+    def _check(
+        self, command: BaseCommand, mirror: declaration.Mirror, options: dict[str, Any]
+    ) -> int:
+        report, shown = ComparisonReport(), 0
+        for report in comparison.compare(
+            mirror,
+            repair=options["repair"],
+            newest_first=options["newest_first"],
+            sample=options["sample"],
+        ):
+            for difference in report.differences[shown:]:
+                ending = ": repaired" if options["repair"] else ""
+                command.stdout.write(f"{difference}{ending}")
+            shown = len(report.differences)
+        if options["verbosity"]:
+            pending = f", {report.pending} not delivered yet" if report.pending else ""
+            command.stdout.write(
+                f"{mirror.label}: {report.compared} rows compared, {shown} differ{pending}."
+            )
+        return shown
+
+
+class BuildMirror(Action):
+    name = "build"
+    help = (
+        "Copy the rows of the source that a mirror does not have. First deploy the mirror to every"
+        " process that writes the source."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("mirror", metavar="MIRROR", help="Such as photos.WrittenComment.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        mirror = build.find_mirror(options["mirror"])
+        copied, began = 0, time.monotonic()
+        with stop_signals() as stopping:
+            for copied in build.build(mirror, stopping=stopping):
+                if options["verbosity"] and time.monotonic() - began > 10:
+                    began = time.monotonic()
+                    command.stderr.write(f"{copied} rows of {mirror.source.model.__name__} so far")
+            if stopping():
+                raise CommandError(
+                    "Stopped. Run the command again to go on.", returncode=stopping.status
+                )
+        command.stdout.write(
+            f"{mirror.label} has all {copied} rows of its source that belong to it."
+        )
+
+
+class MirrorStatus(Action):
+    name = "status"
+    help = "Show the mirrors, and what is left in the outboxes. Status 1 if there are dead letters."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        found = backlog()
+        names = [
+            {"mirror": mirror.label, "source": mirror.source.model._meta.label}
+            for mirror in declaration.mirrors()
+        ]
+        if options["json"]:
+            command.stdout.write(
+                json.dumps(
+                    {
+                        "mirrors": names,
+                        "rows": found.rows,
+                        "lag": round(found.lag, 3),
+                        "dead": found.dead,
+                        "problems": found.problems,
+                    },
+                    indent=2,
+                )
+            )
+        else:
+            for name in names:
+                command.stdout.write(f"{name['mirror']} mirrors {name['source']}")
+            command.stdout.write(
+                f"{found.rows} rows in the outboxes, the oldest of {found.lag:.1f} s"
+            )
+        problems = [*found.problems, *(f"dead letter: {text}" for text in found.dead)]
+        if problems:
+            raise problems_error(problems)
+
+
+def _share(text: str) -> float:
+    percent = float(text)
+    if not 0 < percent <= 100:
+        raise ValueError(text)
+    return percent / 100
+
+
+class Command(CommandOfActions):
+    help = "Looks after mirrors: rows that are stored a second time, on another shard."
+    actions = (RelayMirrors, CheckMirrors, BuildMirror, MirrorStatus)

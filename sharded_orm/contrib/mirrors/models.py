@@ -1,0 +1,65 @@
+"""The tables of mirrors. Every shard has both, for its own rows."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar
+
+from django.db import models
+
+from sharded_orm.models.fields.text import ExactCharField
+
+
+class OutboxRow(models.Model):
+    """A row of a source that was written, and whose mirrors may not have followed yet.
+
+    It is written in the transaction of the write, on the shard of the source. It says which row has
+    changed, not how: whoever delivers it reads the row.
+
+    ``id`` ascends in the order in which the transactions that write one row commit, because the
+    write holds the lock of the row when the number is given out.
+    """
+
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
+    #: The label of the source, such as ``photos.comment``.
+    source: models.CharField[str, str] = ExactCharField(max_length=100)
+    #: The primary key of the row, as text.
+    row: models.CharField[str, str] = ExactCharField(max_length=255)
+    #: The shard key of the row, as text. The row is found by it wherever the key is now.
+    key: models.CharField[str, str] = ExactCharField(max_length=255)
+    #: JSON: the shard keys under which mirrors may have had the row before the write, or have it
+    #: after it, by the name of the source's attribute.
+    mirror_keys: models.TextField[str, str] = models.TextField(default="{}")
+    #: Ascends each time the key moves to another shard, whose ``id`` may be lower.
+    epoch: models.BigIntegerField[int, int] = models.BigIntegerField(default=0)
+    written_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
+    #: How often a relay has failed to deliver the row by an error that is not an outage.
+    attempts: models.PositiveSmallIntegerField[int, int] = models.PositiveSmallIntegerField(
+        default=0
+    )
+    error: models.TextField[str, str] = models.TextField(default="")
+
+    class Meta:
+        default_permissions: ClassVar = ()
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.row}, written at {self.written_at}"
+
+
+class RowVersion(models.Model):
+    """The version of a row of a mirror on this shard, also of a row that was removed.
+
+    A row of the mirror is written only together with a higher version, under the lock of this row.
+    """
+
+    pk = models.CompositePrimaryKey("mirror", "row")
+    #: The label of the mirror.
+    mirror: models.CharField[str, str] = ExactCharField(max_length=100)
+    row: models.CharField[str, str] = ExactCharField(max_length=255)
+    version: models.BigIntegerField[int, int] = models.BigIntegerField()
+
+    class Meta:
+        default_permissions: ClassVar = ()
+
+    def __str__(self) -> str:
+        return f"{self.mirror} {self.row}: {self.version}"

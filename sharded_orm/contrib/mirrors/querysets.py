@@ -1,0 +1,147 @@
+"""Querysets of mirrors that compare what they have read with the source (Yupoo, Y6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from django.db.models import Manager, Q
+from django.db.models.query import ModelIterable
+
+from sharded_orm.cache.request_cache import uncached
+from sharded_orm.contrib.mirrors.declaration import Mirror, declarations
+from sharded_orm.contrib.mirrors.differences import Suspect, mend, source_rows
+from sharded_orm.models.moves.confirmation import in_transaction
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.type_variables import M
+
+# After a look that finds differences, the rows are mended and read again. So a second look finds
+# differences only if they cannot be mended, or if rows are written all the time.
+_LOOKS = 3
+
+
+class MirrorQuerySet(ShardedQuerySet[M]):
+    """A queryset of a mirror whose ``ShardMeta`` has ``verify_reads = True``.
+
+    Each time it reads instances, it also reads their rows of the source: one query per source shard and
+    page, one round trip per node. If a row is gone or differs there, the mirror is mended, and the query
+    runs again. So pages are full, and filters and order are those of the present values. What cannot be
+    mended now, such as inside a transaction, is left out if it is gone, and has the source's values
+    otherwise.
+
+    Not verified: ``values()``, ``count()``, ``exists()``, aggregates and ``iterator()``. A row that the
+    mirror does not have at all cannot be noticed by reading the mirror.
+    """
+
+    _is_verified = False
+
+    def _fetch_all(self) -> None:
+        super()._fetch_all()
+        mirror = declarations().get(self.model._meta.concrete_model)
+        if (
+            self._is_verified
+            or not isinstance(mirror, Mirror)
+            or not mirror.verify_reads
+            or not issubclass(self._iterable_class, ModelIterable)
+        ):
+            return
+        self._is_verified = True
+        for look in range(_LOOKS):
+            rows: Sequence[Any] = self._result_cache or []
+            wanted = _wanted(mirror, rows)
+            suspects = [_suspect(mirror, row) for row in rows if _differs(mirror, row, wanted)]
+            if not suspects:
+                return
+            is_last = look == _LOOKS - 1
+            if is_last or _is_in_transaction(mirror):
+                self._leave_out(mirror, suspects, wanted)
+                return
+            try:
+                mend(mirror, suspects)
+            except Exception:  # A shard is down, or refuses the row.
+                self._leave_out(mirror, suspects, wanted)
+                return
+            self._read_again()
+
+    def _read_again(self) -> None:
+        self._result_cache, self._prefetch_done = None, False
+        with uncached():
+            super()._fetch_all()
+
+    def _leave_out(
+        self, mirror: Mirror, suspects: Sequence[Suspect], wanted: dict[Any, Any]
+    ) -> None:
+        """Read again without the rows that are gone, and give the others the values of the source."""
+        position = mirror.names.index(mirror.key.attname)
+        gone = [
+            suspect.pk
+            for suspect in suspects
+            if suspect.pk not in wanted
+            or wanted[suspect.pk][1][position] not in suspect.mirror_keys
+        ]
+        if gone:
+            others = self._without(gone)
+            with uncached():
+                others._fetch_all()
+            self._result_cache = others._result_cache
+            wanted = wanted | _wanted(mirror, self._result_cache or [])
+        for row in self._result_cache or []:
+            if row.pk in wanted:
+                _, values = wanted[row.pk]
+                loaded = row.__dict__
+                loaded.update(
+                    (name, value)
+                    for name, value in zip(mirror.attributes, values, strict=True)
+                    if name in loaded
+                )
+
+    def _without(self, pks: Sequence[Any]) -> Self:
+        clone = self._chain()
+        # exclude() refuses a sliced queryset. Here the slice is to be taken of the other rows.
+        clone.query.add_q(~Q(pk__in=pks))
+        clone._is_verified = True
+        return clone
+
+
+def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
+    """Return what the source has of ``rows``: shard key and values, by primary key."""
+    if not rows:
+        return {}
+    assert mirror.own_source_key is not None  # A system check makes sure of it.
+    attname = mirror.own_source_key.attname
+    with uncached():
+        return source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
+
+
+def _differs(mirror: Mirror, row: Any, wanted: dict[Any, Any]) -> bool:
+    if row.pk not in wanted:
+        return True
+    _, values = wanted[row.pk]
+    key = mirror.options.key
+    assert key is not None
+    getattr(row, key.attname)  # Loaded if it was deferred, because another key means another row.
+    loaded = row.__dict__
+    return any(
+        loaded.get(name, value) != value
+        for name, value in zip(mirror.attributes, values, strict=True)
+    )
+
+
+def _suspect(mirror: Mirror, row: Any) -> Suspect:
+    key, own = mirror.options.key, mirror.own_source_key
+    assert key is not None and own is not None
+    aliases = frozenset([str(row._state.db)])
+    return Suspect(
+        row.pk, getattr(row, own.attname), frozenset([getattr(row, key.attname)]), aliases
+    )
+
+
+def _is_in_transaction(mirror: Mirror) -> bool:
+    groups = {mirror.options.group, mirror.source.options.group}
+    return any(map(in_transaction, groups))
+
+
+MirrorManager: Callable[[], Manager[Any]] = Manager.from_queryset(
+    MirrorQuerySet, class_name="MirrorManager"
+)
+"""The manager class of mirrors with ``verify_reads = True``."""

@@ -1,0 +1,191 @@
+"""Writes rows of a mirror on one shard, so that an older version never overwrites a newer one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, connections, transaction
+from django.db.models import F, QuerySet
+
+from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
+from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
+from sharded_orm.contrib.mirrors.models import RowVersion
+from sharded_orm.contrib.mirrors.statements import insert_version
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+
+_writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
+# A collision is over as soon as the other writer has committed, so already a second one is rare.
+_ATTEMPTS = 5
+
+is_writing = _writing.get
+
+
+@contextmanager
+def _writing_mirror() -> Iterator[None]:
+    token = _writing.set(True)
+    try:
+        yield
+    finally:
+        _writing.reset(token)
+
+
+@dataclass(frozen=True)
+class MirrorRow:
+    """What a row of a mirror is to be on one shard.
+
+    :param values: its values in the order of :attr:`Mirror.attributes`; None if the row is not to be
+        on this shard.
+    :param is_new: whether the row was probably never there. This saves a statement.
+    """
+
+    pk: Any
+    version: int
+    values: Sequence[Any] | None
+    is_new: bool = False
+
+
+def write_rows(
+    mirror: Mirror,
+    alias: str,
+    rows: Sequence[MirrorRow],
+    *,
+    unchanged: Mapping[Any, int | None] | None = None,
+) -> None:
+    """Make rows of ``mirror`` on the shard ``alias`` what ``rows`` say, unless they are newer already.
+
+    One transaction. May be called again with the same rows. Costs two statements for new rows, and
+    some more plus one per row for others.
+
+    :param rows: at most one for each primary key.
+    :param unchanged: for repairs: the versions that the shard had before the source was read, by primary
+        key. A row is written if, and only if, it has this version still. None for the ordinary rule.
+    :raises MirrorRaced: other processes write the same rows all the time.
+    :raises django.db.IntegrityError: a constraint of the mirror refuses a row.
+    """
+    rows = sorted(rows, key=lambda row: _text(mirror, row))  # Others lock them in the same order.
+    for attempt in range(_ATTEMPTS):
+        try:
+            with transaction.atomic(using=alias), _writing_mirror():
+                # Do not look for stored rows first: the primary key of the versions refuses a row that
+                # is not new.
+                if attempt == 0 and all(row.is_new and row.values is not None for row in rows):
+                    _insert_versions(mirror, alias, rows)
+                    _insert(mirror, alias, rows)
+                else:
+                    _write_locked(mirror, alias, rows, unchanged)
+            return
+        except IntegrityError as exc:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            error = exc
+    raise MirrorRaced(
+        f"Rows of {mirror.label} on {alias!r} were written by others {_ATTEMPTS} times: {error}"
+    )
+
+
+def _write_locked(
+    mirror: Mirror,
+    alias: str,
+    rows: Sequence[MirrorRow],
+    unchanged: Mapping[Any, int | None] | None,
+) -> None:
+    known = _lock_versions(mirror, alias, rows)
+
+    def is_newer(row: MirrorRow) -> bool:
+        version = known.get(_text(mirror, row))
+        if unchanged is not None:
+            return version == unchanged[row.pk]
+        return version is None or row.version > version
+
+    newer = list(filter(is_newer, rows))
+    _insert_versions(mirror, alias, [row for row in newer if _text(mirror, row) not in known])
+    for row in newer:
+        if _text(mirror, row) in known:
+            _versions(mirror, alias, [row]).update(version=row.version)
+    gone = [row.pk for row in newer if row.values is None]
+    present = [row for row in newer if row.values is not None]
+    own_key = mirror.options.key
+    assert own_key is not None
+    position = mirror.attributes.index(own_key.attname)
+    pks = [row.pk for row in present]
+    stored = dict(_rows(mirror, alias).filter(pk__in=pks).values_list("pk", own_key.attname))
+    for row in present:
+        assert row.values is not None
+        if row.pk in stored and stored[row.pk] != row.values[position]:
+            # The key never changes in place, so the row is stored anew.
+            gone.append(row.pk)
+            del stored[row.pk]
+    if gone:
+        doomed: Any = _rows(mirror, alias).filter(pk__in=gone)
+        doomed._raw_delete(alias)
+    for row in present:
+        if row.pk in stored:
+            assert row.values is not None
+            fixed = {own_key.attname, mirror.model._meta.pk.attname}
+            pairs = zip(mirror.attributes, row.values, strict=True)
+            values = {name: value for name, value in pairs if name not in fixed}
+            if values:
+                _rows(mirror, alias).filter(pk=row.pk).update(**values)
+    _insert(mirror, alias, [row for row in present if row.pk not in stored])
+
+
+def stored_versions(mirror: Mirror, alias: str, pks: Iterable[Any]) -> dict[Any, int | None]:
+    """Return the versions of rows on the shard ``alias``, by primary key. None if it never had the row."""
+    texts = {pk: text_of(mirror.source.pk, pk) for pk in pks}
+    stored = _version_rows(alias).filter(mirror=mirror.label, row__in=texts.values())
+    known = dict(stored.values_list("row", "version"))
+    return {pk: known.get(text) for pk, text in texts.items()}
+
+
+def _insert(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> None:
+    objs = [
+        mirror.model(**dict(zip(mirror.attributes, row.values, strict=True)))
+        for row in rows
+        if row.values is not None
+    ]
+    if objs:
+        # The library's queryset refuses rows whose key is not on this shard (any more).
+        ShardedQuerySet(mirror.model, using=alias).using(alias).bulk_create(objs)
+
+
+def _rows(mirror: Mirror, alias: str) -> QuerySet[Any]:
+    return QuerySet(mirror.model, using=alias)
+
+
+def _version_rows(alias: str) -> QuerySet[RowVersion]:
+    return QuerySet(RowVersion, using=alias)
+
+
+def _text(mirror: Mirror, row: MirrorRow) -> str:
+    return text_of(mirror.source.pk, row.pk)
+
+
+def _versions(mirror: Mirror, alias: str, rows: Iterable[MirrorRow]) -> QuerySet[RowVersion]:
+    texts = [_text(mirror, row) for row in rows]
+    return _version_rows(alias).filter(mirror=mirror.label, row__in=texts)
+
+
+def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> None:
+    if len(rows) == 1:
+        (row,) = rows
+        insert_version(alias, mirror.label, _text(mirror, row), row.version)
+    elif rows:
+        _version_rows(alias).bulk_create(
+            RowVersion(mirror=mirror.label, row=_text(mirror, row), version=row.version)
+            for row in rows
+        )
+
+
+def _lock_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> dict[str, int]:
+    """Return the versions of those of ``rows`` that the shard has or had, and lock them."""
+    versions = _versions(mirror, alias, rows)
+    if connections[alias].features.has_select_for_update:
+        versions = versions.select_for_update().order_by("row")
+    else:
+        # Without row locks, a transaction that reads first may fail when it begins to write.
+        versions.update(version=F("version"))
+    return dict(versions.values_list("row", "version"))

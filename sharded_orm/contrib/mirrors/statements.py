@@ -1,0 +1,68 @@
+"""INSERTs of single rows into the tables of mirrors. Their SQL is compiled once.
+
+Each write of a source executes two of them, and compiling costs several times as much as sending.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections, models
+from django.db.models.sql import InsertQuery
+
+from sharded_orm.contrib.mirrors.models import OutboxRow, RowVersion
+from sharded_orm.database_clock import DatabaseClock
+
+
+def insert_outbox_row(alias: str, *values: Any) -> int:
+    """Insert a row with the present time. Return its number.
+
+    :param values: source, row, key, mirror_keys and epoch of :class:`OutboxRow`.
+    """
+    connection = connections[alias]
+    sql = _sql(connection, OutboxRow)
+    with connection.cursor() as cursor:
+        # After ``epoch``, the columns written_at, attempts and error.
+        cursor.execute(sql, [*values, 0, ""])
+        if cursor.description is not None:
+            return int(cursor.fetchone()[0])
+        table = connection.ops.quote_name(OutboxRow._meta.db_table)
+        return int(connection.ops.last_insert_id(cursor, table, "id"))
+
+
+def insert_version(alias: str, *values: Any) -> None:
+    """Insert a row of :class:`RowVersion`: mirror, row and version.
+
+    :raises django.db.IntegrityError: the shard has a version of the row already.
+    """
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        cursor.execute(_sql(connection, RowVersion), list(values))
+
+
+_compiled: dict[tuple[type, bool, type[models.Model]], str] = {}
+
+
+def _sql(connection: Any, model: type[models.Model]) -> str:
+    """Return the INSERT of one row, as Django compiles it for a kind of database.
+
+    All shards of a kind have the same SQL: it does not name the schema.
+    """
+    # Of the servers with one backend, some return the number with the INSERT, and others do not.
+    kind = (type(connection), connection.features.can_return_columns_from_insert, model)
+    sql = _compiled.get(kind)
+    if sql is None:
+        is_outbox = model is OutboxRow
+        values = {"written_at": DatabaseClock()} if is_outbox else {}
+        row = model(**values)
+        fields = [
+            f for f in model._meta.local_concrete_fields if not isinstance(f, models.AutoField)
+        ]
+        query = InsertQuery(model)
+        query.insert_values(fields, [row])
+        compiler: Any = query.get_compiler(connection=connection)
+        if is_outbox:
+            compiler.returning_fields = [model._meta.pk]
+        ((sql, _),) = compiler.as_sql()
+        _compiled[kind] = sql
+    return sql

@@ -1,0 +1,107 @@
+"""``mirrors check`` finds what a mirror does not have in common with its source, and mends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.mirrors.site import Site
+
+#: Raw SQL, which no mirror follows.
+_CHANGES = """
+def execute(alias, sql):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+for number in range(6):
+    note(number % 3 + 1, 4 + number, f"text {number}")
+pks = dict((text, pk) for pk, text in rows(WrittenNote, "pk", "text"))
+execute("books_00001", f"UPDATE notes_note SET text = 'newer' WHERE note_id = {pks['text 0']}")
+execute("books_00002", f"DELETE FROM notes_note WHERE note_id = {pks['text 1']}")
+execute("books_00003", f"UPDATE notes_note SET author_id = 1 WHERE note_id = {pks['text 2']}")
+for alias in aliases("books"):
+    execute(alias, f"DELETE FROM notes_writtennote WHERE note_id = {pks['text 3']}")
+execute("books_00002", f"UPDATE notes_note SET is_public = '0' WHERE note_id = {pks['text 4']}")
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--newest-first"],
+        pytest.param([], marks=pytest.mark.long),
+        pytest.param(["--sample", "100"], marks=pytest.mark.long),
+    ],
+)
+def test_differences_are_found_and_mended(site: Site, options: list[str]) -> None:
+    site.run(_CHANGES)
+    done = site.manage("mirrors", "check", *options, code=1)
+    lines = [line for line in done.out.splitlines() if line.startswith("notes.WrittenNote(")]
+    assert sorted(line.rpartition(" ")[2] for line in lines) == [
+        "misplaced",  # text 2, with its former author
+        "missing",  # text 2, with its author
+        "missing",  # text 3
+        "orphaned",  # text 1
+        "stale",  # text 0
+    ]
+    lines = [line for line in done.out.splitlines() if line.startswith("notes.PublicNote(")]
+    assert sorted(line.rpartition(" ")[2] for line in lines) == ["misplaced", "orphaned", "stale"]
+    site.manage("mirrors", "check", "--repair", *options)
+    assert site.run("print(differences())") == "[]"
+    site.manage("mirrors", "check", *options)
+    # The mirrors follow the rows as before.
+    site.run("Note.objects.scatter().update(text='later')")
+    assert site.run("print(differences())") == "[]"
+
+
+def test_what_a_relay_will_deliver_is_no_difference(site: Site) -> None:
+    site.run("""
+from sharded_orm.contrib.mirrors import capture
+n = note()
+capture.deliver_after_commit = lambda *ignored: None
+n.delete()
+note(3, 4)
+""")
+    done = site.manage("mirrors", "check", "notes.WrittenNote")
+    assert "0 differ, 2 not delivered yet" in done.out
+
+
+def test_a_source_from_a_backup_counts_from_an_earlier_number(site: Site) -> None:
+    out = site.run("""
+n = note()
+for alias in aliases("books"):
+    # The numbers of the outbox begin again, while the mirrors have the versions from before.
+    QuerySet(RowVersion, using=alias).update(version=F("version") + 100000)
+Note.objects.filter(owner_id=1).update(text="new")
+print(rows(WrittenNote, "text"))
+""")
+    assert out == "[('text',)]"
+    site.run("for a in aliases('books'): QuerySet(OutboxRow, using=a)._raw_delete(a)")
+    site.manage("mirrors", "check", "--repair", "WrittenNote")
+    out = site.run("""
+print(rows(WrittenNote, "text"))
+Note.objects.filter(owner_id=1).update(text="newer")
+print(rows(WrittenNote, "text"))
+""")
+    assert out.splitlines() == ["[('new',)]", "[('newer',)]"]
+
+
+def test_build_fills_a_new_mirror(site: Site) -> None:
+    site.run("""
+for number in range(7):
+    note(number % 4 + 1, number % 3 + 5, str(number))
+for alias in aliases("books"):
+    # As before the mirror was there; but one row was written since.
+    QuerySet(RowVersion, using=alias)._raw_delete(alias)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DELETE FROM notes_writtennote")
+Note.objects.filter(owner_id=1, text="0").update(text="since")
+""")
+    site.manage("mirrors", "build", "notes.WrittenNote")
+    assert site.run("print(len(rows(WrittenNote, 'pk')), differences())") == "7 []"
+    site.manage("mirrors", "build", "notes.WrittenNote")
+    assert site.run("print(differences())") == "[]"
+
+
+def test_unknown_mirrors(site: Site) -> None:
+    done = site.manage("mirrors", "build", "Note", code=1)
+    assert "No mirror has the name 'Note'" in done.err
+    assert "['notes.PublicNote', 'notes.TopicOfNote', 'notes.VerifiedNote'," in done.err

@@ -1,0 +1,158 @@
+"""Every write of the ORM to a source reaches its mirrors."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.mirrors.site import Site
+
+#: What is done to the notes, and the texts that the mirror has afterwards, by author.
+WRITES = {
+    "create": ("note(1, 2, 'a')", [(2, "a")]),
+    "save": ("n = note(); n.text = 'b'; n.save()", [(2, "b")]),
+    "save of some fields": ("n = note(); n.text = 'b'; n.save(update_fields=['text'])", [(2, "b")]),
+    "save of an expression": ("n = note(); n.price = F('price') + 3; n.save()\nassert WrittenNote.objects.get(author_id=2).price == 3", [(2, "text")]),
+    "another author": ("n = note(); n.author_id = 3; n.save()", [(3, "text")]),
+    "another author on the same shard": ("n = note(); n.author_id = 6; n.save()", [(6, "text")]),
+    "there and back": ("n = note(); n.author_id = 3; n.save(); n.author_id = 2; n.save()", [(2, "text")]),
+    "no author any more": ("n = note(); n.author_id = None; n.save()", []),
+    "an author only now": ("n = note(author=None); n.author_id = 5; n.save()", [(5, "text")]),
+    "a new key": ("note(author=4711)", [(4711, "text")]),
+    "delete": ("note().delete()", []),
+    "delete and create": ("n = note(); pk = n.pk; n.delete(); note(note_id=pk, text='again')", [(2, "again")]),
+    "delete of a queryset": ("note(); note(); Note.objects.filter(owner_id=1).delete()", []),
+    "raw delete": ("note(); Note.objects.filter(owner_id=1)._raw_delete('books_00001')", []),
+    "cascade": ("n = note(); note(text='reply', answers=n); n.delete()", []),
+    "update": ("note(); note(author=3); Note.objects.filter(owner_id=1).update(text='u')", [(2, "u"), (3, "u")]),
+    "update of the author": ("note(); note(author=3); Note.objects.filter(owner_id=1).update(author_id=5)", [(5, "text")] * 2),
+    "update by a join": ("n = note(); note(text='r', answers=n); Note.objects.filter(owner_id=1, answers__text='text').update(text='u')", [(2, "text"), (2, "u")]),
+    "update of nothing": ("note(); Note.objects.filter(owner_id=1, text='other').update(text='u')", [(2, "text")]),
+    "update on all shards": ("note(); note(4, 4); Note.objects.scatter().update(text=F('text'), price=7)", [(2, "text"), (4, "text")]),
+    "bulk_create": ("Note.objects.bulk_create(Note(owner_id=o, author_id=5, text=str(o)) for o in (1, 2, 3))", [(5, "1"), (5, "2"), (5, "3")]),
+    "bulk_create that ignores conflicts": ("n = note(); Note.objects.bulk_create([Note(note_id=n.pk, owner_id=1, author_id=9, text='x'), Note(owner_id=1, author_id=3, text='new')], ignore_conflicts=True)", [(2, "text"), (3, "new")]),
+    "bulk_update": ("a, b = note(), note(author=3)\na.text = b.text = 'b'; b.author_id = 7\nNote.objects.bulk_update([a, b], ['text', 'author_id'])", [(2, "b"), (7, "b")]),
+    "get_or_create": ("Note.objects.get_or_create(owner_id=1, text='g', defaults={'author_id': 3})", [(3, "g")]),
+    "update_or_create": ("note(); Note.objects.update_or_create(owner_id=1, text='text', defaults={'author_id': 3})", [(3, "text")]),
+    "a related manager": ("n = note(); n.replies.create(owner_id=1, author_id=4, text='r')", [(2, "text"), (4, "r")]),
+    "a block": ("with sharded_orm.atomic(Note, owner_id=1):\n    note(); note(author=3); Note.objects.filter(owner_id=1, author_id=3).delete()", [(2, "text")]),
+    "a change in memory": ("with sharded_orm.atomic(Note, owner_id=1):\n    n = note()\n    n.text = 'not saved'", [(2, "text")]),
+    "a value in another form": ("note(author='2', price='1.50', is_public=1)", [(2, "text")]),
+    "a rollback": ("""
+try:
+    with sharded_orm.atomic(Note, owner_id=1):
+        note()
+        1 / 0
+except ZeroDivisionError:
+    pass""", []),
+    "a rollback to a savepoint": ("""
+with sharded_orm.atomic(Note, owner_id=1):
+    note(text='kept')
+    try:
+        with sharded_orm.atomic(Note, owner_id=1):
+            Note.objects.filter(owner_id=1).update(text='lost')
+            note()
+            1 / 0
+    except ZeroDivisionError:
+        pass
+note(text='later')""", [(2, "kept"), (2, "later")]),
+    "a block of the group": ("with transaction.atomic(using='books'):\n    note(); note(4, 5)", [(2, "text"), (5, "text")]),
+    "a block of the mirror's shard around it": ("with sharded_orm.atomic(WrittenNote, author_id=2):\n    note()\n    assert not WrittenNote.objects.filter(author_id=2).exists()", [(2, "text")]),
+}  # fmt: skip
+
+
+def test_every_write_reaches_the_mirrors(site_everywhere: Site) -> None:
+    # One process for all: a start costs more than most writes.
+    program = [f"WRITES = {WRITES!r}"]
+    program.append("""
+for name, (code, expected) in WRITES.items():
+    try:
+        exec(code, globals())
+        there = rows(WrittenNote, "author_id", "text")
+        if there != expected or differences():
+            print(name, there, differences())
+    except Exception as error:
+        import traceback; traceback.print_exc()
+        print(name, repr(error))
+    Note.objects.scatter().delete()
+    if rows(WrittenNote, "pk") or rows(PublicNote, "pk"):
+        print(name, "left", rows(WrittenNote, "text"))
+""")
+    assert site_everywhere.run("\n".join(program)) == ""
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_a_condition(site: Site, is_public: bool) -> None:
+    out = site.run(f"""
+n = note(is_public={is_public})
+print(rows(PublicNote, "text"))
+Note.objects.filter(owner_id=1).update(is_public={not is_public})
+print(rows(PublicNote, "text"), rows(WrittenNote, "text"), differences())
+n.delete()
+print(rows(PublicNote, "text"))
+""")
+    there, gone = "[('text',)]", "[]"
+    first, second = (there, gone) if is_public else (gone, there)
+    assert out.splitlines() == [first, f"{second} {there} []", gone]
+
+
+def test_many_to_many(site: Site) -> None:
+    out = site.run("""
+n = note()
+one, two = (Topic.objects.create(owner_id=1, name=name) for name in ("one", "two"))
+n.topics.add(one, two, through_defaults={"owner_id": 1})
+n.topics.add(one, through_defaults={"owner_id": 1})
+print(len(rows(TopicOfNote, "pk")), differences())
+n.topics.remove(one)
+print(rows(TopicOfNote, "topic_id") == [(two.pk,)], differences())
+n.topics.set([one], through_defaults={"owner_id": 1})
+print(rows(TopicOfNote, "topic_id") == [(one.pk,)], differences())
+n.delete()
+print(rows(TopicOfNote, "pk"), differences())
+""")
+    assert out.splitlines() == ["2 []", "True []", "True []", "[] []"]
+
+
+def test_what_cannot_be_followed_is_refused(site: Site) -> None:
+    out = site.run("""
+n = note()
+def refused(write):
+    try:
+        write()
+    except (MirrorReadOnly, WriteNotFollowed) as error:
+        print(type(error).__name__, str(error).split(":")[0])
+    else:
+        print("not refused")
+mirrored = WrittenNote.objects.get(author_id=2)
+refused(mirrored.save)
+refused(mirrored.delete)
+refused(lambda: WrittenNote.objects.create(note_id=5, author_id=2, owner_id=1, text="", price=0, changed_at=n.changed_at))
+refused(lambda: WrittenNote.objects.filter(author_id=2).update(text="x"))
+refused(lambda: WrittenNote.objects.filter(author_id=2).delete())
+refused(lambda: Note.objects.bulk_create([n], update_conflicts=True, update_fields=["text"], **({} if connections["books_00001"].vendor == "mysql" else {"unique_fields": ["note_id"]})))
+refused(lambda: Note.objects.filter(owner_id=1).update(note_id=9))
+print(rows(WrittenNote, "text"), differences())
+""")
+    read_only = "MirrorReadOnly WrittenNote is a mirror of notes.Note"
+    assert out.splitlines() == [
+        *[read_only] * 5,
+        "WriteNotFollowed bulk_create(update_conflicts=True) of Note was refused",
+        "WriteNotFollowed update() of 'note_id' was refused",
+        "[('text',)] []",
+    ]
+
+
+def test_fixtures_and_historical_models(site: Site) -> None:
+    out = site.run(f"""
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.loader import MigrationLoader
+n = note(1, 2, "fixture")
+call_command("dumpdata", "notes.note", output="{site.folder}/notes.json", verbosity=0)
+n.delete()
+call_command("loaddata", "{site.folder}/notes.json", verbosity=0)
+print(rows(WrittenNote, "text"), differences())
+Historical = MigrationLoader(connection).project_state().apps.get_model("notes", "Note")
+Historical.objects.using("books_00001").update(text="migrated")
+print(rows(WrittenNote, "text"), differences())
+""")
+    assert out.splitlines() == ["[('fixture',)] []", "[('migrated',)] []"]
