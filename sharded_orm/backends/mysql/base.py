@@ -17,7 +17,7 @@ from django.utils.functional import cached_property
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
-from sharded_orm.backends.mysql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.mysql import branches, collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.mysql.change_capture import MySQLChangeCapture
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
@@ -36,6 +36,7 @@ from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
+from sharded_orm.backends.two_phase.branch import Branch, Completion, Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
@@ -57,6 +58,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     introspection_class = DatabaseIntrospection
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
+
+    two_phase_refusal = ""
 
     connection: VirtualConnection | None
     creation: DatabaseCreation
@@ -324,6 +327,34 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         """Return a connection object of Django's own backend, for statements that leave session state."""
         settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
         return stock.DatabaseWrapper({**deepcopy(settings), **changes}, self.alias)
+
+    # ##### Two-phase commit #####
+
+    def begin_branch(self, branch: Branch) -> None:
+        assert self.connection is not None
+        self.connection.begin_branch(branches.name_of(branch))
+
+    def prepare_branch(self) -> None:
+        assert self.connection is not None
+        with self.wrap_database_errors:
+            self.connection.prepare_branch()
+
+    def leave_branch(self) -> None:
+        if self.connection is not None:
+            self.connection.leave_branch()
+
+    def prepared_branches(self) -> list[Branch]:
+        with self.wrap_database_errors:
+            return branches.prepared(self.node_pool)
+
+    def end_branch(self, branch: Branch, *, commit: bool) -> Completion:
+        with self.wrap_database_errors:
+            return branches.end(self.node_pool, branch, commit=commit)
+
+    def fate_of(self, transaction: str, seconds: float) -> Fate:
+        with self.wrap_database_errors:
+            name = self.settings_dict["NAME"]
+            return branches.fate(self.node_pool, name, transaction, seconds)
 
     # ##### Sessions #####
 

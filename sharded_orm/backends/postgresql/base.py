@@ -22,7 +22,7 @@ from psycopg.pq import Format
 
 from sharded_orm.backends.group import relocation
 from sharded_orm.backends.group.member import ShardConnectionMixin
-from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.postgresql import branches, collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
 from sharded_orm.backends.postgresql.client import DatabaseClient
 from sharded_orm.backends.postgresql.connection import BEGIN, PostgreSQLConnection
@@ -44,6 +44,7 @@ from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
+from sharded_orm.backends.two_phase.branch import Branch, Completion, Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
@@ -82,6 +83,8 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
     features_class = DatabaseFeatures
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
+
+    two_phase_refusal = ""
 
     connection: PostgreSQLConnection | None
     creation: DatabaseCreation
@@ -438,6 +441,37 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
                 "options": f"{given} {search_path_option(self.schema)}".strip(),
             }
         return stock.DatabaseWrapper(settings, self.alias)
+
+    # ##### Two-phase commit #####
+
+    def two_phase_obstacle(self) -> str:
+        with self.wrap_database_errors:
+            return branches.obstacle(self.node_pool)
+
+    def begin_branch(self, branch: Branch) -> None:
+        assert self.connection is not None
+        self.connection.begin_branch(branches.name_of(branch))
+
+    def prepare_branch(self) -> None:
+        assert self.connection is not None
+        with self.wrap_database_errors:
+            self.connection.prepare_branch()
+
+    def leave_branch(self) -> None:
+        if self.connection is not None:
+            self.connection.leave_branch()
+
+    def prepared_branches(self) -> list[Branch]:
+        with self.wrap_database_errors:
+            return branches.prepared(self.node_pool)
+
+    def end_branch(self, branch: Branch, *, commit: bool) -> Completion:
+        with self.wrap_database_errors:
+            return branches.end(self.node_pool, branch, commit=commit)
+
+    def fate_of(self, transaction: str, seconds: float) -> Fate:
+        with self.wrap_database_errors:
+            return branches.fate(self.node_pool, self._required_schema, transaction, seconds)
 
     # ##### Sessions #####
 

@@ -1,0 +1,195 @@
+"""Ends prepared branches whose coordinator has died, or has lost its connection.
+
+The rule is *presumed abort*: without a stored decision, a transaction is aborted. Before a branch is
+rolled back, the decider must therefore show that no decision can follow (``fate_of``). So any number of
+processes may recover at the same time, beside coordinators that are alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.apps import apps
+from django.db import Error, connections
+
+from sharded_orm import runtime
+from sharded_orm.backends.two_phase.branch import TABLE, Branch, Completion, Fate
+from sharded_orm.exceptions import BranchesPrepared, CacheUnavailable, ShardedOrmError
+from sharded_orm.models.cached.cached_model import cached_model
+from sharded_orm.models.cached.invalidation import void_tables
+from sharded_orm.topology.model import Shard, ShardGroup
+
+logger = logging.getLogger("sharded_orm.two_phase")
+
+#: Seconds for which a branch must have been prepared before a recovery cares for it. A coordinator that
+#: is alive needs milliseconds.
+GRACE: Final = 2.0
+#: Decisions without a branch are deleted after so many seconds.
+KEPT_FOR: Final = 3600
+_POLL = 0.1  # seconds
+
+
+@dataclass(frozen=True, order=True)
+class PreparedBranch:
+    """A prepared branch of this site, and the shard that it is on."""
+
+    branch: Branch
+    alias: str
+    node: str
+
+    def __str__(self) -> str:
+        return f"{self.branch.transaction!r} on {self.alias!r} (node {self.node!r})"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a recovery did with one branch.
+
+    :param outcome: "committed", "rolled back", "ended by another process", or why it is not ended.
+    :param is_over: whether the branch is ended.
+    """
+
+    prepared: PreparedBranch
+    outcome: str
+    is_over: bool
+
+    def __str__(self) -> str:
+        return f"{self.prepared}: {self.outcome}"
+
+
+def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
+    """Return the branches that are prepared on the shards that ``group`` has on ``node``. One query.
+
+    :raises django.db.Error: the node does not answer.
+    """
+    ranges = [holder for holder in group.ranges if holder.primary == node]
+    if not ranges:
+        return []
+    branches: list[Branch] = _wrapper(group.shard(ranges[0].first).alias).prepared_branches()
+    if not branches:
+        return []
+    here = {
+        group.schema_name(number): group.shard(number).alias
+        for holder in ranges
+        for number in range(holder.first, holder.last + 1)
+    }
+    return [
+        PreparedBranch(branch, here[branch.schema], node)
+        for branch in branches
+        if branch.schema in here
+    ]
+
+
+def recover(
+    group: ShardGroup, *, among: Collection[str] = (), grace: float = GRACE
+) -> list[Recovered]:
+    """End the branches of ``group`` that have been prepared for ``grace`` seconds. Return all of these.
+
+    :param among: aliases: only branches that are on these shards, or that these decide. Default: all.
+    :raises django.db.Error: a node does not answer.
+
+    One query per node if nothing is prepared. Must not be called in a transaction of the group.
+    """
+    before = _prepared(group, among)
+    deadline = time.monotonic() + grace
+    while before and time.monotonic() < deadline:
+        time.sleep(_POLL)  # No server tells when a branch ends.
+        before &= _prepared(group, among)
+    return [end(prepared) for prepared in sorted(before)]
+
+
+def refuse_prepared(group: ShardGroup, among: Collection[str] = ()) -> None:
+    """Recover, and raise an error if a branch is left. Arguments and costs are those of :func:`recover`.
+
+    For operations that change tables, or move rows: a prepared branch holds locks, and may still commit.
+
+    :raises BranchesPrepared: a branch is left. The error names all.
+    """
+    left = [result for result in recover(group, among=among) if not result.is_over]
+    if left:
+        raise BranchesPrepared(map(str, left))
+
+
+def end(prepared: PreparedBranch, *, seconds: float = 1.0) -> Recovered:
+    """End one prepared branch as its transaction was decided, if that is certain.
+
+    :param seconds: how long to wait for the end of the transaction that may store the decision.
+    """
+    try:
+        outcome, is_over = _end(prepared, seconds)
+    except (Error, ShardedOrmError) as exc:
+        outcome, is_over = f"left, because a server does not answer: {exc}", False
+    logger.log(logging.WARNING if is_over else logging.INFO, "Branch %s: %s", prepared, outcome)
+    return Recovered(prepared, outcome, is_over)
+
+
+def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
+    branch = prepared.branch
+    decider = runtime.topology().resolve(branch.decider)
+    if decider is None:
+        return f"left, because the topology has no shard {branch.decider!r}, which decides", False
+    fate = _wrapper(decider.alias).fate_of(branch.transaction, seconds)
+    if fate is Fate.OPEN:
+        return f"left, because its transaction on {decider.alias!r} is still open", False
+    if fate is Fate.COMMITTED:
+        # A cache that does not answer is noticed before anything is committed.
+        _void_cache(prepared.alias)
+    completion = _wrapper(prepared.alias).end_branch(branch, commit=fate is Fate.COMMITTED)
+    if completion is Completion.HELD:
+        return "left, because the session that prepared it is still connected", False
+    if fate is Fate.COMMITTED:
+        try:
+            _void_cache(prepared.alias)
+        except CacheUnavailable as exc:
+            logger.error("Run 'manage.py cache_invalidate' for the models of the group: %s", exc)
+    if completion is Completion.GONE:
+        return "ended by another process", True
+    return "committed" if fate is Fate.COMMITTED else "rolled back", True
+
+
+def forget_decisions(shards: Iterable[Shard], keep: Collection[str]) -> int:
+    """Delete old decisions. Return how many. One statement per shard.
+
+    Call this only if every node of the group has answered, and after that: a branch that is prepared
+    needs its decision.
+
+    :param keep: names of transactions with prepared branches.
+    """
+    count = 0
+    limit = int(time.time()) - KEPT_FOR
+    names = sorted(keep)
+    condition = f" AND name NOT IN ({', '.join(['%s'] * len(names))})" if names else ""
+    for shard in shards:
+        wrapper = _wrapper(shard.alias)
+        with wrapper.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {TABLE} WHERE decided_at < %s{condition}", [limit, *names])
+            count += cursor.rowcount
+        wrapper.close_and_forget()
+    return count
+
+
+def _prepared(group: ShardGroup, among: Collection[str]) -> set[PreparedBranch]:
+    return {
+        prepared
+        for node in {holder.primary for holder in group.ranges}
+        for prepared in prepared_on(node, group)
+        if not among or prepared.alias in among or prepared.branch.decider in among
+    }
+
+
+def _void_cache(alias: str) -> None:
+    """Make void what the cache has of the rows on ``alias``, because any of them may have changed."""
+    if runtime.config().cache is None:
+        return
+    models = (cached_model(model) for model in apps.get_models())
+    void_tables(
+        [cached for cached in models if cached is not None and cached.caches_alias(alias)], alias
+    )
+
+
+def _wrapper(alias: str) -> Any:
+    return connections[alias]
