@@ -36,15 +36,15 @@ class TwoPhaseAtomic(transaction.Atomic):
         self, group: str, find: Callable[[], Sequence[str]], savepoint: bool, durable: bool
     ) -> None:
         super().__init__(group, savepoint, durable)
-        self._find = find
+        self._group, self._find, self._durable = group, find, durable
         self._owns_coordinator = False
 
     def _recreate_cm(self) -> TwoPhaseAtomic:
         # contextlib.ContextDecorator calls this method for each call of the decorated function.
-        return TwoPhaseAtomic(str(self.using), self._find, self.savepoint, self.durable)
+        return TwoPhaseAtomic(self._group, self._find, self.savepoint, self._durable)
 
     def __enter__(self) -> None:
-        group: Any = connections[self.using]
+        group: Any = connections[self._group]
         if group.coordinator is None and not _is_in_test_case(group):
             self._refuse_ordinary_block(group)
             watch.look()
@@ -56,12 +56,12 @@ class TwoPhaseAtomic(transaction.Atomic):
         except BaseException:
             self._drop_coordinator()
             raise
-        if not moves_keys_now(str(self.using)):
+        if not moves_keys_now(self._group):
             return
         try:
             # Look the keys up again. The open transaction then remembers on which shards it uses them.
             if self._find() != aliases:
-                refuse_repetition(str(self.using))
+                refuse_repetition(self._group)
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
@@ -74,23 +74,23 @@ class TwoPhaseAtomic(transaction.Atomic):
 
     def _drop_coordinator(self) -> None:
         if self._owns_coordinator:
-            group: Any = connections[self.using]
+            group: Any = connections[self._group]
             group.coordinator, self._owns_coordinator = None, False
 
     def _refuse_ordinary_block(self, group: Any) -> None:
         if group.two_phase_refusal:
             raise TwoPhaseUnavailable(
-                f"Group {self.using!r} cannot commit in two phases: {group.two_phase_refusal}."
+                f"Group {self._group!r} cannot commit in two phases: {group.two_phase_refusal}."
             )
         if not is_enabled():
             raise TwoPhaseUnavailable(
-                f"Group {self.using!r} cannot commit in two phases, because the shards have no table of"
+                f"Group {self._group!r} cannot commit in two phases, because the shards have no table of"
                 f" decisions: add {APP!r} to INSTALLED_APPS, and run 'manage.py migrate_shards'."
             )
         if group.is_in_transaction():
             raise TwoPhaseMisused(
                 f"A block with two_phase=True cannot begin in an open transaction of group"
-                f" {self.using!r}, which would commit one shard after the other. Give the outermost"
+                f" {self._group!r}, which would commit one shard after the other. Give the outermost"
                 " block two_phase=True."
             )
 

@@ -18,8 +18,6 @@ from sharded_orm.topology.model import Shard
 
 #: The most shards of one transaction. Each is a session, and a branch that its server has to keep.
 MAX_SHARDS: Final = 64
-#: The outcomes of a COMMIT that raised an error of the server: it has refused.
-_NOT_COMMITTED: Final = (CommitOutcome.OPEN, CommitOutcome.OVER)
 
 
 class Participant(Protocol):
@@ -122,7 +120,7 @@ class Coordinator:
         try:
             decider.leave_group_levels(0, commit=True)
         except BaseException as exc:
-            if isinstance(exc, Exception) and decider.failed_commit in _NOT_COMMITTED:
+            if isinstance(exc, Exception) and _has_refused(decider):
                 for member in branches:
                     member.is_bound = False
                 raise
@@ -148,6 +146,11 @@ class Coordinator:
         self._report(_shards([decider, *branches]), is_left)
         if interruption is not None:
             raise interruption
+
+
+def _has_refused(decider: Participant) -> bool:
+    """Whether the server has answered the COMMIT of ``decider`` with an error, and so has not committed."""
+    return decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
 
 
 def _shards(members: Sequence[Participant]) -> list[Shard]:

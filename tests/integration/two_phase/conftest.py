@@ -23,7 +23,7 @@ VENDORS = ("mariadb", "postgresql")
 def app(monkeypatch: pytest.MonkeyPatch) -> None:
     """The app with the table of decisions, as if it were in INSTALLED_APPS."""
     config = TwoPhaseConfig(TwoPhaseConfig.name, two_phase)
-    config.models = apps.all_models[config.label]
+    config.apps, config.models = apps, apps.all_models[config.label]
     monkeypatch.setitem(apps.app_configs, config.label, config)
 
 

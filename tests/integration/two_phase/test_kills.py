@@ -1,0 +1,88 @@
+"""A process, or a server, is killed before and after every packet of a transaction in two phases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import Error
+
+from sharded_orm.backends.two_phase.coordinator import Coordinator
+from sharded_orm.two_phase import recovery
+from tests.integration.two_phase.bank import NUMBERS, START, Bank, in_child, kill_self
+from tests.integration.two_phase.failpoint import failpoint
+from tests.patience import PATIENCE
+
+#: More moments than a transfer between two shards has.
+MANY = 60
+
+
+def recover(bank: Bank) -> None:
+    """Recover until nothing is left: a server may need a moment to notice that a client has gone."""
+    deadline = time.monotonic() + PATIENCE
+    while any(not result.is_over for result in recovery.recover(bank.model, grace=0)):
+        assert time.monotonic() < deadline
+    assert bank.prepared() == []
+
+
+def killed_at(bank: Bank, point: int, *numbers: int) -> bool:
+    """Run a transfer in a process that dies at a moment. Return False if it has ended before."""
+
+    def work() -> None:
+        bank.close()
+        with failpoint(point, kill_self):
+            bank.transfer(*numbers)
+
+    bank.close()
+    return in_child(work) != 0
+
+
+def sweep(bank: Bank, *numbers: int) -> list[list[int]]:
+    """Kill a transfer at each moment, and recover. Return the balances afterwards, one list for each."""
+    results = []
+    for point in range(MANY):
+        if not killed_at(bank, point, *numbers):
+            return results
+        recover(bank)
+        results.append(bank.balances())
+    raise AssertionError("the transfer has too many packets")
+
+
+def all_moved(balances: list[int], before: list[int], *numbers: int) -> bool:
+    """Whether a transfer has been done. Fails if it has been done in part."""
+    after = list(before)
+    after[NUMBERS.index(numbers[0])] += len(numbers) - 1
+    for number in numbers[1:]:
+        after[NUMBERS.index(number)] -= 1
+    assert balances in (before, after)
+    return balances == after
+
+
+@pytest.mark.parametrize("numbers", [(0, 8), (0, 1, 8)], ids=["two", "three"])
+def test_a_process_killed_at_every_moment(bank: Bank, numbers: tuple[int, ...]) -> None:
+    before = [START] * len(NUMBERS)
+    outcomes = []
+    for balances in sweep(bank, *numbers):
+        outcomes.append(all_moved(balances, before, *numbers))
+        before = balances
+    # The early deaths undo the transfer, the late ones do not.
+    assert outcomes == sorted(outcomes) and set(outcomes) == {False, True}
+
+
+def test_a_decision_that_is_committed_too_early_is_caught(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit(self: Any, members: Any) -> None:
+        decider, *branches = members
+        decider.store_decision(self._transaction)
+        self._decide(decider, branches)
+        for member in branches:
+            member.is_bound = False
+            member.prepare_branch()
+        self._finish(decider, branches)
+
+    monkeypatch.setattr(Coordinator, "commit", commit)
+    totals = {sum(balances) for balances in sweep(bank, 0, 8)}
+    assert totals != {START * len(NUMBERS)}
