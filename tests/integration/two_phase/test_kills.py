@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import Error
 
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.two_phase import recovery
