@@ -25,6 +25,14 @@ def recover(bank: Bank) -> None:
     assert bank.prepared() == []
 
 
+def count_moments(bank: Bank, *numbers: int) -> int:
+    """Do a transfer, and return the number of its moments; see :func:`failpoint`."""
+    bank.transfer(*numbers)  # A process asks each server some questions only once.
+    with failpoint(-1, list) as counter:
+        bank.transfer(*numbers)
+    return counter.passed
+
+
 def killed_at(bank: Bank, point: int, *numbers: int) -> bool:
     """Run a transfer in a process that dies at a moment. Return False if it has ended before."""
 

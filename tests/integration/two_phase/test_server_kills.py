@@ -14,7 +14,7 @@ from tests.conftest import service_missing
 from tests.integration.two_phase.bank import NUMBERS, START, Bank
 from tests.integration.two_phase.conftest import VENDORS, settings_of
 from tests.integration.two_phase.failpoint import failpoint
-from tests.integration.two_phase.test_kills import MANY, all_moved, recover
+from tests.integration.two_phase.test_kills import MANY, all_moved, count_moments, recover
 from tests.services import ServiceMissing
 from tests.services.mariadb import MariaDBServer
 from tests.services.postgresql import PostgreSQLServer
@@ -124,11 +124,3 @@ def test_a_prepared_branch_survives_a_restart(bank: Bank, server: Any) -> None:
     assert len(bank.prepared()) == 1
     recover(bank)
     assert bank.balances() == [START] * 4
-
-
-def count_moments(bank: Bank, *numbers: int) -> int:
-    """Do a transfer, and return the number of its moments; see :func:`failpoint`."""
-    bank.transfer(*numbers)  # A process asks each server some questions only once.
-    with failpoint(-1, list) as counter:
-        bank.transfer(*numbers)
-    return counter.passed
