@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
-from django.apps import apps
 from django.db import connections, transaction
 
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.exceptions import TwoPhaseMisused, TwoPhaseUnavailable
 from sharded_orm.models.moves.confirmation import refuse_repetition
 from sharded_orm.models.moves.transactions import moves_keys_now
+from sharded_orm.two_phase.app import APP, is_enabled, refusal_of
 from sharded_orm.two_phase.watch import watch
-
-APP: Final = "sharded_orm.contrib.two_phase"
-
-
-def is_enabled() -> bool:
-    """Whether the site has the app with the tables of decisions."""
-    return apps.is_installed(APP)
 
 
 class TwoPhaseAtomic(transaction.Atomic):
@@ -78,9 +71,9 @@ class TwoPhaseAtomic(transaction.Atomic):
             group.coordinator, self._owns_coordinator = None, False
 
     def _refuse_ordinary_block(self, group: Any) -> None:
-        if group.two_phase_refusal:
+        if refusal := refusal_of(self._group):
             raise TwoPhaseUnavailable(
-                f"Group {self._group!r} cannot commit in two phases: {group.two_phase_refusal}."
+                f"Group {self._group!r} cannot commit in two phases: {refusal}."
             )
         if not is_enabled():
             raise TwoPhaseUnavailable(

@@ -22,6 +22,7 @@ from sharded_orm.exceptions import BranchesPrepared, CacheUnavailable, ShardedOr
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.invalidation import void_tables
 from sharded_orm.topology.model import Shard, ShardGroup
+from sharded_orm.two_phase.app import is_enabled, refusal_of
 
 logger = logging.getLogger("sharded_orm.two_phase")
 
@@ -85,33 +86,43 @@ def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
 
 
 def recover(
-    group: ShardGroup, *, among: Collection[str] = (), grace: float = GRACE
+    group: ShardGroup, shards: Iterable[Shard] | None = None, *, grace: float = GRACE
 ) -> list[Recovered]:
-    """End the branches of ``group`` that have been prepared for ``grace`` seconds. Return all of these.
+    """End the branches that have been prepared for ``grace`` seconds. Return all of these.
 
-    :param among: aliases: only branches that are on these shards, or that these decide. Default: all.
-    :raises django.db.Error: a node does not answer.
+    :param shards: only branches on these shards of ``group``. Default: all shards.
+    :raises django.db.Error: a node of the shards does not answer.
 
     One query per node if nothing is prepared. Must not be called in a transaction of the group.
     """
-    before = _prepared(group, among)
+    before = _prepared(group, shards)
     deadline = time.monotonic() + grace
     while before and time.monotonic() < deadline:
         time.sleep(_POLL)  # No server tells when a branch ends.
-        before &= _prepared(group, among)
+        before &= _prepared(group, shards)
     return [end(prepared) for prepared in sorted(before)]
 
 
-def refuse_prepared(group: ShardGroup, among: Collection[str] = ()) -> None:
-    """Recover, and raise an error if a branch is left. Arguments and costs are those of :func:`recover`.
+def left_on(group: ShardGroup, shards: Iterable[Shard]) -> list[str]:
+    """Recover, and return a line for each branch that is left on ``shards``.
 
-    For operations that change tables, or move rows: a prepared branch holds locks, and may still commit.
+    For operations that change tables, or move rows: a prepared branch holds locks, and may still
+    commit. Does nothing if the site has no blocks in two phases.
+
+    :raises django.db.Error: a node of the shards does not answer.
+    """
+    if not is_enabled() or refusal_of(group.name):
+        return []
+    return [str(result) for result in recover(group, shards) if not result.is_over]
+
+
+def refuse_prepared(group: ShardGroup, shards: Iterable[Shard]) -> None:
+    """Raise an error if :func:`left_on` returns any branch.
 
     :raises BranchesPrepared: a branch is left. The error names all.
     """
-    left = [result for result in recover(group, among=among) if not result.is_over]
-    if left:
-        raise BranchesPrepared(map(str, left))
+    if left := left_on(group, shards):
+        raise BranchesPrepared(left)
 
 
 def end(prepared: PreparedBranch, *, seconds: float = 1.0) -> Recovered:
@@ -172,12 +183,17 @@ def forget_decisions(shards: Iterable[Shard], keep: Collection[str]) -> int:
     return count
 
 
-def _prepared(group: ShardGroup, among: Collection[str]) -> set[PreparedBranch]:
+def _prepared(group: ShardGroup, shards: Iterable[Shard] | None) -> set[PreparedBranch]:
+    if shards is None:
+        nodes, aliases = {holder.primary for holder in group.ranges}, None
+    else:
+        shards = list(shards)
+        nodes, aliases = {shard.node for shard in shards}, {shard.alias for shard in shards}
     return {
         prepared
-        for node in {holder.primary for holder in group.ranges}
+        for node in nodes
         for prepared in prepared_on(node, group)
-        if not among or prepared.alias in among or prepared.branch.decider in among
+        if aliases is None or prepared.alias in aliases
     }
 
 

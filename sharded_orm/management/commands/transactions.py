@@ -8,14 +8,14 @@ from typing import Any
 
 from django.core.management import BaseCommand
 from django.core.management.base import CommandParser
-from django.db import Error, connections
+from django.db import Error
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import TwoPhaseUnavailable
 from sharded_orm.management.actions import Action, CommandOfActions, problems_error
 from sharded_orm.topology.model import ShardGroup
 from sharded_orm.two_phase import recovery
-from sharded_orm.two_phase.block import APP, is_enabled
+from sharded_orm.two_phase.app import APP, is_enabled, refusal_of
 
 
 class Recover(Action):
@@ -89,8 +89,7 @@ def _groups(name: str | None) -> Iterator[ShardGroup]:
         )
     groups = [runtime.group(name)] if name else list(runtime.topology().groups.values())
     for group in groups:
-        alias: Any = connections[group.name]
-        refusal = alias.two_phase_refusal
+        refusal = refusal_of(group.name)
         if not refusal:
             yield group
         elif name:

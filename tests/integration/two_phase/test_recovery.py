@@ -151,7 +151,7 @@ def test_branches_of_another_site_are_left_alone(bank: Bank) -> None:
     orphan(bank, 8, other)
     try:
         assert recovery.recover(bank.model, grace=0) == []
-        recovery.refuse_prepared(bank.model)
+        recovery.refuse_prepared(bank.model, bank.model.shards())
         assert bank.prepared() == [other]
     finally:
         bank[8].end_branch(other, commit=False)
@@ -164,10 +164,10 @@ def test_a_branch_whose_decider_is_unknown_is_left_and_named(bank: Bank) -> None
         with pytest.raises(
             BranchesPrepared, match=r"'albums_00007'.*|transactions recover"
         ) as info:
-            recovery.refuse_prepared(bank.model)
+            recovery.refuse_prepared(bank.model, bank.model.shards())
         assert branch.transaction in str(info.value) and "'photos_00008'" in str(info.value)
         # Shards that have nothing to do with it are free.
-        recovery.refuse_prepared(bank.model, among=["photos_00000"])
+        recovery.refuse_prepared(bank.model, [bank[0].shard, bank[9].shard])
     finally:
         bank[8].end_branch(branch, commit=False)
 
