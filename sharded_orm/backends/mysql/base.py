@@ -330,6 +330,10 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
 
     # ##### Two-phase commit #####
 
+    def begin_decider(self) -> None:
+        assert self.connection is not None
+        self.connection.begin_branch()
+
     def begin_branch(self, branch: Branch) -> None:
         assert self.connection is not None
         self.connection.begin_branch(branches.name_of(branch))

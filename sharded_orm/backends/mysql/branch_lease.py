@@ -31,8 +31,8 @@ class BranchLease:
         _lost_error: Callable[[], BaseException]
         _watched_session: Callable[[], AbstractContextManager[NodeSession]]
 
-    def begin_branch(self, branch: bytes) -> None:
-        """Let the next transaction be an XA branch. Sends nothing.
+    def begin_branch(self, branch: bytes = b"") -> None:
+        """Let the next transaction be an XA branch, or the ordinary one that decides. Sends nothing.
 
         :param branch: the name of the branch, as XA statements take it.
         :raises TwoPhaseMisused: a session is pinned: XA and its own state may exclude each other.
@@ -42,7 +42,7 @@ class BranchLease:
                 f"Alias {self.alias!r} keeps a session with state of its own, which cannot take part in"
                 " a block with two_phase=True. Close its connection before the block."
             )
-        self.transaction.branch = branch
+        self.transaction.branch, self.transaction.plain_only = branch, True
 
     def prepare_branch(self) -> None:
         """Prepare the branch. One round trip.

@@ -22,7 +22,16 @@ class ServerTransaction:
     the server must execute. One object serves all transactions of the connection, one after the other.
     """
 
-    __slots__ = ("branch", "is_open", "is_prepared", "only_reads", "pending", "strict", "unsure")
+    __slots__ = (
+        "branch",
+        "is_open",
+        "is_prepared",
+        "only_reads",
+        "pending",
+        "plain_only",
+        "strict",
+        "unsure",
+    )
 
     def __init__(self) -> None:
         #: Whether the server has begun the transaction.
@@ -38,6 +47,8 @@ class ServerTransaction:
         self.branch = b""
         #: Whether the branch is prepared, so that only its commit or rollback can follow.
         self.is_prepared = False
+        #: Whether statements are refused that commit implicitly or leave state in the session.
+        self.plain_only = False
         #: Savepoint statements that will be sent with the next statement.
         self.pending: list[bytes] = []
 
@@ -68,16 +79,16 @@ class ServerTransaction:
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True.
-        :raises TwoPhaseMisused: ``plain`` is False, and the transaction is an XA branch.
+        :raises TwoPhaseMisused: ``plain`` is False, and the transaction takes plain statements only.
         """
+        if self.plain_only and not plain:
+            raise TwoPhaseMisused(
+                "A statement that commits implicitly, or leaves state in the session, cannot run in a"
+                " block with two_phase=True. Run it outside of the block."
+            )
         if self.branch:
-            # An XA branch cannot end unnoticed: the server refuses what would commit it, and after an
-            # error that rolls it back, it refuses everything but its end.
-            if not plain:
-                raise TwoPhaseMisused(
-                    "A statement that commits implicitly, or leaves state in the session, cannot run in a"
-                    " block with two_phase=True. Run it outside of the block."
-                )
+            # An XA branch cannot end unnoticed: after an error that rolls it back, the server refuses
+            # everything but its end.
             return self.pending[:] if self.is_open else [self.begin, *self.pending]
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
@@ -124,7 +135,7 @@ class ServerTransaction:
         """Reset all attributes. To be called when the transaction has ended on the server."""
         self.is_open = self.strict = self.unsure = False
         self.only_reads = True
-        self.branch, self.is_prepared = b"", False
+        self.branch, self.is_prepared, self.plain_only = b"", False, False
         self.pending.clear()
 
     def defer(self, sql: str) -> bool:

@@ -448,6 +448,10 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         with self.wrap_database_errors:
             return branches.obstacle(self.node_pool)
 
+    def begin_decider(self) -> None:
+        assert self.connection is not None
+        self.connection.begin_branch()
+
     def begin_branch(self, branch: Branch) -> None:
         assert self.connection is not None
         self.connection.begin_branch(branches.name_of(branch))

@@ -6,7 +6,9 @@ import psycopg
 
 from sharded_orm.backends.postgresql import branches
 from sharded_orm.backends.postgresql.session_lease import SessionLease
+from sharded_orm.backends.postgresql.statement_kind import reason
 from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.exceptions import TwoPhaseMisused
 
 
 class BranchPreparation(SessionLease):
@@ -21,9 +23,20 @@ class BranchPreparation(SessionLease):
     #: Whether the branch is prepared, so that only its commit or rollback can follow.
     is_prepared = False
 
-    def begin_branch(self, name: str) -> None:
-        """Give the next transaction a name. Sends nothing."""
-        self.branch = name
+    #: Whether the transaction is one of those that are committed together.
+    is_shared = False
+
+    def begin_branch(self, name: str = "") -> None:
+        """Give the next transaction a name; none if it is the one that decides. Sends nothing."""
+        self.branch, self.is_shared = name, True
+
+    def refuse_control(self, sql: str) -> None:
+        """Refuse a statement that ends a transaction, if that would commit or lose a part of a larger one."""
+        if self.is_shared:
+            raise TwoPhaseMisused(
+                f"Alias {self.alias!r}: {reason(sql)!r}, which commits implicitly or ends the transaction,"
+                " cannot run in a block with two_phase=True. Run it outside of the block."
+            )
 
     def prepare_branch(self) -> None:
         """Prepare the transaction. One round trip.
@@ -69,7 +82,7 @@ class BranchPreparation(SessionLease):
         self.settle()
 
     def _forget_branch(self) -> None:
-        self.branch, self.is_prepared = "", False
+        self.branch, self.is_prepared, self.is_shared = "", False, False
 
     def rollback(self) -> None:
         raise NotImplementedError

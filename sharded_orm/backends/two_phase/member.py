@@ -41,6 +41,15 @@ class TwoPhaseMixin(CommitHookMixin):
         """
         return self.two_phase_refusal
 
+    def begin_decider(self) -> None:
+        """Let the transaction that begins with the next statement be the one that decides. Sends nothing.
+
+        Nothing in it may be committed before its end.
+
+        :raises TwoPhaseMisused: the session has state that such a transaction cannot have.
+        """
+        return
+
     def begin_branch(self, branch: Branch) -> None:
         """Let the transaction that begins with the next statement be ``branch``. Sends nothing.
 

@@ -158,16 +158,18 @@ def test_too_many_shards(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_statements_that_a_branch_cannot_have(bank: Bank) -> None:
-    if "mysql" not in type(bank[0]).__module__:
-        pytest.skip("PostgreSQL has transactional DDL, and forgets SET LOCAL itself")
-    for sql in ("CREATE TABLE other (id integer)", "SET @mark = 1"):
-        with pytest.raises(TwoPhaseMisused, match="commits implicitly"):
-            with sharded_orm.atomic(GROUP, two_phase=True):
-                bank.add(0, 1)
-                bank.add(8, -1)
-                with bank[8].cursor() as cursor:
-                    cursor.execute(sql)
-        assert bank.balances() == [START] * 4
+    statements = ["COMMIT", "ROLLBACK"]
+    if "mysql" in type(bank[0]).__module__:
+        statements += ["CREATE TABLE other (id integer)", "SET @mark = 1"]
+    for number in (0, 8):
+        for sql in statements:
+            with pytest.raises(TwoPhaseMisused, match="commits implicitly"):
+                with sharded_orm.atomic(GROUP, two_phase=True):
+                    bank.add(0, 1)
+                    bank.add(8, -1)
+                    with bank[number].cursor() as cursor:
+                        cursor.execute(sql)
+            assert bank.balances() == [START] * 4
     bank.transfer(0, 8)
 
 
