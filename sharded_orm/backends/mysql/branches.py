@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from MySQLdb import IntegrityError, MySQLError, OperationalError
 
 from sharded_orm.backends.mysql.lock_waits import LOCK_WAIT
-from sharded_orm.backends.mysql.session import NodeSession, is_lost
+from sharded_orm.backends.mysql.session import NodeSession
 from sharded_orm.backends.two_phase.branch import TABLE, Branch, Completion, Fate
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _FORMAT: Final = 0x53484F52
 #: XAER_NOTA: there is no such branch, or its session is connected.
 _UNKNOWN_BRANCH: Final = 1397
+#: XA_RBROLLBACK: the branch has changed no row, and was rolled back when its session ended. MariaDB lists
+#: it as prepared until somebody ends it, and answers that with this error.
+_CHANGED_NOTHING: Final = 1402
 _DEADLOCK: Final = 1213
 _DUPLICATE: Final = 1062
 
@@ -58,10 +61,13 @@ def end(pool: NodePool, branch: Branch, *, commit: bool) -> Completion:
     try:
         session.run(b"XA %s %s" % (b"COMMIT" if commit else b"ROLLBACK", name_of(branch)))
     except BaseException as exc:
-        is_unknown = isinstance(exc, MySQLError) and exc.args[:1] == (_UNKNOWN_BRANCH,)
-        (pool.release if is_unknown and not is_lost(exc) else pool.discard)(session)
-        if not is_unknown:
+        if not isinstance(exc, MySQLError) or exc.args[0] not in (
+            _UNKNOWN_BRANCH,
+            _CHANGED_NOTHING,
+        ):
+            pool.discard(session)
             raise
+        pool.release(session)
         return Completion.HELD if branch in prepared(pool) else Completion.GONE
     pool.release(session)
     return Completion.DONE

@@ -17,7 +17,8 @@ from sharded_orm.exceptions import BranchesPrepared
 from sharded_orm.two_phase import recovery
 from sharded_orm.two_phase import watch as watch_module
 from sharded_orm.two_phase.recovery import Recovered
-from tests.integration.two_phase.bank import START, Bank
+from tests.integration.two_phase.bank import START, Bank, in_child, kill_self
+from tests.integration.two_phase.failpoint import failpoint
 from tests.integration.two_phase.test_kills import count_moments, killed_at, recover
 from tests.patience import PATIENCE
 from tests.unit.backends.group.conftest import GROUP
@@ -170,6 +171,35 @@ def test_a_branch_whose_decider_is_unknown_is_left_and_named(bank: Bank) -> None
         recovery.refuse_prepared(bank.model, [bank[0].shard, bank[9].shard])
     finally:
         bank[8].end_branch(branch, commit=False)
+
+
+def test_a_branch_that_has_changed_nothing(bank: Bank) -> None:
+    """MariaDB lists it until it is ended, and then answers with an error."""
+
+    def lock_only() -> None:
+        with sharded_orm.atomic(GROUP, two_phase=True):
+            bank.add(0, 1)
+            bank.add(8, -1)
+            with bank[9].cursor() as cursor:
+                cursor.execute("SELECT balance FROM account FOR UPDATE")
+
+    lock_only()
+    assert bank.balances() == [START + 1, START, START - 1, START]
+
+    def work() -> None:
+        bank.close()
+        with failpoint(moments - 4, kill_self):
+            lock_only()
+
+    with failpoint(-1, list) as counter:
+        lock_only()
+    moments = counter.passed
+    bank.close()
+    # The process dies when the decision is stored, and both branches are prepared.
+    assert in_child(work) != 0
+    assert len(bank.prepared()) == 2
+    recover(bank)
+    assert bank.balances() == [START + 3, START, START - 3, START]
 
 
 def test_a_held_branch_is_left(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
