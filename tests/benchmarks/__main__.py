@@ -33,6 +33,7 @@ def subjects() -> dict[str, Subject]:
         signals,
         tickets,
         topology,
+        two_phase,
         writes,
     )
     from tests.benchmarks.cache.run import cached
@@ -54,12 +55,14 @@ def subjects() -> dict[str, Subject]:
         "beside_moves": moves.beside_moves,
         "shard_moves": shard_moves.shard_moves,
         "balance": balance.balance_plan,
+        "two_phase": two_phase.two_phase_commit,
     }
 
 
 NAMES = (
     "get", "alternating", "filter", "bulk_create", "scatter", "update", "signals", "connections",
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
+    "two_phase",
 )  # fmt: skip
 
 
