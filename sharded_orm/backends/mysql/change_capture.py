@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError, OperationalError
+from django.db import DatabaseError, Error, OperationalError
 
 from sharded_orm.backends.change_capture import (
     EVENTS,
@@ -37,6 +37,8 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 # InnoDB returns a copy of its list of transactions. It makes a new copy only if nobody has read the
 # list for 0.1 seconds, so wait a little longer before reading it.
 _TRANSACTIONS_KEPT = 0.12
+# Seconds to wait for a session that has locked a table for long, as backups do.
+_PATIENCE = 30
 _UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
 _BAD_TABLE = 1051  # ER_BAD_TABLE_ERROR, of DROP TABLE
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
@@ -60,6 +62,7 @@ class MySQLChangeCapture(ChangeCapture):
         self._locks = LockWaits(self._rows, self._flavor)
         self._rows("SET NAMES utf8mb4")
         self._rows("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self._rows(f"SET SESSION lock_wait_timeout = {_PATIENCE:d}")
 
     def close(self, number: int, patience: float) -> None:
         with self._locks.limit(patience):
@@ -193,11 +196,11 @@ class MySQLChangeCapture(ChangeCapture):
         deadline = time.monotonic() + patience
         for table in tables:
             present = self.triggers()
-            for event in EVENTS:
-                if trigger_name(table.name, event) not in present:
-                    self._locks.attempt(deadline, partial(self._rows, self._trigger(table, event)))
-            # Locking the table waits for every transaction that has used it before.
-            self._locks.attempt(deadline, partial(self._pass_through, table))
+            missing = [event for event in EVENTS if trigger_name(table.name, event) not in present]
+            for event in missing:
+                self._alone(table.name, deadline, self._trigger(table, event))
+            if not missing:
+                self._alone(table.name, deadline)
 
     def uninstall(self, patience: float) -> bool:
         with self.exclusively(patience):
@@ -208,11 +211,54 @@ class MySQLChangeCapture(ChangeCapture):
             return True
         if self.fences():
             return False
-        for name in self.triggers():
-            drop = f"DROP TRIGGER IF EXISTS {self._quote(name)}"
-            self._locks.attempt(deadline, partial(self._rows, drop))
+        own = self.triggers()
+        for name, table in self._rows(
+            "SELECT trigger_name, event_object_table FROM information_schema.triggers"
+            " WHERE event_object_schema = DATABASE()"
+        ):
+            if name in own:
+                self._alone(table, deadline, f"DROP TRIGGER IF EXISTS {self._quote(name)}")
         self._rows(f"DROP TABLE IF EXISTS {self._quote(JOURNAL)}, {self._quote(FENCES)}")
         return True
+
+    def _alone(self, table: str, deadline: float, *changes: str) -> None:
+        """Wait for every transaction that has used a table, and change its triggers then.
+
+        If the server stops a session while it opens a table, the triggers of the table are read in part,
+        and stay so for all sessions that use what was opened: their writes fail. So the limit of time is
+        for the wait only, and the table was opened before. When the lock is there, nobody else uses what
+        was opened, so nothing is opened anew.
+        """
+        quoted = self._quote(table)
+        statements = (
+            f"LOCK TABLES {quoted} WRITE",
+            self._locks.unlimited,
+            *changes,
+            "UNLOCK TABLES",
+        )
+
+        def change() -> None:
+            try:
+                self._together(statements)
+            except BaseException:
+                with suppress(Error):
+                    self._rows("UNLOCK TABLES")
+                raise
+
+        self._locks.attempt(
+            deadline, change, partial(self._rows, f"SELECT 1 FROM {quoted} LIMIT 0")
+        )
+
+    def _together(self, statements: Sequence[str]) -> None:
+        """Run statements in one packet. So if this process is paused, the lock does not stay."""
+        if not self._connection.settings_dict["OPTIONS"].get("multi_statements", True):
+            for statement in statements:
+                self._rows(statement)
+            return
+        with self._connection.cursor() as cursor:
+            cursor.execute("; ".join(statements))
+            while cursor.nextset():
+                pass
 
     def is_prepared(self) -> bool:
         return bool(self._rows("SHOW TABLES LIKE %s", FENCES.replace("_", r"\_")))
@@ -229,10 +275,6 @@ class MySQLChangeCapture(ChangeCapture):
             *(table.name for table in tables),
         )
         return sorted(str(name) for (name,) in rows)
-
-    def _pass_through(self, table: CapturedTable) -> None:
-        self._rows(f"LOCK TABLES {self._quote(table.name)} WRITE")
-        self._rows("UNLOCK TABLES")
 
     def _table_statements(self) -> Iterator[str]:
         yield (

@@ -32,15 +32,22 @@ class LockWaits:
         self._run = run
         self._flavor = flavor
 
-    def attempt(self, deadline: float, action: Callable[[], object]) -> None:
+    def attempt(
+        self,
+        deadline: float,
+        action: Callable[[], object],
+        prepare: Callable[[], object] = lambda: None,
+    ) -> None:
         """Call ``action`` until no lock of others stops it.
 
         :param deadline: a moment of ``time.monotonic()``.
+        :param prepare: called before each attempt, without a limit of time.
         :raises django.db.OperationalError: a lock was held for longer.
         """
         seconds = _FIRST
         while True:
             try:
+                prepare()
                 with self.limit(seconds):
                     action()
                 return
@@ -56,6 +63,12 @@ class LockWaits:
             seconds = min(1.5 * seconds, _LONGEST)
             time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
 
+    @property
+    def unlimited(self) -> str:
+        """The statement after which statements wait for locks as long as usual."""
+        names = self._flavor.lock_timeouts(0)
+        return f"SET SESSION {', '.join(f'{name} = DEFAULT' for name in names)}"
+
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
         """Limit the time that statements of the block wait for locks."""
@@ -64,4 +77,4 @@ class LockWaits:
         try:
             yield
         finally:
-            self._run(f"SET SESSION {', '.join(f'{name} = DEFAULT' for name in values)}")
+            self._run(self.unlimited)

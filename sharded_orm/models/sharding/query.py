@@ -62,7 +62,7 @@ class ShardedQuery(BoundKeyQuery):
         # to resolve, join or trim. It would build the same condition as this block, but slower.
         if type(filter_expr) is tuple and not branch_negated and not self.annotations:
             name, value = filter_expr
-            if type(value) in _PLAIN and (field := _own_columns(self.model).get(name)):
+            if type(value) in _PLAIN and (field := own_columns(self.model).get(name)):
                 alias = self.get_initial_alias()
                 self._lookup_joins = [alias]
                 if can_reuse is not None:
@@ -79,7 +79,7 @@ _PLAIN = frozenset({int, str, bool, float, Decimal, UUID, date, datetime})
 
 
 @lru_cache(maxsize=1024)
-def _own_columns(model: Any) -> dict[str, Any]:
+def own_columns(model: Any) -> dict[str, Any]:
     """Return the fields of the model's own table that are not relations, keyed by field name.
 
     The primary key is also there under the name ``pk``.

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from django.db.models.expressions import DatabaseDefault
+from django.db.models.expressions import CombinedExpression, DatabaseDefault, F, Value
 from django.db.models.sql import InsertQuery, Query, UpdateQuery
 
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding.colocation import Colocation
-from sharded_orm.models.sharding.expressions import nested_queries
+from sharded_orm.models.sharding.expressions import is_plain_value, nested_queries
+from sharded_orm.models.sharding.query import own_columns
 
 
 def named_aggregates(args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +58,11 @@ def check_values(colocation: Colocation, query: Query, values: Iterable[Any]) ->
     :param query: the query for the rows to update.
     :param values: the new values, some of which may be expressions.
     """
-    expressions = [value for value in values if hasattr(value, "resolve_expression")]
+    expressions = [
+        value
+        for value in values
+        if hasattr(value, "resolve_expression") and not _reads_own_columns(query, value)
+    ]
     if not expressions:
         return
     copy: Any = query.chain(UpdateQuery)
@@ -109,6 +114,22 @@ def check_constraint(constraint: Any) -> None:
             f"The constraint {constraint.name!r} has a subquery, which sees the rows of one shard"
             " only. Check this in clean(), with a query that names its shards."
         )
+
+
+def _reads_own_columns(query: Query, expression: Any) -> bool:
+    """Whether ``expression`` consists of columns of the updated row and of plain values only.
+
+    A shortcut for counters, such as ``F("stars") + 1``, which need not be resolved to be checked. False
+    if in doubt, as for a name that may be that of an annotation.
+    """
+    kind = type(expression)
+    if kind is F:
+        return expression.name in own_columns(query.model) and not query.annotations
+    if kind is Value:
+        return is_plain_value(expression.value)
+    return kind is CombinedExpression and all(
+        _reads_own_columns(query, side) for side in expression.get_source_expressions()
+    )
 
 
 def _expressions(rows: Sequence[Any], names: Iterable[str] | None = None) -> list[Any]:

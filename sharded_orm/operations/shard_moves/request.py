@@ -36,6 +36,8 @@ class ShardMoveReport:
     :param failures: why shards were not moved, by number. They are where they were.
     :param notes: sentences about what else is to know.
     :param rows: number of rows that were copied.
+    :param copying: the seconds that copying took, until few changes were left.
+    :param comparing: the seconds of the first comparison of all rows.
     :param pauses: for how many seconds statements on each moved shard waited.
     :param stopped: why the work was stopped early; "" if it was not.
     """
@@ -47,6 +49,8 @@ class ShardMoveReport:
     failures: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     rows: int = 0
+    copying: float = 0.0
+    comparing: float = 0.0
     pauses: list[float] = field(default_factory=list)
     stopped: str = ""
 
@@ -64,6 +68,8 @@ class ShardMoveReport:
             "failures": {str(number): why for number, why in self.failures.items()},
             "notes": self.notes,
             "rows": self.rows,
+            "copying_seconds": round(self.copying, 3),
+            "comparing_seconds": round(self.comparing, 3),
             "longest_pause_ms": round(max(self.pauses, default=0.0) * 1000, 1),
             "stopped": self.stopped,
         }

@@ -253,11 +253,13 @@ class _Work:
         self.report.failures.pop(move.number, None)
         self.report.moved[move.number] = move.target
         self.report.rows += mover.rows
+        self.report.copying += mover.copying
+        self.report.comparing += mover.comparing
         if mover.pause:
             self.report.pauses.append(mover.pause)
         self._tell(
-            f"{move}: is on {move.target}; {mover.rows:,} rows, and statements waited for"
-            f" {mover.pause * 1000:.0f} ms"
+            f"{move}: is on {move.target}; {mover.rows:,} rows, copied in {mover.copying:.1f} s and"
+            f" compared in {mover.comparing:.1f} s; statements waited for {mover.pause * 1000:.0f} ms"
         )
 
     def _rule_out(self, record: ShardMoveRecord) -> bool:

@@ -85,8 +85,10 @@ class ShardMover:
         self._identities: frozenset[str] = frozenset()
         self._layout: Mapping[str, tuple[str, ...]] = {}
         self._triggers: set[str] = set()
-        #: The number of rows that were copied, and the seconds for which statements waited.
-        self.rows, self.pause = 0, 0.0
+        #: The number of rows that were copied, and the seconds of copying and of comparing them.
+        self.rows, self.copying, self.comparing = 0, 0.0, 0.0
+        #: The seconds for which statements waited.
+        self.pause = 0.0
 
     def run(self) -> None:
         """Move the shard, so that the target has it on return.
@@ -95,10 +97,14 @@ class ShardMover:
         :raises MoveFailed: the copy differs, the source changes faster than it is copied, or a
             transaction has used the shard for too long. The tables of the source may be hidden.
         """
+        began = time.monotonic()
         self._prepare()
         self._copy()
         self._catch_up()
+        self.copying = time.monotonic() - began
+        began = time.monotonic()
         self._comparison.compare_all(self._tables, self._proceed)
+        self.comparing = time.monotonic() - began
         self._target.schema.warm_up()
         self._compare_open()
         self._switch()

@@ -315,3 +315,31 @@ def test_tables_that_cascades_of_innodb_change(database: Database) -> None:
         "ALTER TABLE label ADD FOREIGN KEY (photo_id) REFERENCES photo (id) ON DELETE CASCADE",
     )
     assert database.capture().tables_with_silent_changes(TABLES) == ["label"]
+
+
+@pytest.mark.parametrize("database", MARIADB[:1], indirect=True)
+def test_triggers_come_and_go_on_a_table_that_takes_long_to_open(database: Database) -> None:
+    """A session that is stopped while it opens a table leaves a wrong form of its triggers to all others."""
+    session, capture = database.session(), database.capture()
+    statements = "SET @a = 1; " * 30_000
+    run(
+        session,
+        f"CREATE TRIGGER slow BEFORE INSERT ON photo FOR EACH ROW IF 0 THEN {statements} END IF",
+    )
+    capture.prepare()
+    capture.watch(1, 7)
+    for present in (all_triggers(), set()):
+        if present:
+            capture.install(TABLES, PATIENCE)
+        else:
+            capture.unwatch(1)
+            assert capture.uninstall(PATIENCE)
+        assert capture.triggers() == present
+        for statement in (
+            "INSERT INTO photo (id, user_id) VALUES (3, 7)",
+            "UPDATE photo SET title = 'x' WHERE id = 3",
+            "DELETE FROM photo WHERE id = 3",
+        ):
+            run(session, statement)
+        if present:
+            assert changed(capture) == [("photo", ("3",))] * 4
