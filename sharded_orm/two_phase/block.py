@@ -30,7 +30,8 @@ class TwoPhaseAtomic(transaction.Atomic):
     ) -> None:
         super().__init__(group, savepoint, durable)
         self._group, self._find, self._durable = group, find, durable
-        self._owns_coordinator = False
+        # For each open "with" of this object, whether it has made the coordinator.
+        self._makers: list[bool] = []
 
     def _recreate_cm(self) -> TwoPhaseAtomic:
         # contextlib.ContextDecorator calls this method for each call of the decorated function.
@@ -38,11 +39,12 @@ class TwoPhaseAtomic(transaction.Atomic):
 
     def __enter__(self) -> None:
         group: Any = connections[self._group]
-        if group.coordinator is None and not _is_in_test_case(group):
+        is_outermost = group.coordinator is None and not _is_in_test_case(group)
+        if is_outermost:
             self._refuse_ordinary_block(group)
             watch.look()
             group.coordinator = Coordinator(watch.note)
-            self._owns_coordinator = True
+        self._makers.append(is_outermost)
         try:
             aliases = self._find()
             super().__enter__()
@@ -66,9 +68,9 @@ class TwoPhaseAtomic(transaction.Atomic):
             self._drop_coordinator()
 
     def _drop_coordinator(self) -> None:
-        if self._owns_coordinator:
+        if self._makers.pop():
             group: Any = connections[self._group]
-            group.coordinator, self._owns_coordinator = None, False
+            group.coordinator = None
 
     def _refuse_ordinary_block(self, group: Any) -> None:
         if refusal := refusal_of(self._group):

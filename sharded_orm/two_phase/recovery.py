@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,7 +70,7 @@ def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
     ranges = [holder for holder in group.ranges if holder.primary == node]
     if not ranges:
         return []
-    branches: list[Branch] = _wrapper(group.shard(ranges[0].first).alias).prepared_branches()
+    branches: list[Branch] = any_on(node, group).prepared_branches()
     if not branches:
         return []
     here = {
@@ -85,21 +85,33 @@ def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
     ]
 
 
+def any_on(node: str, group: ShardGroup) -> Any:
+    """Return the connection object of a shard that ``group`` has on ``node``."""
+    first = next(holder.first for holder in group.ranges if holder.primary == node)
+    return _wrapper(group.shard(first).alias)
+
+
 def recover(
-    group: ShardGroup, shards: Iterable[Shard] | None = None, *, grace: float = GRACE
+    group: ShardGroup,
+    shards: Iterable[Shard] | None = None,
+    *,
+    grace: float = GRACE,
+    failures: dict[str, Error] | None = None,
 ) -> list[Recovered]:
     """End the branches that have been prepared for ``grace`` seconds. Return all of these.
 
     :param shards: only branches on these shards of ``group``. Default: all shards.
-    :raises django.db.Error: a node of the shards does not answer.
+    :param failures: gets the error of each node that does not answer, by the node's name.
+    :raises django.db.Error: a node of the shards does not answer, and ``failures`` is None.
 
     One query per node if nothing is prepared. Must not be called in a transaction of the group.
     """
-    before = _prepared(group, shards)
+    shards = None if shards is None else list(shards)
+    before = _prepared(group, shards, failures)
     deadline = time.monotonic() + grace
     while before and time.monotonic() < deadline:
         time.sleep(_POLL)  # No server tells when a branch ends.
-        before &= _prepared(group, shards)
+        before &= _prepared(group, shards, failures)
     return [end(prepared) for prepared in sorted(before)]
 
 
@@ -183,18 +195,22 @@ def forget_decisions(shards: Iterable[Shard], keep: Collection[str]) -> int:
     return count
 
 
-def _prepared(group: ShardGroup, shards: Iterable[Shard] | None) -> set[PreparedBranch]:
+def _prepared(
+    group: ShardGroup, shards: Sequence[Shard] | None, failures: dict[str, Error] | None
+) -> set[PreparedBranch]:
     if shards is None:
         nodes, aliases = {holder.primary for holder in group.ranges}, None
     else:
-        shards = list(shards)
         nodes, aliases = {shard.node for shard in shards}, {shard.alias for shard in shards}
-    return {
-        prepared
-        for node in nodes
-        for prepared in prepared_on(node, group)
-        if aliases is None or prepared.alias in aliases
-    }
+    found: set[PreparedBranch] = set()
+    for node in sorted(nodes):
+        try:
+            found.update(prepared_on(node, group))
+        except Error as exc:
+            if failures is None:
+                raise
+            failures[node] = exc
+    return found if aliases is None else {p for p in found if p.alias in aliases}
 
 
 def _void_cache(alias: str) -> None:

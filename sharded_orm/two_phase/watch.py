@@ -9,9 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from django.db import Error
+from django.db import Error, connections
 
 from sharded_orm import runtime
 from sharded_orm.forks import identity
@@ -65,9 +65,11 @@ class Watch:
         groups = runtime.topology().groups
         for name, node in sorted(self._used):
             group = groups.get(name)
-            if group is None:
+            if group is None or node not in {holder.primary for holder in group.ranges}:
                 continue
             now = time.monotonic()
+            if _is_down(recovery.any_on(node, group)):
+                continue
             try:
                 for prepared in recovery.prepared_on(node, group):
                     seen[prepared] = self._seen.get(prepared, now)
@@ -79,8 +81,16 @@ class Watch:
 
     def _end(self, overdue: Sequence[PreparedBranch]) -> None:
         for prepared in overdue:
+            decider = runtime.topology().resolve(prepared.branch.decider)
+            if decider is not None and _is_down(connections[decider.alias]):
+                continue
             if recovery.end(prepared, seconds=0).is_over:
                 self._seen.pop(prepared, None)
+
+
+def _is_down(wrapper: Any) -> bool:
+    """Whether the server of a shard is known to be down, so that a program would wait for nothing."""
+    return wrapper.node_failure() is not None
 
 
 #: The watch of this process.

@@ -47,20 +47,19 @@ class Recover(Action):
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         problems: list[str] = []
         for group in _groups(options["group"]):
-            try:
-                results = recovery.recover(group, grace=options["grace"])
-                for result in results:
-                    command.stdout.write(str(result))
-                left = [result for result in results if not result.is_over]
-                problems += map(str, left)
-                if options["keep_decisions"]:
-                    continue
+            failures: dict[str, Error] = {}
+            results = recovery.recover(group, grace=options["grace"], failures=failures)
+            for result in results:
+                command.stdout.write(str(result))
+            left = [result for result in results if not result.is_over]
+            problems += map(str, left)
+            problems += (f"Node {node!r} does not answer: {exc}" for node, exc in failures.items())
+            count = 0
+            if not failures and not options["keep_decisions"]:
+                # A node that does not answer may have a branch that needs its decision.
                 count = recovery.forget_decisions(
                     group.shards(), {result.prepared.branch.transaction for result in left}
                 )
-            except Error as exc:
-                problems.append(f"Group {group.name!r}: {exc}")
-                continue
             if options["verbosity"]:
                 command.stdout.write(
                     f"{group.name}: {len(results)} branches, {len(left)} left;"

@@ -84,6 +84,11 @@ class Bank(Shards):
 
 def in_child(work: Callable[[], object]) -> int:
     """Run ``work`` in a forked process, and return its exit status: 0, or minus the signal's number."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(work), 0)[1])
+
+
+def start(work: Callable[[], object]) -> int:
+    """Begin to run ``work`` in a forked process, and return its id."""
     pid = os.fork()
     if not pid:
         status = 1
@@ -94,7 +99,7 @@ def in_child(work: Callable[[], object]) -> int:
             os.write(2, f"child: {exc!r}\n".encode())
         finally:
             os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid
 
 
 def kill_self() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
+from random import Random
 from typing import Any
 
 import pytest
 
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.two_phase import recovery
-from tests.integration.two_phase.bank import NUMBERS, START, Bank, in_child, kill_self
+from tests.integration.two_phase.bank import NUMBERS, START, Bank, in_child, kill_self, start
 from tests.integration.two_phase.failpoint import failpoint
 from tests.patience import PATIENCE
 
-#: More moments than a transfer between two shards has.
+#: More moments than a transfer has.
 MANY = 60
 
 
@@ -66,8 +68,9 @@ def all_moved(balances: list[int], before: list[int], *numbers: int) -> bool:
     return balances == after
 
 
-@pytest.mark.parametrize("numbers", [(0, 8), (0, 1, 8)], ids=["two", "three"])
-def test_a_process_killed_at_every_moment(bank: Bank, numbers: tuple[int, ...]) -> None:
+def test_a_process_killed_at_every_moment(bank: Bank) -> None:
+    """Three shards: two of them on one server, in two branches."""
+    numbers = (0, 8, 9)
     before = [START] * len(NUMBERS)
     outcomes = []
     for balances in sweep(bank, *numbers):
@@ -75,6 +78,39 @@ def test_a_process_killed_at_every_moment(bank: Bank, numbers: tuple[int, ...]) 
         before = balances
     # The early deaths undo the transfer, the late ones do not.
     assert outcomes == sorted(outcomes) and set(outcomes) == {False, True}
+
+
+@pytest.mark.long
+def test_a_storm_of_kills(bank: Bank) -> None:
+    """Three processes at a time die anywhere in transfers that wait for each other's rows."""
+    random = Random(7)
+    killed = 0
+    for _ in range(100):
+        pids = set()
+        for _ in range(3):
+            # In one order, because no server sees that transactions wait for each other on two servers.
+            numbers = sorted(random.sample(NUMBERS, random.choice((2, 2, 3))))
+            point = random.randrange(45)
+
+            def work(numbers: list[int] = numbers, point: int = point) -> None:
+                bank.close()
+                with failpoint(point, kill_self):
+                    bank.transfer(*numbers)
+                    bank.transfer(*numbers, amount=-2)
+
+            bank.close()
+            pids.add(start(work))
+        while pids:
+            # A branch that waits for its recovery makes other processes wait for its rows.
+            recovery.recover(bank.model, grace=0)
+            for pid in list(pids):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    pids.remove(pid)
+                    killed += os.WIFSIGNALED(status)
+        recover(bank)
+        assert sum(bank.balances()) == START * len(NUMBERS)
+    assert killed > 100
 
 
 def test_a_decision_that_is_committed_too_early_is_caught(

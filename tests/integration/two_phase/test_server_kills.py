@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import Error, transaction
 
 import sharded_orm
@@ -107,6 +108,8 @@ def test_the_branch_dies_after_the_decision(
             transaction.on_commit(lambda: called.append(1), using=GROUP)
     assert called == [1]
     assert "left to a recovery" in caplog.text
+    with pytest.raises(CommandError, match="Node 'local_2' does not answer"):
+        call_command("transactions", "recover", group=GROUP, grace=0.0)
     server.start()
     bank.close()
     assert (bank.balance(0), bank.balance(8)) == (START + 3, START - 2)
