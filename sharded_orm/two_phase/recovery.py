@@ -17,7 +17,7 @@ from django.apps import apps
 from django.db import Error, connections
 
 from sharded_orm import runtime
-from sharded_orm.backends.two_phase.branch import TABLE, Branch, Completion, Fate
+from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
 from sharded_orm.exceptions import BranchesPrepared, CacheUnavailable, ShardedOrmError
 from sharded_orm.models.cached.cached_model import cached_model
 from sharded_orm.models.cached.invalidation import void_tables
@@ -38,7 +38,7 @@ _POLL = 0.1  # seconds
 class PreparedBranch:
     """A prepared branch of this site, and the shard that it is on."""
 
-    branch: Branch
+    branch: BranchName
     alias: str
     node: str
 
@@ -70,7 +70,7 @@ def prepared_on(node: str, group: ShardGroup) -> list[PreparedBranch]:
     ranges = [holder for holder in group.ranges if holder.primary == node]
     if not ranges:
         return []
-    branches: list[Branch] = any_on(node, group).prepared_branches()
+    branches: list[BranchName] = any_on(node, group).prepared_branches()
     if not branches:
         return []
     here = {

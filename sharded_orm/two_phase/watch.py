@@ -27,7 +27,7 @@ INTERVAL: Final = 1.0
 _BATCH = 10
 
 
-class Watch:
+class BranchWatch:
     """The branches that this process has seen, and since when. Thread-safe."""
 
     def __init__(self) -> None:
@@ -94,4 +94,4 @@ def _is_down(wrapper: Any) -> bool:
 
 
 #: The watch of this process.
-watch = Watch()
+watch = BranchWatch()

@@ -36,7 +36,7 @@ from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
-from sharded_orm.backends.two_phase.branch import Branch, Completion, Fate
+from sharded_orm.backends.two_phase.branch import BranchName, Completion, Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
@@ -334,7 +334,7 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         assert self.connection is not None
         self.connection.begin_branch()
 
-    def begin_branch(self, branch: Branch) -> None:
+    def begin_branch(self, branch: BranchName) -> None:
         assert self.connection is not None
         self.connection.begin_branch(branches.name_of(branch))
 
@@ -347,11 +347,11 @@ class DatabaseWrapper(ShardConnectionMixin, stock.DatabaseWrapper):
         if self.connection is not None:
             self.connection.leave_branch()
 
-    def prepared_branches(self) -> list[Branch]:
+    def prepared_branches(self) -> list[BranchName]:
         with self.wrap_database_errors:
             return branches.prepared(self.node_pool)
 
-    def end_branch(self, branch: Branch, *, commit: bool) -> Completion:
+    def end_branch(self, branch: BranchName, *, commit: bool) -> Completion:
         with self.wrap_database_errors:
             return branches.end(self.node_pool, branch, commit=commit)
 

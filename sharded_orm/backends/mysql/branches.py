@@ -12,7 +12,7 @@ from MySQLdb import IntegrityError, MySQLError, OperationalError
 
 from sharded_orm.backends.mysql.lock_waits import LOCK_WAIT
 from sharded_orm.backends.mysql.session import NodeSession
-from sharded_orm.backends.two_phase.branch import TABLE, Branch, Completion, Fate
+from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
 
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
@@ -28,13 +28,13 @@ _DEADLOCK: Final = 1213
 _DUPLICATE: Final = 1062
 
 
-def name_of(branch: Branch) -> bytes:
+def name_of(branch: BranchName) -> bytes:
     """Return the name of ``branch`` as XA statements take it."""
     parts = (branch.transaction.encode().hex(), branch.schema.encode().hex())
     return "X'{}',X'{}',{}".format(*parts, _FORMAT).encode()
 
 
-def prepared(pool: NodePool) -> list[Branch]:
+def prepared(pool: NodePool) -> list[BranchName]:
     """Return the prepared branches of this library on the server of ``pool``.
 
     On MySQL, the account needs the privilege XA_RECOVER_ADMIN.
@@ -51,11 +51,11 @@ def prepared(pool: NodePool) -> list[Branch]:
         name = data if isinstance(data, bytes) else str(data).encode()
         if int(number) == _FORMAT:
             parts = (name[: int(length)], name[int(length) :])
-            branches.append(Branch(*(part.decode(errors="replace") for part in parts)))
+            branches.append(BranchName(*(part.decode(errors="replace") for part in parts)))
     return branches
 
 
-def end(pool: NodePool, branch: Branch, *, commit: bool) -> Completion:
+def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
     """Commit or roll back a prepared branch."""
     session = pool.lease()
     try:

@@ -8,7 +8,7 @@ import psycopg
 
 from sharded_orm.backends.postgresql.lock_waits import is_lock_wait
 from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
-from sharded_orm.backends.two_phase.branch import TABLE, Branch, Completion, Fate
+from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
 
 if TYPE_CHECKING:
     from sharded_orm.backends.postgresql.node import PostgreSQLPool
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PREFIX: Final = "sharded_orm:"
 
 
-def name_of(branch: Branch) -> str:
+def name_of(branch: BranchName) -> str:
     """Return the name of ``branch`` on the server."""
     return f"{_PREFIX}{branch.transaction}:{branch.schema}"
 
@@ -61,7 +61,7 @@ def end_on(session: PostgreSQLNodeSession, name: str, *, commit: bool) -> bool:
     return True
 
 
-def prepared(pool: PostgreSQLPool) -> list[Branch]:
+def prepared(pool: PostgreSQLPool) -> list[BranchName]:
     """Return the prepared transactions of this library in the database of ``pool``."""
     session = pool.lease()
     try:
@@ -73,10 +73,12 @@ def prepared(pool: PostgreSQLPool) -> list[Branch]:
         pool.discard(session)
         raise
     pool.release(session)
-    return [Branch(*gid.removeprefix(_PREFIX).split(":", 1)) for (gid,) in rows if ":" in gid[12:]]
+    return [
+        BranchName(*gid.removeprefix(_PREFIX).split(":", 1)) for (gid,) in rows if ":" in gid[12:]
+    ]
 
 
-def end(pool: PostgreSQLPool, branch: Branch, *, commit: bool) -> Completion:
+def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion:
     """Commit or roll back a prepared transaction of any session."""
     session = pool.lease()
     try:

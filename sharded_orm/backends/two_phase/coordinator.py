@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from sharded_orm.backends.two_phase import finished
-from sharded_orm.backends.two_phase.branch import Branch, fits, new_transaction
+from sharded_orm.backends.two_phase import old_decisions
+from sharded_orm.backends.two_phase.branch import BranchName, fits, new_transaction
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 from sharded_orm.exceptions import CommitOutcomeUnknown, TwoPhaseMisused, TwoPhaseUnavailable
 from sharded_orm.topology.model import Shard
@@ -31,7 +31,7 @@ class Participant(Protocol):
 
     def two_phase_obstacle(self) -> str: ...
     def begin_decider(self) -> None: ...
-    def begin_branch(self, branch: Branch) -> None: ...
+    def begin_branch(self, branch: BranchName) -> None: ...
     def prepare_branch(self) -> None: ...
     def leave_branch(self) -> None: ...
     def store_decision(self, transaction: str) -> None: ...
@@ -78,7 +78,7 @@ class Coordinator:
             self._transaction = new_transaction(member.alias)
         else:
             assert member.shard is not None
-            member.begin_branch(Branch(self._transaction, member.shard.schema))
+            member.begin_branch(BranchName(self._transaction, member.shard.schema))
         self._count += 1
 
     def commit(self, members: Sequence[Participant]) -> None:
@@ -144,7 +144,7 @@ class Coordinator:
                 interruption = interruption or exc
         is_left = any(member.left_branch for member in branches)
         if not is_left:
-            finished.add(decider.alias, self._transaction)
+            old_decisions.add(decider.alias, self._transaction)
         self._report(_shards([decider, *branches]), is_left)
         if interruption is not None:
             raise interruption

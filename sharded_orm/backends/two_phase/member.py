@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from django.db import ProgrammingError
 
-from sharded_orm.backends.two_phase import finished
-from sharded_orm.backends.two_phase.branch import TABLE, Branch, Completion, Fate
+from sharded_orm.backends.two_phase import old_decisions
+from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
 from sharded_orm.backends.write_hooks.commit import CommitHookMixin, CommitOutcome
 
 logger = logging.getLogger("sharded_orm.backends.two_phase")
@@ -50,7 +50,7 @@ class TwoPhaseMixin(CommitHookMixin):
         """
         return
 
-    def begin_branch(self, branch: Branch) -> None:
+    def begin_branch(self, branch: BranchName) -> None:
         """Let the transaction that begins with the next statement be ``branch``. Sends nothing.
 
         :raises TwoPhaseMisused: the session has state that a branch cannot have.
@@ -73,14 +73,14 @@ class TwoPhaseMixin(CommitHookMixin):
         """
         raise NotImplementedError
 
-    def prepared_branches(self) -> list[Branch]:
+    def prepared_branches(self) -> list[BranchName]:
         """Return the prepared branches of this library on the server of this alias. One query.
 
         Branches of other sites may be among them. Does not use the transaction of this alias.
         """
         return []
 
-    def end_branch(self, branch: Branch, *, commit: bool) -> Completion:
+    def end_branch(self, branch: BranchName, *, commit: bool) -> Completion:
         """Commit or roll back a prepared branch of any session. Two statements at most.
 
         Does not use the transaction of this alias.
@@ -110,7 +110,7 @@ class TwoPhaseMixin(CommitHookMixin):
         decision can follow.
         """
         with self.cursor() as cursor:
-            if names := finished.take(self.alias):
+            if names := old_decisions.take(self.alias):
                 marks = ", ".join(["%s"] * len(names))
                 cursor.execute(f"DELETE FROM {TABLE} WHERE name IN ({marks})", names)
             try:

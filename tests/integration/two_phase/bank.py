@@ -9,7 +9,7 @@ from typing import Any
 
 import sharded_orm
 from sharded_orm import runtime
-from sharded_orm.backends.two_phase.branch import Branch
+from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.topology.model import Topology
 from sharded_orm.two_phase import recovery
 from tests.unit.backends.group.conftest import GROUP, Shards
@@ -69,7 +69,7 @@ class Bank(Shards):
         finally:
             wrapper.close()
 
-    def prepared(self) -> list[Branch]:
+    def prepared(self) -> list[BranchName]:
         """Return the branches on both servers."""
         return [branch for number in (0, 8) for branch in self[number].prepared_branches()]
 

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError, transaction
 
 import sharded_orm
-from sharded_orm.backends.two_phase import coordinator, finished
+from sharded_orm.backends.two_phase import coordinator, old_decisions
 from sharded_orm.exceptions import TwoPhaseMisused, TwoPhaseUnavailable
 from tests.conftest import service_missing
 from tests.integration.two_phase.bank import START, Bank
@@ -116,7 +116,7 @@ def test_as_a_decorator(bank: Bank) -> None:
 def test_decisions_that_are_over_are_deleted_by_the_next_one(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finished, "KEPT_FOR", 0.0)
+    monkeypatch.setattr(old_decisions, "KEPT_FOR", 0.0)
     for _ in range(3):
         bank.transfer(0, 8)
     assert len(bank.decisions(0)) == 1

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.long
 
 #: Leaves a branch on shard 2 of each group, as a process does that dies before the decision.
 _ORPHANS = """
-from sharded_orm.backends.two_phase.branch import Branch, new_transaction
+from sharded_orm.backends.two_phase.branch import BranchName, new_transaction
 from sharded_orm import runtime
 for group, decider in (("accounts", "accounts_00000"), ("books", "books_00000")):
     shard = runtime.shard(group, 2)
     wrapper = connections[shard.alias]
-    branch = Branch(new_transaction(decider if KNOWN else "unknown_00000"), shard.schema)
+    branch = BranchName(new_transaction(decider if KNOWN else "unknown_00000"), shard.schema)
     wrapper.set_autocommit(False)
     wrapper.begin_branch(branch)
     execute(shard.alias, "UPDATE " + TABLES[group] + " SET id = id WHERE id < 0 OR id > 0")
@@ -45,11 +45,11 @@ print([execute(f"accounts_{n:05d}", "SELECT COUNT(*) FROM sharded_orm_decision")
 #: A process reads rows into the cache while a decided branch is prepared.
 _CACHED = """
 from django.core.management import call_command
-from sharded_orm.backends.two_phase.branch import Branch, new_transaction
+from sharded_orm.backends.two_phase.branch import BranchName, new_transaction
 from sharded_orm import runtime
 topic = Topic.objects.using("books_00002").order_by("pk")[0]
 key = {"pk": topic.pk, "writer_id": topic.writer_id}
-branch = Branch(new_transaction("books_00000"), runtime.shard("books", 2).schema)
+branch = BranchName(new_transaction("books_00000"), runtime.shard("books", 2).schema)
 connections["books_00000"].store_decision(branch.transaction)
 wrapper = connections["books_00002"]
 wrapper.set_autocommit(False)

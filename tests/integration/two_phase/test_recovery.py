@@ -11,7 +11,7 @@ import pytest
 from django.db import connections
 
 import sharded_orm
-from sharded_orm.backends.two_phase.branch import Branch, Fate, new_transaction
+from sharded_orm.backends.two_phase.branch import BranchName, Fate, new_transaction
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.exceptions import BranchesPrepared
 from sharded_orm.two_phase import recovery
@@ -55,7 +55,7 @@ def before_the_decision(monkeypatch: pytest.MonkeyPatch, act: Callable[[], objec
     monkeypatch.setattr(Coordinator, "_decide", decide_later)
 
 
-def orphan(bank: Bank, number: int, branch: Branch) -> None:
+def orphan(bank: Bank, number: int, branch: BranchName) -> None:
     """Leave a prepared branch that takes one from an account."""
     wrapper = bank[number]
     wrapper.set_autocommit(False)
@@ -66,8 +66,8 @@ def orphan(bank: Bank, number: int, branch: Branch) -> None:
     wrapper.set_autocommit(True)
 
 
-def branch_on(bank: Bank, number: int, decider: str = "photos_00000") -> Branch:
-    return Branch(new_transaction(decider), bank.model.schema_name(number))
+def branch_on(bank: Bank, number: int, decider: str = "photos_00000") -> BranchName:
+    return BranchName(new_transaction(decider), bank.model.schema_name(number))
 
 
 def end_session_of(bank: Bank, number: int) -> None:
@@ -148,7 +148,7 @@ def test_two_recoveries_at_once(bank: Bank) -> None:
 
 
 def test_branches_of_another_site_are_left_alone(bank: Bank) -> None:
-    other = Branch(new_transaction("photos_00000"), "of_another_site_008")
+    other = BranchName(new_transaction("photos_00000"), "of_another_site_008")
     orphan(bank, 8, other)
     try:
         assert recovery.recover(bank.model, grace=0) == []
