@@ -20,7 +20,7 @@ _SEPARATOR = "."
 
 
 @dataclass(frozen=True, order=True)
-class Branch:
+class BranchName:
     """The name of the part of a transaction that is on one shard.
 
     :param transaction: what :func:`new_transaction` returned. All branches of the transaction have it.
