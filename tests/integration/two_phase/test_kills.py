@@ -17,6 +17,8 @@ from tests.patience import PATIENCE
 
 #: More moments than a transfer has.
 MANY = 60
+#: Rounds of the storm, with three processes each.
+ROUNDS = 90
 
 
 def recover(bank: Bank) -> None:
@@ -85,7 +87,7 @@ def test_a_storm_of_kills(bank: Bank) -> None:
     """Three processes at a time die anywhere in transfers that wait for each other's rows."""
     random = Random(7)
     killed = 0
-    for _ in range(100):
+    for _ in range(ROUNDS):
         pids = set()
         for _ in range(3):
             # In one order, because no server sees that transactions wait for each other on two servers.
@@ -110,7 +112,7 @@ def test_a_storm_of_kills(bank: Bank) -> None:
                     killed += os.WIFSIGNALED(status)
         recover(bank)
         assert sum(bank.balances()) == START * len(NUMBERS)
-    assert killed > 100
+    assert killed > ROUNDS
 
 
 def test_a_decision_that_is_committed_too_early_is_caught(
