@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +32,9 @@ GRACE: Final = 2.0
 #: Decisions without a branch are deleted after so many seconds.
 KEPT_FOR: Final = 3600
 _POLL = 0.1  # seconds
+# Decisions of one shard that are deleted at once, and in all by one call.
+_BATCH = 500
+_MOST_ROWS = 50_000
 
 
 @dataclass(frozen=True, order=True)
@@ -174,25 +177,47 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
     return "committed" if fate is Fate.COMMITTED else "rolled back", True
 
 
-def forget_decisions(shards: Iterable[Shard], keep: Collection[str]) -> int:
-    """Delete old decisions. Return how many. One statement per shard.
+def forget_decisions(group: ShardGroup, shards: Iterable[Shard] | None = None) -> int:
+    """Delete old decisions that no branch needs. Return how many.
 
-    Call this only if every node of the group has answered, and after that: a branch that is prepared
-    needs its decision.
+    :param shards: only decisions on these shards of ``group``. Default: all shards.
 
-    :param keep: names of transactions with prepared branches.
+    Costs one statement per shard, and another one if the shard has old decisions.
+
+    :raises django.db.Error: a node does not answer. It may have a branch that needs its decision.
     """
-    count = 0
     limit = int(time.time()) - KEPT_FOR
-    names = sorted(keep)
-    condition = f" AND name NOT IN ({', '.join(['%s'] * len(names))})" if names else ""
-    for shard in shards:
-        wrapper = _wrapper(shard.alias)
-        with wrapper.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {TABLE} WHERE decided_at < %s{condition}", [limit, *names])
-            count += cursor.rowcount
-        wrapper.close_and_forget()
+    old: dict[str, list[str]] = {}
+    for shard in group.shards() if shards is None else shards:
+        rows = _rows(
+            shard.alias, f"SELECT name FROM {TABLE} WHERE decided_at < %s", [limit], _MOST_ROWS
+        )
+        if rows:
+            old[shard.alias] = [str(name) for (name,) in rows]
+    if not old:
+        return 0
+    # The decisions were committed, so their branches were prepared before. Those that are not ended
+    # are found now, whatever the clocks of the processes say.
+    needed = {prepared.branch.transaction for prepared in _prepared(group, None, None)}
+    count = 0
+    for alias, names in old.items():
+        unneeded = [name for name in names if name not in needed]
+        for start in range(0, len(unneeded), _BATCH):
+            batch = unneeded[start : start + _BATCH]
+            marks = ", ".join(["%s"] * len(batch))
+            _rows(alias, f"DELETE FROM {TABLE} WHERE name IN ({marks})", batch)
+            count += len(batch)
     return count
+
+
+def _rows(alias: str, sql: str, params: Sequence[Any], most: int = 0) -> Sequence[Any]:
+    """Run a statement in autocommit, and keep no connection object for it. Return its first rows."""
+    wrapper = _wrapper(alias)
+    with wrapper.cursor() as cursor:
+        cursor.execute(sql, params)
+        rows: Sequence[Any] = cursor.fetchmany(most) if most else ()
+    wrapper.close_and_forget()
+    return rows
 
 
 def _prepared(

@@ -56,10 +56,7 @@ class Recover(Action):
             problems += (f"Node {node!r} does not answer: {exc}" for node, exc in failures.items())
             count = 0
             if not failures and not options["keep_decisions"]:
-                # A node that does not answer may have a branch that needs its decision.
-                count = recovery.forget_decisions(
-                    group.shards(), {result.prepared.branch.transaction for result in left}
-                )
+                count = recovery.forget_decisions(group)
             if options["verbosity"]:
                 command.stdout.write(
                     f"{group.name}: {len(results)} branches, {len(left)} left;"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
+from django.db import Error
 
 from sharded_orm.backends.two_phase.coordinator import Coordinator
 from sharded_orm.two_phase import recovery
@@ -49,6 +51,10 @@ def killed_at(bank: Bank, point: int, *numbers: int) -> bool:
     return in_child(work) != 0
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def sweep(bank: Bank, *numbers: int) -> list[list[int]]:
     """Kill a transfer at each moment, and recover. Return the balances afterwards, one list for each."""
     results = []
@@ -80,6 +86,27 @@ def test_a_process_killed_at_every_moment(bank: Bank) -> None:
         before = balances
     # The early deaths undo the transfer, the late ones do not.
     assert outcomes == sorted(outcomes) and set(outcomes) == {False, True}
+
+
+@pytest.mark.long
+def test_an_interruption_at_every_moment(bank: Bank) -> None:
+    """The process lives on, and its next transaction is a new one."""
+    before, numbers = [START] * len(NUMBERS), (0, 8)
+    bank.transfer(*numbers)  # A process asks each server some questions only once.
+    before = bank.balances()
+    for point in range(MANY):
+        with failpoint(point, interrupt) as counter:
+            # The end of a connection may come after the interruption, and hide it.
+            with suppress(KeyboardInterrupt, Error):
+                bank.transfer(*numbers)
+        if counter.passed <= point:
+            break
+        bank.close()  # As at the end of a request.
+        recover(bank)
+        balances = bank.balances()
+        all_moved(balances, before, *numbers)
+        before = balances
+    assert 10 < point < MANY - 1
 
 
 @pytest.mark.long

@@ -232,12 +232,18 @@ def test_a_later_block_recovers_by_itself(bank: Bank, monkeypatch: pytest.Monkey
     assert bank.balance(9) == START
 
 
-def test_old_decisions_are_deleted(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_decisions_are_deleted_that_no_branch_needs(bank: Bank) -> None:
+    moments = count_moments(bank, 0, 8)
     bank.transfer(0, 8)
-    (first,) = bank.decisions(0)
+    assert killed_at(bank, moments - 2, 0, 9)
+    (branch,) = bank.prepared()
+    deciders = [bank[0].shard, bank[1].shard]
     with bank[0].cursor() as cursor:
         cursor.execute("UPDATE sharded_orm_decision SET decided_at = 1")
-    bank.transfer(0, 8)
-    assert recovery.forget_decisions([bank[0].shard], {first}) == 0
-    assert recovery.forget_decisions([bank[0].shard], set()) == 1
-    assert len(bank.decisions(0)) == 1
+    bank.transfer(1, 8)
+    assert len(bank.decisions(0)) == 4 and len(bank.decisions(1)) == 1
+    assert recovery.forget_decisions(bank.model, deciders) == 3
+    assert bank.decisions(0) == [branch.transaction] and len(bank.decisions(1)) == 1
+    recover(bank)
+    assert bank.balance(9) == START - 1
+    assert recovery.forget_decisions(bank.model, deciders) == 1
