@@ -142,7 +142,8 @@ class Coordinator:
             except BaseException as exc:
                 # Go on, because the others are decided, too.
                 interruption = interruption or exc
-        is_left = any(member.left_branch for member in branches)
+        # A branch that is still bound was interrupted: the caller's rollback leaves it.
+        is_left = any(member.left_branch or member.is_bound for member in branches)
         if not is_left:
             old_decisions.add(decider.alias, self._transaction)
         self._report(_shards([decider, *branches]), is_left)
