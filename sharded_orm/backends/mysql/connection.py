@@ -344,10 +344,7 @@ class VirtualConnection(BranchLease, DriverFace):
         self.held_after_commit = self.session is not None
 
     def release_after_commit(self) -> None:
-        """Undo hold_after_commit(). The session goes back to the pool, unless something else keeps it.
-
-        Further calls do nothing.
-        """
+        """Undo hold_after_commit(), so that the pool gets the session back. Further calls do nothing."""
         self.held_after_commit = False
         self.settle()
 
