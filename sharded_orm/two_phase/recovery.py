@@ -53,7 +53,7 @@ class PreparedBranch:
 class Recovered:
     """What a recovery did with one branch.
 
-    :param outcome: "committed", "rolled back", "ended by another process", or why it is not ended.
+    :param outcome: "committed", "rolled back", "had ended already", or why it is not ended.
     :param is_over: whether the branch is ended.
     """
 
@@ -173,7 +173,7 @@ def _end(prepared: PreparedBranch, seconds: float) -> tuple[str, bool]:
         except CacheUnavailable as exc:
             logger.error("Run 'manage.py cache_invalidate' for the models of the group: %s", exc)
     if completion is Completion.GONE:
-        return "ended by another process", True
+        return "had ended already", True
     return "committed" if fate is Fate.COMMITTED else "rolled back", True
 
 

@@ -57,7 +57,7 @@ class Completion(Enum):
     DONE = auto()
     """This call has ended the branch."""
     GONE = auto()
-    """Somebody else has ended it before."""
+    """It had ended before: somebody else was faster, or it has changed no row."""
     HELD = auto()
     """The session that prepared the branch is still connected, and nobody else may end the branch."""
 

@@ -22,12 +22,17 @@ for group, decider in (("accounts", "accounts_00000"), ("books", "books_00000"))
     branch = BranchName(new_transaction(decider if KNOWN else "unknown_00000"), shard.schema)
     wrapper.set_autocommit(False)
     wrapper.begin_branch(branch)
-    execute(shard.alias, "UPDATE " + TABLES[group] + " SET id = id WHERE id < 0 OR id > 0")
+    execute(shard.alias, UPDATES[group])
     wrapper.prepare_branch()
     wrapper.leave_branch()
     wrapper.set_autocommit(True)
 """
-_TABLES = 'TABLES = {"accounts": Order._meta.db_table, "books": Topic._meta.db_table}\n'
+_UPDATES = """
+UPDATES = {
+    "accounts": f"UPDATE {Order._meta.db_table} SET amount = amount + 1",
+    "books": f"UPDATE {Topic._meta.db_table} SET name = 'lost'",
+}
+"""
 #: Ends all branches, as an operator does by hand.
 _END = """
 for alias in ("accounts_00002", "books_00002"):
@@ -81,7 +86,7 @@ def test_a_site_with_prepared_branches(site: Site) -> None:
     site.manage("makemigrations", "sharded_orm_two_phase", "--check", "--dry-run")
     assert site.run(_TRANSFER) == "[1, 0, 0, 0]"
 
-    site.run("KNOWN = False\n" + _TABLES + _ORPHANS)
+    site.run("KNOWN = False\n" + _UPDATES + _ORPHANS)
     zero = ("migrate_shards", "sharded_orm_two_phase", "zero", "--group", "accounts")
     commands = (
         zero,
@@ -100,7 +105,7 @@ def test_a_site_with_prepared_branches(site: Site) -> None:
     site.run(_END)
 
     # Whoever can be recovered is recovered by the command itself.
-    site.run("KNOWN = True\n" + _TABLES + _ORPHANS)
+    site.run("KNOWN = True\n" + _UPDATES + _ORPHANS)
     site.manage(*commands[1])
     assert site.place(2) == "db1"
     assert "'books_00002' (node 'db2'): rolled back" in site.manage("transactions", "recover").out
