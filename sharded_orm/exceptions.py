@@ -29,6 +29,10 @@
     ├── ScatterError               (OperationalError)      some shards did not answer
     ├── GroupAliasError            (NotSupportedError)     SQL was sent to the alias of a group
     ├── PartialCommitError         (OperationalError)      a group transaction committed in part
+    ├── TwoPhaseError
+    │   ├── TwoPhaseUnavailable    (NotSupportedError)     the shards cannot commit in two phases
+    │   ├── TwoPhaseMisused        (RuntimeError)          a block in two phases is used wrongly
+    │   └── CommitOutcomeUnknown   (OperationalError)      a recovery must find out whether all committed
     ├── ShardDatabaseMissing       (OperationalError)      the schema or file of a shard does not exist
     ├── SessionStateRefused        (NotSupportedError)     session state would affect other shards
     ├── PoolTimeout                (OperationalError)      no connection of a node became free in time
@@ -71,7 +75,8 @@
     │   ├── ImportRefused          (ValueError)            tables cannot be imported into shards
     │   ├── ImportConflict         (IntegrityError)        a shard has another row with the same id
     │   ├── ImportFailed           (OperationalError)      an error has stopped an import
-    │   └── MoveFailed             (OperationalError)      an error has stopped the move of a key
+    │   ├── MoveFailed             (OperationalError)      an error has stopped the move of a key
+    │   └── BranchesPrepared       (OperationalError)      prepared transactions hold locks on shards
     ├── TopologyError
     │   ├── InvalidTopology        (ValueError)            a topology document cannot be used
     │   ├── TopologyConflict       (OperationalError)      somebody else has published in between
@@ -317,6 +322,38 @@ class PartialCommitError(ShardedOrmError, OperationalError):
         )
 
 
+class TwoPhaseError(ShardedOrmError):
+    """Base class of the errors of transactions that are committed in two phases."""
+
+
+class TwoPhaseUnavailable(TwoPhaseError, NotSupportedError):
+    """The shards of the group cannot commit in two phases. The message says why, and the remedy."""
+
+
+class TwoPhaseMisused(TwoPhaseError, RuntimeError):
+    """A block with ``two_phase=True`` cannot be used in this way. Nothing was committed."""
+
+
+class CommitOutcomeUnknown(TwoPhaseError, OperationalError):
+    """The connection was lost during the commit that decides. All shards commit, or none does.
+
+    ``manage.py transactions recover`` ends the transaction, and so does a later block with
+    ``two_phase=True``. Look at the rows before you run the transaction again.
+
+    :param aliases: aliases of the shards of the transaction, with the one that decides first.
+    :param cause: the error with which the commit failed.
+    """
+
+    def __init__(self, aliases: Iterable[str], cause: BaseException) -> None:
+        self.aliases = tuple(aliases)
+        super().__init__(
+            f"The connection to {self.aliases[0]!r} was lost while it committed"
+            f" ({type(cause).__name__}: {cause}). The transaction on {list(self.aliases)!r} is committed"
+            " on all of these shards, or on none: 'manage.py transactions recover' ends it. Read the"
+            " rows before you repeat it."
+        )
+
+
 class ShardDatabaseMissing(ShardedOrmError, OperationalError):
     """The schema or file of a shard does not exist on the shard's node (database server)."""
 
@@ -534,6 +571,20 @@ class MoveRefused(OperationError, ValueError):
 
 class MoveFailed(OperationError, OperationalError):
     """An error has stopped the move of a key. The message says where the rows of the key are."""
+
+
+class BranchesPrepared(OperationError, OperationalError):
+    """Transactions in two phases are prepared on shards and not ended. They hold locks of rows and tables.
+
+    :attr:`problems` names every branch, and why it could not be ended.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            "Transactions in two phases are not ended, and hold locks. Nothing was changed. 'manage.py"
+            f" transactions recover' ends them when it can:{_lines(self.problems)}"
+        )
 
 
 class OperationStopped(OperationError):

@@ -35,6 +35,8 @@ from sharded_orm.models.sharding.options import (
 from sharded_orm.models.sharding.same_key import relates_one_key
 
 APP_LABEL = "sharded_orm"
+#: The app whose table is on every shard, and nowhere else: the decisions of two-phase commits.
+APP_OF_DECISIONS = "sharded_orm_two_phase"
 #: Models whose tables are in the database of the directory.
 TABLES_OF_THE_DIRECTORY = frozenset({"placement", "keymove"})
 
@@ -186,6 +188,8 @@ class ShardRouter:
         group = shard.group if shard is not None else database_settings.template_group(db)
         if group is None and db in topology.groups:
             return False
+        if app_label == APP_OF_DECISIONS:
+            return group is not None
         if app_label == APP_LABEL and model_name is not None:
             return group is None and self._allow_library_table(db, model_name)
         if db != DEFAULT_DB_ALIAS and (

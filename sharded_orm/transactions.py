@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Model
 
-from sharded_orm.exceptions import ShardKeyRequired
+from sharded_orm import runtime
+from sharded_orm.exceptions import ShardKeyRequired, TwoPhaseMisused
 from sharded_orm.models.moves.confirmation import refuse_repetition
 from sharded_orm.models.moves.transactions import moves_keys_now
 from sharded_orm.models.sharding.current_shard import current_alias
 from sharded_orm.models.sharding.options import ShardOptions, shard_key_required, shard_options
 from sharded_orm.topology.model import Shard
+from sharded_orm.two_phase.block import TwoPhaseAtomic
 
 
 def atomic(
-    model: type[Model] | Model,
-    *,
+    *rows: type[Model] | Model | str,
     savepoint: bool = True,
     durable: bool = False,
+    two_phase: bool = False,
     **key: Any,
 ) -> transaction.Atomic:
     """Return ``transaction.atomic()`` for the shard of a row or of a shard key.
@@ -31,19 +33,68 @@ def atomic(
 
         with sharded_orm.atomic(Photo, user_id=1):
             ...
+        with sharded_orm.atomic(sender, receiver, two_phase=True):
+            ...
 
-    :param model: an instance of a sharded model, or the model class. With the class, pass one more
-        keyword argument: the name and the value of the shard key.
+    :param rows: an instance of a sharded model, or the model class. With the class, pass one more
+        keyword argument: the name and the value of the shard key. With ``two_phase``, any number of
+        instances of one group, or the group's name.
     :param savepoint: passed to ``transaction.atomic()``.
     :param durable: passed to ``transaction.atomic()``.
+    :param two_phase: whether the block covers all shards of the group that are used in it, and all of
+        them commit or none does. Which shards these are need not be known when the block begins.
     :raises ShardKeyRequired: the model has no shard key, or the keyword is not the shard key.
     :raises DanglingShardKey: the key is new, and the row to which it refers does not exist.
+    :raises TwoPhaseMisused: the rows are not of one group, or there are several without ``two_phase``.
     :raises KeyMoved: the key has moved while the block began. Raised by entering the block.
 
     If the key has no shard yet, a shard is chosen and recorded, because the block is about to write
-    the key's rows. The transaction covers a single shard. Two such blocks for two shards commit one
-    after the other, not atomically (P14).
+    the key's rows. Without ``two_phase``, the transaction covers a single shard, and two such blocks
+    for two shards commit one after the other, not atomically (P14).
+
+    Entering a block with ``two_phase`` raises :exc:`TwoPhaseUnavailable` if the shards cannot commit in
+    this way, and :exc:`TwoPhaseMisused` in an open ordinary transaction of the group. Leaving it raises
+    :exc:`CommitOutcomeUnknown` if the connection was lost during the commit that decides; any other
+    error means that nothing is committed.
     """
+    if two_phase:
+        return _two_phase_block(rows, key, savepoint, durable)
+    if len(rows) != 1 or isinstance(rows[0], str):
+        raise TwoPhaseMisused(
+            f"atomic() was given {list(rows)!r}: without two_phase=True, it takes one row, or a model and"
+            " the value of its shard key. For a group, there is transaction.atomic(using=GROUP)."
+        )
+    options, find = _shard_of(rows[0], key)
+    return _AtomicOnKey(options.group, find, savepoint, durable)
+
+
+def _two_phase_block(
+    rows: Sequence[type[Model] | Model | str],
+    key: Mapping[str, Any],
+    savepoint: bool,
+    durable: bool,
+) -> transaction.Atomic:
+    groups = {row for row in rows if isinstance(row, str)}
+    finders = []
+    for row in rows:
+        if not isinstance(row, str):
+            options, find = _shard_of(row, key if isinstance(row, type) else {})
+            groups.add(options.group)
+            finders.append(find)
+    if len(groups) != 1:
+        raise TwoPhaseMisused(
+            f"A block with two_phase=True is for rows of one group, or for the name of one, and"
+            f" {list(rows)!r} are of {sorted(groups)!r}."
+        )
+    (group,) = groups
+    runtime.group(group)
+    return TwoPhaseAtomic(group, lambda: [find() for find in finders], savepoint, durable)
+
+
+def _shard_of(
+    model: type[Model] | Model, key: Mapping[str, Any]
+) -> tuple[ShardOptions, Callable[[], str]]:
+    """Return the options of the model, and a function that returns the alias of the shard."""
     cls = model if isinstance(model, type) else type(model)
     options = shard_options(cls)
     if options is None or options.key is None:
@@ -54,8 +105,7 @@ def atomic(
         names = {options.key.name, options.key.attname}
         if len(key) != 1 or not names.issuperset(key):
             raise shard_key_required(options, f"atomic() was given {sorted(key)!r}")
-    find = partial(_find_alias, options, model, key)
-    return _AtomicOnKey(options.group, find, savepoint, durable)
+    return options, partial(_find_alias, options, model, key)
 
 
 class _AtomicOnKey(transaction.Atomic):

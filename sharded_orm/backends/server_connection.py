@@ -12,6 +12,7 @@ from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.pool import SessionPool
 from sharded_orm.backends.session_hold import SessionHold
 from sharded_orm.backends.sizes import ShardSize, TableSize
+from sharded_orm.backends.two_phase.branch import BranchName, Completion
 from sharded_orm.backends.write_hooks.session_id import OpenSessions, SessionID, SessionIdentity
 
 if TYPE_CHECKING:
@@ -29,10 +30,14 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
     Django wrapper, only the thread that owns it may use it.
     """
 
+    two_phase_refusal = ""
+
     #: The modules of the backend that read the catalog of a server, and tell its sessions apart.
     snapshot_module: ModuleType
     sizes_module: ModuleType
     identity_module: ModuleType
+    #: The module of the backend with its statements for a commit in two phases.
+    branches_module: ModuleType
     #: The classes of cursors of a node: one that fetches all rows at once, and one that streams.
     node_cursor_class: type[Any]
     node_stream_class: type[Any]
@@ -138,6 +143,35 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
         with self.wrap_database_errors, self.node_cursor() as node_cursor:
             node_cursor.execute(sql, params)
             return node_cursor.fetchall()
+
+    # ##### Two-phase commit #####
+
+    def begin_decider(self) -> None:
+        assert self.connection is not None
+        self.connection.begin_branch()
+
+    def begin_branch(self, branch: BranchName) -> None:
+        assert self.connection is not None
+        self.connection.begin_branch(self.branches_module.name_of(branch))
+
+    def prepare_branch(self) -> None:
+        assert self.connection is not None
+        with self.wrap_database_errors:
+            self.connection.prepare_branch()
+
+    def leave_branch(self) -> None:
+        if self.connection is not None:
+            self.connection.leave_branch()
+
+    def prepared_branches(self) -> list[BranchName]:
+        with self.wrap_database_errors:
+            branches: list[BranchName] = self.branches_module.prepared(self.node_pool)
+        return branches
+
+    def end_branch(self, branch: BranchName, *, commit: bool) -> Completion:
+        with self.wrap_database_errors:
+            ended: Completion = self.branches_module.end(self.node_pool, branch, commit=commit)
+        return ended
 
     # ##### Sessions #####
 

@@ -76,6 +76,21 @@ class SessionHold(Generic[S]):
         """Return the identity of the held session on its server; empty if no session is held."""
         raise NotImplementedError
 
+    def begin_branch(self, branch: bytes = b"") -> None:
+        """Let the next transaction be a branch of a commit in two phases. Sends nothing.
+
+        :param branch: the name of the branch as SQL; empty for the ordinary transaction that decides.
+        """
+        raise NotImplementedError
+
+    def prepare_branch(self) -> None:
+        """Prepare the branch: afterwards it survives its session. One round trip."""
+        raise NotImplementedError
+
+    def leave_branch(self) -> None:
+        """Give the session up. The branch, if it is prepared, stays on the server."""
+        raise NotImplementedError
+
     @property
     def closed(self) -> bool:
         return self.mode is SessionMode.CLOSED

@@ -36,6 +36,7 @@ def subjects() -> dict[str, Subject]:
         signals,
         tickets,
         topology,
+        two_phase,
         writes,
     )
     from tests.benchmarks.cache.run import cached
@@ -60,6 +61,7 @@ def subjects() -> dict[str, Subject]:
         "balance": balance.balance_plan,
         "recycling": session_recycling.session_recycling,
         "mirrors": mirrors.mirrors,
+        "two_phase": two_phase.two_phase_commit,
     }
 
 
@@ -68,6 +70,7 @@ NAMES = (
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
     "recycling",
     "mirrors",
+    "two_phase",
 )  # fmt: skip
 
 

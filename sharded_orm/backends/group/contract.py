@@ -115,6 +115,26 @@ class Members(Protocol):
         """Note that ``wrapper`` is used for the first time since obsolete connections were last closed."""
 
 
+class GroupCoordinator(Protocol):
+    """Commits the transactions of a group's shards, in place of one commit after the other."""
+
+    def join(self, member: Any) -> None:
+        """Let the transaction of a shard take part. None of its statements was sent yet.
+
+        If this raises an error, the whole transaction is rolled back.
+
+        :param member: the shard's connection object.
+        """
+
+    def commit(self, members: Any) -> None:
+        """Commit the transactions of ``members`` on all shards or on none.
+
+        If this raises an error, the caller rolls back what is still open, and reports the error.
+
+        :param members: the connection objects of all shards in the transaction.
+        """
+
+
 class GroupAlias(Protocol):
     """The connection object of a whole group, as used by the connection objects of its shards."""
 

@@ -30,14 +30,14 @@ from sharded_orm.backends.group.transaction_memory import knowledge_of
 from sharded_orm.backends.query_log import ShardExecuteWrappers, ShardQueryLog
 from sharded_orm.backends.shard_database import ShardDatabaseMixin
 from sharded_orm.backends.shard_errors import ShardErrorWrapper
-from sharded_orm.backends.write_hooks.commit import CommitHookMixin
+from sharded_orm.backends.two_phase.member import TwoPhaseMixin
 from sharded_orm.topology.model import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class ShardConnectionMixin(ShardDatabaseMixin, CommitHookMixin):
+class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
     """Mixin for a backend's wrapper (connection object), so that it can belong to a shard group.
 
     As with any Django wrapper, only the thread that owns it may use it. A backend overrides the methods

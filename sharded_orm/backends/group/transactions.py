@@ -3,8 +3,8 @@
 An atomic block on a group opens no transaction at first. When a shard is first used inside the
 block, the shard opens its own transaction, with one savepoint for each nested block. The
 transactions of all shards end with the group's outermost block: the shards commit one after the
-other. There is no two-phase commit. If a shard fails to commit, :exc:`PartialCommitError` says
-which shards had committed before.
+other. If a shard fails to commit, :exc:`PartialCommitError` says which shards had committed before.
+A coordinator, if there is one, commits in another way: see :mod:`sharded_orm.backends.two_phase`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from django.db import Error, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from sharded_orm.backends.group.contract import GroupMember
+from sharded_orm.backends.group.contract import GroupCoordinator, GroupMember
 from sharded_orm.exceptions import PartialCommitError
 
 logger = logging.getLogger("sharded_orm.backends.group")
@@ -52,6 +52,8 @@ class GroupTransactions(BaseDatabaseWrapper):
     _orphaned_hooks: list[Hook]
     #: What upper layers remember until no transaction is open any more, on the group and its shards.
     transaction_memory: dict[str, Any]
+    #: What commits the transaction in another way than one shard after the other; None for that way.
+    coordinator: GroupCoordinator | None = None
 
     def init_transactions(self) -> None:
         self.transaction_memory = {}
@@ -69,8 +71,16 @@ class GroupTransactions(BaseDatabaseWrapper):
     # ##### What shards report #####
 
     def add_participant(self, wrapper: GroupMember) -> None:
+        is_new = wrapper.alias not in self.participants
         self.participants[wrapper.alias] = wrapper
         self.record_broken(wrapper.alias, wrapper.needs_rollback)
+        if is_new and self.coordinator is not None:
+            try:
+                self.coordinator.join(wrapper)
+            except BaseException:
+                # Nothing may be committed without this shard, even if the program ignores the error.
+                wrapper.needs_rollback = True
+                raise
 
     def remove_participant(self, wrapper: GroupMember) -> None:
         if self.participants.pop(wrapper.alias, None) is not None:
@@ -223,9 +233,12 @@ class GroupTransactions(BaseDatabaseWrapper):
                 # cache does not answer, no shard commits.
                 if wrapper.commits_with_group:
                     wrapper.announce_commit()
-            for wrapper in participants:
-                wrapper.leave_group_levels(0, commit=True)
-                committed.append(wrapper.alias)
+            if self.coordinator is not None:
+                self.coordinator.commit(participants)
+            else:
+                for wrapper in participants:
+                    wrapper.leave_group_levels(0, commit=True)
+                    committed.append(wrapper.alias)
         except BaseException as exc:
             uncommitted = [wrapper.alias for wrapper in participants[len(committed) :]]
             self._abort_commit(committed, uncommitted, exc)

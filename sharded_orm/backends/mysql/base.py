@@ -15,7 +15,7 @@ from django.db.backends.mysql import base as stock
 from django.utils.asyncio import async_unsafe
 from django.utils.functional import cached_property
 
-from sharded_orm.backends.mysql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.mysql import branches, collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.mysql.change_capture import MySQLChangeCapture
 from sharded_orm.backends.mysql.connection import VirtualConnection
 from sharded_orm.backends.mysql.creation import DatabaseCreation
@@ -34,6 +34,7 @@ from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
+from sharded_orm.backends.two_phase.branch import Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     snapshot_module = snapshot
     sizes_module = sizes
     identity_module = identity
+    branches_module = branches
     node_cursor_class = NodeCursor
     node_stream_class = NodeStream
     sessions_sql = "SHOW GLOBAL STATUS LIKE 'Threads_connected'"
@@ -225,6 +227,13 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
         """Return a connection object of Django's own backend, for statements that leave session state."""
         settings = {k: v for k, v in self.settings_dict.items() if k not in ("SHARD", "GENERATION")}
         return stock.DatabaseWrapper({**deepcopy(settings), **changes}, self.alias)
+
+    # ##### Two-phase commit #####
+
+    def fate_of(self, transaction: str, seconds: float) -> Fate:
+        with self.wrap_database_errors:
+            name = self.settings_dict["NAME"]
+            return branches.fate(self.node_pool, name, transaction, seconds)
 
     # ##### Sessions #####
 

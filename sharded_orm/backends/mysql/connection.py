@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from MySQLdb import InterfaceError, MySQLError, OperationalError
 
+from sharded_orm.backends.mysql.branch_lease import BranchLease
 from sharded_orm.backends.mysql.driver import DriverFace
 from sharded_orm.backends.mysql.identity import session_id
 from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is_lost
-from sharded_orm.backends.mysql.transaction import AUTOCOMMIT_OFF, BEGIN, ServerTransaction
+from sharded_orm.backends.mysql.transaction import COMMIT, ServerTransaction
 from sharded_orm.backends.session_hold import SessionHold
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.session_id import SessionID
@@ -45,7 +46,7 @@ class OpenCursor(Protocol):
         """Give up the unread results, because the connection is about to be closed."""
 
 
-class VirtualConnection(DriverFace, SessionHold[NodeSession]):
+class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
     """The connection object that Django gets in place of the driver's: one alias's connection to one
     schema.
 
@@ -119,7 +120,7 @@ class VirtualConnection(DriverFace, SessionHold[NodeSession]):
         if on == self.autocommitted:
             return
         if on and self.transaction.is_open:
-            self._end(b"COMMIT")
+            self._end(COMMIT)
         self.autocommitted = on
         self.settle()
 
@@ -128,7 +129,7 @@ class VirtualConnection(DriverFace, SessionHold[NodeSession]):
             with self._watched_session() as session:
                 session.raw.commit()
         else:
-            self._end(b"COMMIT")
+            self._end(COMMIT)
 
     def rollback(self) -> None:
         """Roll back. Send nothing if the session was lost: the transaction has ended with it."""
@@ -240,7 +241,7 @@ class VirtualConnection(DriverFace, SessionHold[NodeSession]):
         self.record_prefix(prefix, getattr(exc, "prefix_done", len(prefix)))
         transaction.unsure = True
         # After a BEGIN that was not confirmed, the session's state is unknown: give the session up.
-        unclear = not transaction.is_open and (BEGIN in prefix or AUTOCOMMIT_OFF in prefix)
+        unclear = not transaction.is_open and transaction.begins_in(prefix)
         if session.is_in_order(exc) and not unclear:
             self.settle()
         else:
@@ -394,7 +395,7 @@ class VirtualConnection(DriverFace, SessionHold[NodeSession]):
         if session is not None and self.transaction.is_open:
             schema, session.schema = session.schema, None
             try:
-                session.run(*self.transaction.ending(how))
+                self.transaction.end(session.run, how)
             except BaseException as exc:
                 # If the server refuses COMMIT, the transaction stays open, and Django rolls it back
                 # next. After any other error, the state of the session is unclear.

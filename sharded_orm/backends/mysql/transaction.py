@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from MySQLdb import MySQLError
 
 from sharded_orm.backends import savepoints
+from sharded_orm.exceptions import TwoPhaseMisused
 
 BEGIN = b"BEGIN"
 AUTOCOMMIT_OFF = b"SET autocommit=0"
 AUTOCOMMIT_ON = b"SET autocommit=1"
+COMMIT = b"COMMIT"
 
 
 class ServerTransaction:
@@ -18,7 +22,16 @@ class ServerTransaction:
     the server must execute. One object serves all transactions of the connection, one after the other.
     """
 
-    __slots__ = ("is_open", "only_reads", "pending", "strict", "unsure")
+    __slots__ = (
+        "branch",
+        "is_open",
+        "is_prepared",
+        "only_reads",
+        "pending",
+        "plain_only",
+        "strict",
+        "unsure",
+    )
 
     def __init__(self) -> None:
         #: Whether the server has begun the transaction.
@@ -29,8 +42,24 @@ class ServerTransaction:
         self.unsure = False
         #: Whether all statements of the transaction were plain reads (StatementKind.READ).
         self.only_reads = True
+        #: The name of the XA branch that the transaction is, as XA statements take it; b"" for an
+        #: ordinary transaction.
+        self.branch = b""
+        #: Whether the branch is prepared, so that only its commit or rollback can follow.
+        self.is_prepared = False
+        #: Whether statements are refused that commit implicitly or leave state in the session.
+        self.plain_only = False
         #: Savepoint statements that will be sent with the next statement.
         self.pending: list[bytes] = []
+
+    @property
+    def begin(self) -> bytes:
+        """The statement that begins the transaction."""
+        return b"XA START " + self.branch if self.branch else BEGIN
+
+    def begins_in(self, prefix: Sequence[bytes]) -> bool:
+        """Whether one of the statements ``prefix`` begins the transaction."""
+        return self.begin in prefix or AUTOCOMMIT_OFF in prefix
 
     @property
     def is_as_autocommit(self) -> bool:
@@ -50,7 +79,17 @@ class ServerTransaction:
 
         :param plain: False if the next statement commits implicitly or leaves state in the session;
             otherwise True.
+        :raises TwoPhaseMisused: ``plain`` is False, and the transaction takes plain statements only.
         """
+        if self.plain_only and not plain:
+            raise TwoPhaseMisused(
+                "A statement that commits implicitly, or leaves state in the session, cannot run in a"
+                " block with two_phase=True. Run it outside of the block."
+            )
+        if self.branch:
+            # An XA branch cannot end unnoticed: after an error that rolls it back, the server refuses
+            # everything but its end.
+            return self.pending[:] if self.is_open else [self.begin, *self.pending]
         if not self.strict and (self.unsure or not plain):
             return [AUTOCOMMIT_OFF, *self.pending]
         return self.pending[:] if self.is_open else [BEGIN, *self.pending]
@@ -61,24 +100,42 @@ class ServerTransaction:
         :param executed: the first statements of what :meth:`prefix` returned, or all of them.
         """
         begins = 0
-        if executed and executed[0] in (BEGIN, AUTOCOMMIT_OFF):
+        if executed and executed[0] in (self.begin, AUTOCOMMIT_OFF):
             begins = 1
             self.is_open = True
             self.strict = self.strict or executed[0] == AUTOCOMMIT_OFF
         if self.pending and self.is_open:
             del self.pending[: len(executed) - begins]
 
-    def ending(self, statement: bytes) -> list[bytes]:
-        """Return the statements that end the transaction and restore autocommit.
+    def end(self, run: Callable[..., None], statement: bytes) -> None:
+        """End the transaction on the server, and restore autocommit.
 
+        :param run: sends statements in one packet.
         :param statement: COMMIT or ROLLBACK.
         """
-        return [statement, AUTOCOMMIT_ON] if self.strict else [statement]
+        if not self.branch:
+            run(*([statement, AUTOCOMMIT_ON] if self.strict else [statement]))
+            return
+        end = b"XA END " + self.branch
+        ending = b"XA " + statement + b" " + self.branch
+        if self.is_prepared:
+            run(ending)
+        elif statement == COMMIT:
+            run(end, ending + b" ONE PHASE")
+        else:
+            try:
+                run(end)
+            except MySQLError:
+                # An error such as a deadlock has rolled the branch back, or XA END was sent before.
+                # If the session is lost, the next statement fails, too.
+                pass
+            run(ending)
 
     def forget(self) -> None:
         """Reset all attributes. To be called when the transaction has ended on the server."""
         self.is_open = self.strict = self.unsure = False
         self.only_reads = True
+        self.branch, self.is_prepared, self.plain_only = b"", False, False
         self.pending.clear()
 
     def defer(self, sql: str) -> bool:

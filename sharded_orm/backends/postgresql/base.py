@@ -19,7 +19,7 @@ from django.utils.functional import cached_property
 from psycopg import IsolationLevel
 from psycopg.pq import Format
 
-from sharded_orm.backends.postgresql import collations, identity, locks, sizes, snapshot
+from sharded_orm.backends.postgresql import branches, collations, identity, locks, sizes, snapshot
 from sharded_orm.backends.postgresql.change_capture import PostgreSQLChangeCapture
 from sharded_orm.backends.postgresql.client import DatabaseClient
 from sharded_orm.backends.postgresql.connection import PostgreSQLConnection
@@ -43,6 +43,7 @@ from sharded_orm.backends.sizes import ShardSize, TableSize
 from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
+from sharded_orm.backends.two_phase.branch import Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
     snapshot_module = snapshot
     sizes_module = sizes
     identity_module = identity
+    branches_module = branches
     node_cursor_class = PostgreSQLNodeCursor
     node_stream_class = PostgreSQLNodeStream
     sessions_sql = (
@@ -364,6 +366,16 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
                 "options": f"{given} {search_path_option(self.schema)}".strip(),
             }
         return stock.DatabaseWrapper(settings, self.alias)
+
+    # ##### Two-phase commit #####
+
+    def two_phase_obstacle(self) -> str:
+        with self.wrap_database_errors:
+            return branches.obstacle(self.node_pool)
+
+    def fate_of(self, transaction: str, seconds: float) -> Fate:
+        with self.wrap_database_errors:
+            return branches.fate(self.node_pool, self._required_schema, transaction, seconds)
 
     # ##### Sessions #####
 

@@ -24,6 +24,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq.abc import PGconn
 
 from sharded_orm.backends import savepoints
+from sharded_orm.backends.postgresql.branch_preparation import BranchPreparation
 from sharded_orm.backends.postgresql.search_path import guard_of, packet_of, search_path_of
 from sharded_orm.backends.postgresql.session_lease import SessionLease
 from sharded_orm.backends.postgresql.sql_quotes import literal
@@ -50,7 +51,7 @@ class BoundCursor(Protocol):
         """Give the rows up, because the session is about to serve others."""
 
 
-class PostgreSQLConnection(SessionLease):
+class PostgreSQLConnection(BranchPreparation, SessionLease):
     """The connection object that Django gets in place of the driver's: one alias's connection to one
     schema.
 
@@ -294,6 +295,9 @@ class PostgreSQLConnection(SessionLease):
             raise self._lost_error()
         session = self.session
         self._expire_cursors(at_close=False)
+        if self.is_prepared:
+            self._end_prepared(how)
+            return
         if session is not None and not session.is_usable:
             # A cursor has met the end of the session when it fetched rows, for example.
             exc = self._lose(psycopg.OperationalError("the connection was lost"))
@@ -323,6 +327,7 @@ class PostgreSQLConnection(SessionLease):
         self.only_reads = True
         self.is_unguarded = False
         self.may_have_number = self.may_have_number and self.mode is SessionMode.PINNED
+        self._forget_branch()
 
     def _expire_cursors(self, *, at_close: bool) -> None:
         references, self.bound_cursors = self.bound_cursors, []

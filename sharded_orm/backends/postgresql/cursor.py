@@ -215,6 +215,7 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
                 self._run_alone(connection, query, params, options)
                 return
         elif kind is PostgreSQLKind.CONTROL:
+            connection.refuse_control(text)
             if not in_transaction:
                 connection.pin(reason(text), own_path=True)
             elif connection.schema is not None and (is_several(text) or begins_anew(text)):

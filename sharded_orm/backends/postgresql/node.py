@@ -68,6 +68,8 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         #: Whether a connection pooler such as PgBouncer stands before the server; None before the
         #: first session. A pooler may give each transaction another session of the server.
         self.has_pooler: bool | None = None
+        #: How many transactions the server can have prepared at once; None before it was asked.
+        self.max_prepared: int | None = None
         #: The session that was opened last, to quote values for SQL.
         self.last_session: PostgreSQLNodeSession | None = None
         #: What the server last answered when it was asked which sessions exist: the server's

@@ -69,6 +69,10 @@ class DatabaseWrapper(ShardConnectionMixin, base.DatabaseWrapper):
     features_class = DatabaseFeatures
     ops_class = DatabaseOperations
     SchemaEditorClass = DatabaseSchemaEditor
+    two_phase_refusal = (
+        "SQLite cannot prepare a transaction, which is to keep it for a later commit even if the"
+        " process dies. Use MariaDB, MySQL or PostgreSQL"
+    )
     transaction_mode: str | None
     # The number of references to the driver's connection object while no cursor is open, as given
     # by sys.getrefcount(). It includes references from inside the driver.

@@ -32,6 +32,7 @@ from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping, Waves, work_through
 from sharded_orm.operations.selection import Selected
 from sharded_orm.topology.model import Shard
+from sharded_orm.two_phase.recovery import refuse_prepared
 
 KIND = "migrate"
 logger = logging.getLogger("sharded_orm.operations")
@@ -115,6 +116,7 @@ def migrate(
     :param stopping: a flag that ends the migration early once it is set. The report's attribute
         ``left`` then says how many shards were not begun or not finished.
     :raises OperationHeld: another process migrates the group.
+    :raises BranchesPrepared: a transaction in two phases holds locks on one of the shards.
     :raises LeaseLost: another process has taken over the journal's run.
     :raises JournalMissing: the global database is not migrated.
 
@@ -127,6 +129,7 @@ def migrate(
         _finish_broken_off(selected.group.name)
         pending.report_failures(progress)
         return pending.report
+    refuse_prepared(selected.group, pending.shards)
     arguments = {
         "targets": list(request.options.targets),
         "fake": request.options.fake,

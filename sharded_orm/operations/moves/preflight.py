@@ -12,6 +12,7 @@ from django.db.models import BinaryField
 from sharded_orm import runtime
 from sharded_orm.backends.change_capture import CapturedTable
 from sharded_orm.backends.snapshot import SchemaSnapshot
+from sharded_orm.backends.two_phase.branch import TABLE as DECISIONS
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.models.fields import PackedIDField
 from sharded_orm.models.sharding.options import shard_options, target_field
@@ -22,9 +23,10 @@ from sharded_orm.operations.shards.status import error_line
 from sharded_orm.routing.base import key_routing_of
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.topology.transitions import KeyRouting
+from sharded_orm.two_phase.recovery import refuse_prepared
 
-#: Tables on a shard that have no model but belong to Django or SQLite. No note names them.
-_KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence"})
+#: Tables on a shard that have no sharded model but belong to Django, SQLite or this library. No note names them.
+_KNOWN_TABLES = frozenset({"django_migrations", "sqlite_sequence", DECISIONS})
 #: The ids of this many rows are looked for on the target at once.
 _BATCH = 500
 _ROUTES = {
@@ -96,12 +98,15 @@ def check_shards(
     Return notes for the operator. Costs some statements per shard.
 
     :raises MoveRefused: something is missing; every reason is listed.
+    :raises BranchesPrepared: a transaction in two phases holds locks on one of the shards.
     """
+    shards = [runtime.shard(group, number) for number in sorted(set(numbers))]
+    refuse_prepared(runtime.group(group), shards)
     problems: list[str] = []
     notes: list[str] = []
     first: tuple[str, SchemaSnapshot] | None = None
-    for number in sorted(set(numbers)):
-        alias = runtime.shard(group, number).alias
+    for shard in shards:
+        alias, number = shard.alias, shard.number
         wrapper: Any = connections[alias]
         try:
             snapshot: SchemaSnapshot = wrapper.schema_snapshot()

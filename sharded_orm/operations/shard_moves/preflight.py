@@ -15,6 +15,7 @@ from sharded_orm.operations.shard_moves.plan import ShardMovePlan, ShardToMove
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.operations.shards.status import error_line
 from sharded_orm.scatter.failures import is_node_gone
+from sharded_orm.two_phase.recovery import refuse_prepared
 
 
 def check_plan(plan: ShardMovePlan, seconds: float) -> None:
@@ -27,6 +28,7 @@ def check_plan(plan: ShardMovePlan, seconds: float) -> None:
 
     :raises MoveRefused: the shards cannot be moved. Every reason is listed.
     :raises TopologyReadOnly: commands cannot change the topology.
+    :raises BranchesPrepared: a transaction in two phases holds locks on one of the shards.
     """
     if runtime.topology() is not runtime.config().topology:
         raise MoveRefused(
@@ -36,6 +38,7 @@ def check_plan(plan: ShardMovePlan, seconds: float) -> None:
             ]
         )
     _require_writable_topology(plan)
+    _refuse_prepared(plan)
     problems = [
         problem
         for source in sorted({move.source for move in plan.shards})
@@ -51,6 +54,12 @@ def check_plan(plan: ShardMovePlan, seconds: float) -> None:
         problems += [f"{move} on {move.source!r}: {problem}" for problem in _source_problems(move)]
     if problems:
         raise MoveRefused(problems)
+
+
+def _refuse_prepared(plan: ShardMovePlan) -> None:
+    shards = [move.on(move.source) for move in plan.shards]
+    for name in {shard.group for shard in shards}:
+        refuse_prepared(runtime.group(name), [shard for shard in shards if shard.group == name])
 
 
 def _require_writable_topology(plan: ShardMovePlan) -> None:

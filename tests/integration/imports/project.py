@@ -30,6 +30,7 @@ def configure(content: dict[str, Any]) -> None:
             "sharded_orm",
             "django.contrib.contenttypes",
             "tests.integration.imports.library",
+            *content.get("apps", ()),
         ],
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
@@ -43,9 +44,12 @@ def configure(content: dict[str, Any]) -> None:
     )
 
 
-def prepare() -> None:
-    """Set Django up for processes that are forked from this one."""
-    configure(NO_SITE)
+def prepare(*apps: str) -> None:
+    """Set Django up for processes that are forked from this one.
+
+    :param apps: further apps of the site.
+    """
+    configure({**NO_SITE, "apps": apps})
     import_commands()
 
 

@@ -227,7 +227,7 @@ class Site:
             cwd=ROOT,
             env={**os.environ, **environment},
             stderr=PIPE,
-            prepared=prepared_by(project.prepare),
+            prepared=prepared_by(project.prepare, *self.content.get("apps", ())),
         )
 
     def python(self, *arguments: str, **environment: str) -> Done:

@@ -52,6 +52,10 @@ LEFT_OUT = {
         ),
         "keeps the books of a group's transaction",
     ),
+    **dict.fromkeys(
+        ("coordinator", "begin_branch", "begin_decider", "prepare_branch", "leave_branch"),
+        "keeps the books of a transaction in two phases",
+    ),
 }
 #: Names that only the connection of a shard uses.
 OF_SHARDS = frozenset({"join_group_transaction", "leave_group_levels"})
@@ -72,6 +76,7 @@ class Cursor:
 def arguments(connection: Any) -> dict[str, Any]:
     """Return arguments for the parameters without a default, by their names."""
     from sharded_orm.backends.snapshot import SchemaSnapshot
+    from sharded_orm.backends.two_phase.branch import BranchName
     from sharded_orm.backends.write_hooks.session_id import SessionID
     from tests.samples.models import Part, Sample
 
@@ -113,6 +118,7 @@ def arguments(connection: Any) -> dict[str, Any]:
         "writers": [writer], "wrapper": lambda execute, *args: execute(*args),
         "constraint": models.CheckConstraint(condition=Q(number=1), name="one"),
         # Since Django 6.0 or 6.1.
+        "branch": BranchName("0.photos_00000", "x"), "transaction": "0.photos_00000",
         "operation": "CASCADE", "num": 1, "key_transforms": ["key"],
         "compiler": Sample.objects.all().query.get_compiler(connection=connection),
         "index": index, "old_index": index, "new_index": other_index,

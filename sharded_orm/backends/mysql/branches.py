@@ -1,0 +1,108 @@
+"""The XA branches of a server: which are prepared, and how any session ends them.
+
+A name is sent in hexadecimal digits only. The server refuses to end a prepared branch as long as the
+session that prepared it is connected. It answers then as if there were no such branch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from MySQLdb import IntegrityError, MySQLError, OperationalError
+
+from sharded_orm.backends.mysql.lock_waits import LOCK_WAIT
+from sharded_orm.backends.mysql.session import NodeSession
+from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.mysql.node import NodePool
+
+#: The format of our names. A server knows the names of others by other numbers.
+_FORMAT: Final = 0x53484F52
+#: XAER_NOTA: there is no such branch, or its session is connected.
+_UNKNOWN_BRANCH: Final = 1397
+#: XA_RBROLLBACK: the branch has changed no row, and was rolled back when its session ended. MariaDB lists
+#: it as prepared until somebody ends it, and answers that with this error.
+_CHANGED_NOTHING: Final = 1402
+_DEADLOCK: Final = 1213
+_DUPLICATE: Final = 1062
+
+
+def name_of(branch: BranchName) -> bytes:
+    """Return the name of ``branch`` as XA statements take it."""
+    parts = (branch.transaction.encode().hex(), branch.schema.encode().hex())
+    return "X'{}',X'{}',{}".format(*parts, _FORMAT).encode()
+
+
+def prepared(pool: NodePool) -> list[BranchName]:
+    """Return the prepared branches of this library on the server of ``pool``.
+
+    On MySQL, the account needs the privilege XA_RECOVER_ADMIN.
+    """
+    session = pool.lease()
+    try:
+        rows = _rows(session, b"XA RECOVER")
+    except BaseException:
+        pool.discard(session)
+        raise
+    pool.release(session)
+    branches = []
+    for number, length, _, data in rows:
+        name = data if isinstance(data, bytes) else str(data).encode()
+        if int(number) == _FORMAT:
+            parts = (name[: int(length)], name[int(length) :])
+            branches.append(BranchName(*(part.decode(errors="replace") for part in parts)))
+    return branches
+
+
+def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
+    """Commit or roll back a prepared branch."""
+    session = pool.lease()
+    try:
+        session.run(b"XA %s %s" % (b"COMMIT" if commit else b"ROLLBACK", name_of(branch)))
+    except BaseException as exc:
+        if not isinstance(exc, MySQLError) or exc.args[0] not in (
+            _UNKNOWN_BRANCH,
+            _CHANGED_NOTHING,
+        ):
+            pool.discard(session)
+            raise
+        pool.release(session)
+        return Completion.HELD if branch in prepared(pool) else Completion.GONE
+    pool.release(session)
+    return Completion.DONE
+
+
+def fate(pool: NodePool, schema: str, transaction: str, seconds: float) -> Fate:
+    """Return what has become of a transaction. See ``TwoPhaseMixin.fate_of``."""
+    session = pool.lease_new()
+    try:
+        session.run(b"SET innodb_lock_wait_timeout=%d" % max(1, round(seconds)), b"BEGIN")
+        table = f"`{schema.replace('`', '``')}`.{TABLE}"
+        try:
+            session.run(
+                session.bind(
+                    f"INSERT INTO {table} (name, decided_at) VALUES (%s, 0)", (transaction,)
+                )
+            )
+        except IntegrityError as exc:
+            if exc.args[:1] != (_DUPLICATE,):
+                raise
+            return Fate.COMMITTED
+        except OperationalError as exc:
+            if exc.args[:1] in ((LOCK_WAIT,), (_DEADLOCK,)):
+                return Fate.OPEN
+            raise
+        session.run(b"ROLLBACK")
+        return Fate.ABORTED
+    finally:
+        # The end of the session undoes everything, also its limit for locks.
+        pool.discard(session)
+
+
+def _rows(session: NodeSession, statement: bytes) -> list[tuple[Any, ...]]:
+    session.stored = False
+    session.query(statement)
+    rows = list(session.store_result().fetch_row(0, 0))
+    session.stored = True
+    return rows

@@ -1,0 +1,94 @@
+"""The virtual connection of a Django alias whose transaction is prepared before it is committed."""
+
+from __future__ import annotations
+
+import psycopg
+
+from sharded_orm.backends.postgresql import branches
+from sharded_orm.backends.postgresql.session_lease import SessionLease
+from sharded_orm.backends.postgresql.statement_kind import reason
+from sharded_orm.backends.session_mode import SessionMode
+from sharded_orm.exceptions import TwoPhaseMisused
+
+
+class BranchPreparation(SessionLease):
+    """Base class of the virtual connection: prepares a transaction, and ends or leaves the prepared one.
+
+    A prepared transaction belongs to no session. So any session of the node can end it, also behind a
+    connection pooler.
+    """
+
+    #: The name of the branch that the transaction is; "" for an ordinary transaction.
+    branch = ""
+    #: Whether the branch is prepared, so that only its commit or rollback can follow.
+    is_prepared = False
+
+    #: Whether the transaction is one of those that are committed together.
+    is_shared = False
+
+    def begin_branch(self, name: str = "") -> None:
+        """Give the next transaction a name; none if it is the one that decides. Sends nothing."""
+        self.branch, self.is_shared = name, True
+
+    def refuse_control(self, sql: str) -> None:
+        """Refuse a statement that ends a transaction, if that would commit or lose a part of a larger one."""
+        if self.is_shared:
+            raise TwoPhaseMisused(
+                f"Alias {self.alias!r}: {reason(sql)!r}, which commits implicitly or ends the transaction,"
+                " cannot run in a block with two_phase=True. Run it outside of the block."
+            )
+
+    def prepare_branch(self) -> None:
+        """Prepare the transaction. One round trip.
+
+        :raises psycopg.Error: it is not prepared or, if the session is lost, may be.
+        """
+        session = self.session
+        if self.mode >= SessionMode.LOST or session is None or not session.in_transaction:
+            raise self._lost_error()
+        self._expire_cursors(at_close=False)
+        try:
+            status = session.raw.execute(branches.prepare_statement(self.branch)).statusmessage
+        except BaseException as exc:
+            if not session.is_usable:
+                self._lose(exc)
+            raise
+        if status != "PREPARE TRANSACTION":
+            # If a statement has failed before, the server rolls back instead, and reports no error.
+            raise psycopg.errors.InFailedSqlTransaction(
+                f"the transaction on alias {self.alias!r} has failed, and was rolled back"
+            )
+        self.is_prepared = True
+
+    def leave_branch(self) -> None:
+        """Give the session up. A branch that is prepared stays on the server."""
+        if self.mode < SessionMode.LOST and self.branch and not self.autocommitted:
+            self.is_prepared = False
+            self._lose(psycopg.OperationalError("the branch is left to a recovery"))
+        if self.mode is SessionMode.LOST:
+            self.rollback()
+
+    def _end_prepared(self, how: str) -> None:
+        session = self.session
+        if session is None:
+            session = self.session = self.lease_session()
+        try:
+            branches.end_on(session, self.branch, commit=how == "commit")
+        except BaseException as exc:
+            # A rollback that fails leaves the branch to a recovery.
+            self._lose(exc)
+            raise
+        self._forget_transaction()
+        self.settle()
+
+    def _forget_branch(self) -> None:
+        self.branch, self.is_prepared, self.is_shared = "", False, False
+
+    def rollback(self) -> None:
+        raise NotImplementedError
+
+    def _forget_transaction(self) -> None:
+        raise NotImplementedError
+
+    def _expire_cursors(self, *, at_close: bool) -> None:
+        raise NotImplementedError

@@ -1,0 +1,123 @@
+"""The prepared transactions of a database: which there are, and how any session ends them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from sharded_orm.backends.postgresql.lock_waits import is_lock_wait
+from sharded_orm.backends.postgresql.sql_quotes import literal, quoted
+from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
+
+if TYPE_CHECKING:
+    from sharded_orm.backends.postgresql.node import PostgreSQLPool
+    from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
+
+#: The names of our transactions begin with this text.
+_PREFIX: Final = "sharded_orm:"
+
+
+def name_of(branch: BranchName) -> str:
+    """Return the name of ``branch`` on the server."""
+    return f"{_PREFIX}{branch.transaction}:{branch.schema}"
+
+
+def obstacle(pool: PostgreSQLPool) -> str:
+    """Return why the server cannot prepare transactions, with the remedy; "" if it can.
+
+    The first call for a pool asks the server.
+    """
+    if pool.max_prepared is None:
+        session = pool.lease()
+        try:
+            rows = session.run(
+                b"SELECT pg_catalog.current_setting('max_prepared_transactions')::int"
+            )
+        except BaseException:
+            pool.discard(session)
+            raise
+        pool.release(session)
+        pool.max_prepared = rows[0][0]
+    if pool.max_prepared:
+        return ""
+    return (
+        f"max_prepared_transactions is 0 on {pool.name!r}. Set it to max_connections in the"
+        " configuration of the server, and start the server again"
+    )
+
+
+def prepare_statement(name: str) -> bytes:
+    return f"PREPARE TRANSACTION {literal(name)}".encode()
+
+
+def end_on(session: PostgreSQLNodeSession, name: str, *, commit: bool) -> bool:
+    """Commit or roll back a prepared transaction. Return False if there is none of this name."""
+    how = "COMMIT" if commit else "ROLLBACK"
+    try:
+        session.run(f"{how} PREPARED {literal(name)}".encode())
+    except psycopg.errors.UndefinedObject:
+        return False
+    return True
+
+
+def prepared(pool: PostgreSQLPool) -> list[BranchName]:
+    """Return the prepared transactions of this library in the database of ``pool``."""
+    session = pool.lease()
+    try:
+        rows = session.run(
+            "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database ="
+            f" pg_catalog.current_database() AND gid LIKE {literal(_PREFIX + '%')}".encode()
+        )
+    except BaseException:
+        pool.discard(session)
+        raise
+    pool.release(session)
+    return [
+        BranchName(*gid.removeprefix(_PREFIX).split(":", 1)) for (gid,) in rows if ":" in gid[12:]
+    ]
+
+
+def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion:
+    """Commit or roll back a prepared transaction of any session."""
+    session = pool.lease()
+    try:
+        is_done = end_on(session, name_of(branch), commit=commit)
+    except psycopg.errors.ObjectNotInPrerequisiteState:
+        # Another session is ending it right now.
+        pool.release(session)
+        return Completion.HELD
+    except BaseException:
+        pool.discard(session)
+        raise
+    pool.release(session)
+    return Completion.DONE if is_done else Completion.GONE
+
+
+def fate(pool: PostgreSQLPool, schema: str, transaction: str, seconds: float) -> Fate:
+    """Return what has become of a transaction. See ``TwoPhaseMixin.fate_of``."""
+    session = pool.lease()
+    try:
+        session.run(
+            f"BEGIN; SET LOCAL lock_timeout = {max(1, int(seconds * 1000))};"
+            f" INSERT INTO {quoted(schema)}.{TABLE} (name, decided_at)"
+            f" VALUES ({literal(transaction)}, 0)".encode()
+        )
+    except psycopg.errors.UniqueViolation:
+        return Fate.COMMITTED
+    except psycopg.Error as exc:
+        if is_lock_wait(exc):
+            return Fate.OPEN
+        raise
+    finally:
+        _roll_back(pool, session)
+    return Fate.ABORTED
+
+
+def _roll_back(pool: PostgreSQLPool, session: PostgreSQLNodeSession) -> None:
+    try:
+        session.run(b"ROLLBACK")
+    except psycopg.Error:
+        pool.discard(session)
+    else:
+        pool.release(session)

@@ -1,0 +1,160 @@
+"""The commit of a group's transaction in two phases: all shards that it wrote to commit, or none.
+
+The shard that the transaction uses first is the decider. Its transaction is an ordinary one. It
+inserts the decision, every other shard prepares its branch, and then the decider commits. This commit
+decides. docs/decisions/0041-two-phase-commit.md tells why each death is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from sharded_orm.backends.two_phase import old_decisions
+from sharded_orm.backends.two_phase.branch import BranchName, fits, new_transaction
+from sharded_orm.backends.write_hooks.commit import CommitOutcome
+from sharded_orm.exceptions import CommitOutcomeUnknown, TwoPhaseMisused, TwoPhaseUnavailable
+from sharded_orm.topology.model import Shard
+
+#: The most shards of one transaction. Each is a session, and a branch that its server has to keep.
+MAX_SHARDS: Final = 64
+
+
+class Participant(Protocol):
+    """The connection object of one shard, as the coordinator sees it."""
+
+    alias: str
+    shard: Shard | None
+    failed_commit: CommitOutcome | None
+    is_bound: bool
+    left_branch: bool
+
+    def two_phase_obstacle(self) -> str: ...
+    def begin_decider(self) -> None: ...
+    def begin_branch(self, branch: BranchName) -> None: ...
+    def prepare_branch(self) -> None: ...
+    def leave_branch(self) -> None: ...
+    def store_decision(self, transaction: str) -> None: ...
+    def reads_as_autocommit(self) -> bool: ...
+    def leave_group_levels(self, depth: int, *, commit: bool) -> None: ...
+
+
+class Coordinator:
+    """Commits one transaction of a group in two phases. For the thread of the transaction only.
+
+    :param report: called with the shards of the transaction and whether something was left to a
+        recovery, once a transaction in two phases is over.
+    """
+
+    def __init__(self, report: Callable[[Sequence[Shard], bool], None]) -> None:
+        self._report = report
+        self._decider: Participant | None = None
+        self._transaction = ""
+        self._count = 0
+
+    def join(self, member: Participant) -> None:
+        """Let the transaction of a shard become part of this one. No statement of it was sent yet.
+
+        :raises TwoPhaseUnavailable: the server of the shard cannot prepare a branch.
+        :raises TwoPhaseMisused: the transaction has too many shards, or the session has state.
+        """
+        if obstacle := member.two_phase_obstacle():
+            raise TwoPhaseUnavailable(
+                f"Shard {member.alias!r} cannot commit in two phases: {obstacle}."
+            )
+        if self._count == MAX_SHARDS:
+            raise TwoPhaseMisused(
+                f"A transaction in two phases can use {MAX_SHARDS} shards, and {member.alias!r} would be"
+                " one more. Each is a session and a prepared branch: use a block for fewer rows at a time."
+            )
+        if self._decider is None:
+            if not fits(member.alias):
+                raise TwoPhaseUnavailable(
+                    f"No transaction can be named after {member.alias!r}: the name of the group is too"
+                    " long for the servers."
+                )
+            member.begin_decider()
+            self._decider = member
+            self._transaction = new_transaction(member.alias)
+        else:
+            assert member.shard is not None
+            member.begin_branch(BranchName(self._transaction, member.shard.schema))
+        self._count += 1
+
+    def commit(self, members: Sequence[Participant]) -> None:
+        """Commit the transaction on all of ``members``, or on none.
+
+        Costs, for each shard that was written to, except for the decider, a round trip to prepare and
+        one to commit; and on the decider one for the decision and one to commit. If only one shard was
+        written to, there is nothing to agree on, and the commits are ordinary ones.
+
+        :param members: the connection objects of the shards, in the order of their first use.
+        :raises CommitOutcomeUnknown: the connection to the decider was lost during its commit. A
+            recovery finds out, and ends the other branches accordingly.
+        :raises: any other error means that nothing is committed. The caller then rolls back.
+        """
+        decider = self._decider
+        writers = [member for member in members if not member.reads_as_autocommit()]
+        if len(writers) < 2:
+            for member in [*(m for m in members if m not in writers), *writers]:
+                member.leave_group_levels(0, commit=True)
+            return
+        if decider is None or decider not in members:
+            raise TwoPhaseMisused(
+                "The connection of the first shard of the transaction was closed before the end of the"
+                " block, and with it the decision. Nothing is committed: run the transaction again."
+            )
+        branches = [member for member in writers if member is not decider]
+        # Whoever has only read cannot fail after the decision, and has nothing to prepare.
+        for member in members:
+            if member not in writers and member is not decider:
+                member.leave_group_levels(0, commit=True)
+        decider.store_decision(self._transaction)
+        for member in branches:
+            member.prepare_branch()
+        self._decide(decider, branches)
+        self._finish(decider, branches)
+
+    def _decide(self, decider: Participant, branches: Sequence[Participant]) -> None:
+        decider.failed_commit = None
+        for member in branches:
+            member.is_bound, member.left_branch = True, False
+        try:
+            decider.leave_group_levels(0, commit=True)
+        except BaseException as exc:
+            if isinstance(exc, Exception) and _has_refused(decider):
+                for member in branches:
+                    member.is_bound = False
+                raise
+            # The decision may be stored. So the caller's rollback leaves the branches prepared.
+            self._report(_shards([decider, *branches]), True)
+            if not isinstance(exc, Exception):
+                raise
+            aliases = [decider.alias, *(member.alias for member in branches)]
+            raise CommitOutcomeUnknown(aliases, exc) from exc
+
+    def _finish(self, decider: Participant, branches: Sequence[Participant]) -> None:
+        """Commit the branches of a transaction that is decided. A branch that fails is left prepared."""
+        interruption: BaseException | None = None
+        for member in branches:
+            try:
+                member.leave_group_levels(0, commit=True)
+            except BaseException as exc:
+                # Go on, because the others are decided, too.
+                interruption = interruption or exc
+        # A branch that is still bound was interrupted: the caller's rollback leaves it.
+        is_left = any(member.left_branch or member.is_bound for member in branches)
+        if not is_left:
+            old_decisions.add(decider.alias, self._transaction)
+        self._report(_shards([decider, *branches]), is_left)
+        if interruption is not None:
+            raise interruption
+
+
+def _has_refused(decider: Participant) -> bool:
+    """Whether the server has answered the COMMIT of ``decider`` with an error, and so has not committed."""
+    return decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
+
+
+def _shards(members: Sequence[Participant]) -> list[Shard]:
+    return [member.shard for member in members if member.shard is not None]

@@ -1,0 +1,97 @@
+"""Looks for branches that nobody ends, on the nodes that this process uses for blocks in two phases.
+
+So a site needs no process of its own for recoveries, as long as some process begins such blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from django.db import Error, connections
+
+from sharded_orm import runtime
+from sharded_orm.forks import identity
+from sharded_orm.topology.model import Shard
+from sharded_orm.two_phase import recovery
+from sharded_orm.two_phase.recovery import GRACE, PreparedBranch
+
+logger = logging.getLogger("sharded_orm.two_phase")
+
+#: Seconds between two looks of a process.
+INTERVAL: Final = 1.0
+# A look ends so many branches at most, because a program waits for it.
+_BATCH = 10
+
+
+class BranchWatch:
+    """The branches that this process has seen, and since when. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = identity()
+        # The groups and nodes that this process has used, as pairs.
+        self._used: set[tuple[str, str]] = set()
+        self._seen: dict[PreparedBranch, float] = {}
+        self._next = 0.0
+
+    def note(self, shards: Sequence[Shard], is_left: bool) -> None:
+        """Note which shards a transaction has used, and whether it has left a branch prepared."""
+        self._used |= {(shard.group, shard.node) for shard in shards}
+        if is_left:
+            self._next = 0.0
+
+    def look(self) -> None:
+        """End branches that have been prepared for too long. Never raises an error of a database.
+
+        Every second at most, one thread sends one query per node that was used. The others do not wait.
+        Must not be called in a transaction of the group.
+        """
+        if self._process != identity():
+            self.__init__()  # type: ignore[misc]  # A fork has copied a lock that may be held.
+        if time.monotonic() < self._next or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._next = time.monotonic() + INTERVAL
+            self._end(self._overdue())
+        finally:
+            self._lock.release()
+
+    def _overdue(self) -> list[PreparedBranch]:
+        seen: dict[PreparedBranch, float] = {}
+        groups = runtime.topology().groups
+        for name, node in sorted(self._used):
+            group = groups.get(name)
+            if group is None or node not in {holder.primary for holder in group.ranges}:
+                continue
+            now = time.monotonic()
+            if _is_down(recovery.any_on(node, group)):
+                continue
+            try:
+                for prepared in recovery.prepared_on(node, group):
+                    seen[prepared] = self._seen.get(prepared, now)
+            except Error as exc:
+                logger.info("Node %r was not asked for prepared branches: %s", node, exc)
+        self._seen = seen
+        now = time.monotonic()
+        return [prepared for prepared, since in seen.items() if now - since >= GRACE][:_BATCH]
+
+    def _end(self, overdue: Sequence[PreparedBranch]) -> None:
+        for prepared in overdue:
+            decider = runtime.topology().resolve(prepared.branch.decider)
+            if decider is not None and _is_down(connections[decider.alias]):
+                continue
+            if recovery.end(prepared, seconds=0).is_over:
+                self._seen.pop(prepared, None)
+
+
+def _is_down(wrapper: Any) -> bool:
+    """Whether the server of a shard is known to be down, so that a program would wait for nothing."""
+    return wrapper.node_failure() is not None
+
+
+#: The watch of this process.
+watch = BranchWatch()

@@ -1,0 +1,65 @@
+"""Acts before or after one of the packets that a process sends to its servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import psycopg
+
+from sharded_orm.backends.mysql.session import NodeSession
+from sharded_orm.backends.pool import dispose_all
+
+
+class Failpoint:
+    """Counts the packets of this process, and calls ``act`` once.
+
+    :param point: the number of the moment: 0 is before the first packet, 1 is after it, 2 is before the
+        second one, and so on.
+    """
+
+    def __init__(self, point: int, act: Callable[[], object]) -> None:
+        self.point = point
+        self.act = act
+        self.passed = 0
+
+    def packet(self, send: Callable[[], Any]) -> Any:
+        self._pass()
+        try:
+            return send()
+        finally:
+            self._pass()
+
+    def _pass(self) -> None:
+        moment, self.passed = self.passed, self.passed + 1
+        if moment == self.point:
+            self.act()
+
+
+@contextmanager
+def failpoint(point: int, act: Callable[[], object]) -> Iterator[Failpoint]:
+    """Act at a moment of the block. All sessions of the pools are opened anew."""
+    counter = Failpoint(point, act)
+    wait = psycopg.Connection.wait
+    init = NodeSession.__init__
+
+    def counted_wait(connection: Any, *args: Any, **kwargs: Any) -> Any:
+        return counter.packet(lambda: wait(connection, *args, **kwargs))
+
+    def counted_init(session: Any, *args: Any, **kwargs: Any) -> None:
+        init(session, *args, **kwargs)
+        query = session.query
+        # The answer is read with the packet, so that "after" means that the server has executed it.
+        session.query = lambda statement: counter.packet(lambda: query(statement))
+
+    dispose_all()
+    with (
+        mock.patch.object(NodeSession, "__init__", counted_init),
+        mock.patch.object(psycopg.Connection, "wait", counted_wait),
+    ):
+        try:
+            yield counter
+        finally:
+            dispose_all()
