@@ -182,9 +182,27 @@ class RowCopy(RowAccess):
                     number,
                     *params,
                 )
+<<<<<<< HEAD
             for table in reversed(tables):
                 condition, params = self._of_key(table, key)
                 self._rows(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+=======
+            self._delete_rows(tables, key)
+
+    def unpublish(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
+        """Delete the published rows of a key from real tables, in one transaction. The copy stays.
+
+        :param tables: a table with links must come after the tables to which its links lead.
+        :raises MoveFailed: the fence is not closed. Nothing was deleted.
+        """
+        with self._passing(number):
+            self._delete_rows(tables, key)
+
+    def _delete_rows(self, tables: Sequence[CapturedTable], key: Any) -> None:
+        for table in reversed(tables):
+            condition, params = self._of_key(table, key)
+            self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+>>>>>>> storm
 
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
@@ -201,9 +219,13 @@ class RowCopy(RowAccess):
         if not self._rows(f"SELECT 1 FROM {fences} WHERE id = %s", number):
             return False
         with self._passing(number):
+<<<<<<< HEAD
             for table in reversed(tables):
                 condition, params = self._of_key(table, key)
                 self._rows(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
+=======
+            self._delete_rows(tables, key)
+>>>>>>> storm
             if former is None:
                 self._rows(f"DELETE FROM {fences} WHERE id = %s", number)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Generic
+from typing import Any, Generic
 
 from sharded_orm.backends.pool import S, SessionPool
 from sharded_orm.backends.session_mode import SessionMode
@@ -76,10 +76,10 @@ class SessionHold(Generic[S]):
         """Return the identity of the held session on its server; empty if no session is held."""
         raise NotImplementedError
 
-    def begin_branch(self, branch: bytes = b"") -> None:
+    def begin_branch(self, branch: Any = None) -> None:
         """Let the next transaction be a branch of a commit in two phases. Sends nothing.
 
-        :param branch: the name of the branch as SQL; empty for the ordinary transaction that decides.
+        :param branch: the name of the branch as SQL; left out for the ordinary transaction that decides.
         """
         raise NotImplementedError
 

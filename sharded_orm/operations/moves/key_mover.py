@@ -299,17 +299,23 @@ class KeyMover:
             copy.discard([self._by_name[name]], move.number)
             self._copy(move, self._by_name[name])
         _require_time(deadline)
+        late = [table for table in self._tables if table not in published]
         try:
             copy.complete(
                 move.number,
                 [changed for changed in changes if changed.table.name not in cascading],
-                [table for table in self._tables if table not in published],
+                late,
             )
         except OperationalError as exc:
             if is_deadlock(exc):
                 raise _TooLong from exc  # Nothing was changed.
             raise
-        _require_time(deadline)
+        try:
+            _require_time(deadline)
+        except _TooLong:
+            # Only in the pause may the target have rows of these tables. The next attempt publishes them.
+            copy.unpublish(late, move.number, move.value)
+            raise
         self.rows, problems = differences(
             self._sessions.copy(move.source), copy, self._tables, move.value
         )

@@ -107,6 +107,26 @@ print(set(Topic.objects.filter(writer_id=3).values_list("name", flat=True)))
     assert said.splitlines() == ["{'3': 1}", "{'in a transaction'}"]
 
 
+def test_the_switch_is_tried_again_if_its_time_is_over_when_all_is_published(site: Site) -> None:
+    """What the first attempt has published must not be in the way of the second."""
+    before = site.rows()
+    said = site.run(
+        f"""{MOVER}
+import time
+clock, late = time.monotonic, [0.0]
+time.monotonic = lambda: clock() + late[0]
+def be_late(*ignored):
+    late[0] += 10.0
+before(KeyMover, "_switch_once", lambda *ignored: after(RowCopy, "complete", be_late))
+report = moves.move_keys("books", [3], 1)
+print(report.moved, report.failures, late)
+"""
+    )
+    assert said.strip() == "{'3': 1} {} [10.0]"
+    assert site.rows() == before
+    assert {shard for shard, count in site.counts().items() if count} == {1}
+
+
 _COUNTER = """
 import os
 from django.db.models import F
