@@ -182,11 +182,6 @@ class RowCopy(RowAccess):
                     number,
                     *params,
                 )
-<<<<<<< HEAD
-            for table in reversed(tables):
-                condition, params = self._of_key(table, key)
-                self._rows(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
-=======
             self._delete_rows(tables, key)
 
     def unpublish(self, tables: Sequence[CapturedTable], number: int, key: Any) -> None:
@@ -201,8 +196,7 @@ class RowCopy(RowAccess):
     def _delete_rows(self, tables: Sequence[CapturedTable], key: Any) -> None:
         for table in reversed(tables):
             condition, params = self._of_key(table, key)
-            self._run(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
->>>>>>> storm
+            self._rows(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
 
     def withdraw(
         self, tables: Sequence[CapturedTable], number: int, key: Any, former: int | None = None
@@ -219,13 +213,7 @@ class RowCopy(RowAccess):
         if not self._rows(f"SELECT 1 FROM {fences} WHERE id = %s", number):
             return False
         with self._passing(number):
-<<<<<<< HEAD
-            for table in reversed(tables):
-                condition, params = self._of_key(table, key)
-                self._rows(f"DELETE FROM {self._quote(table.name)} WHERE {condition}", *params)
-=======
             self._delete_rows(tables, key)
->>>>>>> storm
             if former is None:
                 self._rows(f"DELETE FROM {fences} WHERE id = %s", number)
             else:
