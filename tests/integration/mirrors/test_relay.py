@@ -139,8 +139,8 @@ def test_without_versions_they_do(site: Site) -> None:
 
 @pytest.mark.long
 def test_very_many_deliveries_do_no_harm(site: Site) -> None:
-    for seed in range(10):
-        assert site.run(_STORM.format(seed=seed + 100, count=3000, ablation="")) == "True 0"
+    for seed in range(3):
+        assert site.run(_STORM.format(seed=seed + 100, count=700, ablation="")) == "True 0"
 
 
 #: The outbox is written by a transaction of its own, after that of the write.
