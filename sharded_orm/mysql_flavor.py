@@ -31,8 +31,8 @@ class MySQLFlavor:
     can_be_promoted: bool
     #: Variable that limits every statement in seconds and fractions; "" if the server has none.
     statement_limit: str
-    #: Column, in the server's list of sessions, with the number of the session's last statement.
-    #: The server numbers all its statements together. "0" if the server has no such column.
+    #: The column of the server's list of sessions that has the number of a session's last statement.
+    #: One counter numbers the statements of all sessions. "0" if the server has no such column.
     statement_number: str
     #: The smallest value of ``lock_wait_timeout``, in seconds. If 0 is possible, a statement can
     #: fail at once instead of waiting.

@@ -88,9 +88,10 @@ class ObjectViewsMixin(AddViewMixin):
         Usually costs at most one query of the directory, the table that records the shard of each
         key. The shard itself is not queried.
 
-        :param object_id: an object id, or the row's value of the field ``from_field``.
-        :param from_field: the name of that field. If it is None or the name of the primary key,
-            ``object_id`` must be an object id.
+        :param object_id: an object id (the text that names a row in URLs of the admin), or the row's
+            value of the field ``from_field``.
+        :param from_field: the name of a field. If it is None or the name of the primary key, only an
+            object id is accepted.
         """
         options, within = self.shard_options, self.focus(request).shard
         by_object_id = from_field in (None, self.opts.pk.name)

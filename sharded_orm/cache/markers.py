@@ -60,8 +60,8 @@ class TouchedRows:
         #: Tokens of the primary keys of the rows that were changed or deleted; None if these may be
         #: all rows of the scope. New rows are left out, because they cannot be cached yet.
         self.pks: set[str] | None = set()
-        #: Scopes of the isolate keys that the rows had before and after the writes, keyed by the
-        #: token of the isolate key.
+        #: The scopes of all values of the isolate key that the rows had before or after the writes.
+        #: Each is keyed by the token of its value, which is the value as text in names of entries.
         self.isolates: dict[str, Scope] = {}
         #: Whether the write may concern every isolate key. This is so if ``isolates`` may be
         #: incomplete, or if it has more than MAX_LISTED items.

@@ -126,7 +126,7 @@ class Ranking:
         The ranks of an earlier call are forgotten.
 
         :param order: the numbers of the columns by which the rows are sorted.
-        :param equality: the numbers of the columns in which rows are equal or not.
+        :param equality: the numbers of the columns that decide whether two rows are equal.
         """
         comparison = self._plan.comparison
         columns = comparison.ranked.intersection({*order, *equality})

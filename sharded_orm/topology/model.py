@@ -316,10 +316,10 @@ def _spans(topology: Topology, group: ShardGroup) -> dict[object, list[Span]]:
 
 
 def instance_of(node: Mapping[str, Any], name: str) -> object:
-    """Return a value that identifies the server of a node with all of its databases.
+    """Return a value that identifies the server of a node, whichever of its databases the node uses.
 
-    It differs from :func:`server_of` on PostgreSQL, where a server has several databases and is
-    replicated as a whole. Parameters as there.
+    It differs from the value of :func:`server_of` on PostgreSQL only. A node names one database there,
+    and the server is replicated with all its databases. The parameters are those of :func:`server_of`.
     """
     if str(node.get("ENGINE", "")).endswith("postgresql"):
         return server_of({**node, "NAME": ""}, name)

@@ -107,7 +107,7 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         self.pending: list[bytes] = []
         #: Whether all statements of the transaction were plain reads.
         self.only_reads = True
-        #: Whether nobody has checked yet in this transaction that the schema exists.
+        #: True in a transaction until a statement has checked that the schema exists.
         self.is_unguarded = False
         #: Weak references to the cursors that have rows on the server.
         self.bound_cursors: list[weakref.ref[BoundCursor]] = []

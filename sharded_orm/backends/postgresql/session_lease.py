@@ -181,9 +181,10 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
 
     @contextmanager
     def standing_session(self) -> Iterator[PostgreSQLNodeSession]:
-        """Give a session whose search path is the schema's, outside of a transaction.
+        """Give a session that is in no transaction, and whose search path names the schema.
 
-        It is for one statement that the server refuses in a transaction block. Three packets in all.
+        Use it for one statement that the server refuses in a transaction. This costs three packets:
+        they set the search path, run the statement, and reset the path.
 
         :raises SessionStateRefused: a connection pooler stands before the server.
         """

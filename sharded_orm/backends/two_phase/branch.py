@@ -23,9 +23,11 @@ _SEPARATOR = "."
 class BranchName:
     """The name of the part of a transaction that is on one shard.
 
-    :param transaction: what :func:`new_transaction` returned. All branches of the transaction have it.
-    :param schema: name of the shard's schema. No other site has a schema of this name on the server
-        (on PostgreSQL: in the database), so it also tells whose branch it is.
+    :param transaction: the result of :func:`new_transaction`, the same for all branches of the
+        transaction.
+    :param schema: name of the shard's schema. Two projects on one server (on PostgreSQL: in one
+        database) cannot have schemas of the same name. So the name also shows which project the branch
+        belongs to.
     """
 
     transaction: str

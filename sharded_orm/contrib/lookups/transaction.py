@@ -55,7 +55,8 @@ class EndedChanges:
         try:
             entries.close(tokens)
         except Error:
-            # Whoever meets the entries waits until the sessions of this process have ended.
+            # A warning is enough. Another process that finds such an entry waits until the database
+            # sessions of this process have ended.
             logger.warning("%d changes of lookups could not be closed", len(tokens), exc_info=True)
 
     def __contains__(self, token: str) -> bool:

@@ -126,7 +126,7 @@ class Beside(RelatedRows):
         # shards early.
         objs = tuple(objs)
         _refuse_unrelatable(self._rel.field, self.instance, objs)
-        set_rows = super().set  # type: ignore[misc]  # of Django's manager
+        set_rows = super().set  # type: ignore[misc]  # the base class is chosen at run time
         self._repeated(lambda: set_rows(objs, bulk=bulk, clear=clear))
 
     set.alters_data = True  # type: ignore[attr-defined]  # as Django marks it

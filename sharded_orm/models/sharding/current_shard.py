@@ -62,9 +62,11 @@ def _key_field(options: Any) -> Any:
 
 
 def _read_key(options: Any, instance: Any, alias: str) -> Any:
-    """Read the shard key of a stored row from ``alias``: the instance does not have the key.
+    """Read the shard key of ``instance``, which was loaded without its key, from the shard ``alias``.
 
-    :raises KeyMoved: the row is not there.
+    Return None if ``alias`` is no shard of the group, or if the instance has no primary key.
+
+    :raises KeyMoved: the shard does not have the row.
     """
     shard = runtime.topology().resolve(alias)
     attname = _key_field(options).attname

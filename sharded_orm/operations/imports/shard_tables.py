@@ -77,8 +77,9 @@ class ShardTable:
             except IntegrityError:
                 # Another worker may have inserted some of these rows meanwhile.
                 there = self._table.stored(self._alias, [row.pk for row in missing])
-                # If no primary key is the same, an equal one in the sense of the column's
-                # collation, such as "a" for "A", may exist.
+                # If none of the rows is there, nobody has inserted them, and the error has another
+                # cause: for example, the shard has the key "a", and the collation of the column
+                # takes "A" for the same key.
                 if not any(row.pk in there for row in missing):
                     raise
                 self.store(missing, stored)

@@ -276,7 +276,10 @@ def _shard_status(
 
 
 class _MissingMigrations:
-    """Computes which migrations shards lack, once per set of applied migrations. Thread-safe."""
+    """Computes which migrations a shard lacks, once for all shards with the same applied migrations.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._planner = Planner(MigrateOptions())
