@@ -48,7 +48,7 @@ def meet(self, sql, *params):
         while thread.is_alive() and not observer._rows(WAITS):
             pass
     try:
-        return run(self, sql, *params)
+        return rows(self, sql, *params)
     except OperationalError as error:
         errors.append(str(error).lower())
         raise
@@ -56,7 +56,7 @@ def change(*ignored):
     first.objects.filter(writer_id=3).update(**{{"name" if first is Topic else "title": "changed"}})
     second.objects.filter(writer_id=3).update(**{{"name" if second is Topic else "title": "changed"}})
 thread, is_met, errors = threading.Thread(target=wait), False, []
-run, RowCopy._run = RowCopy._run, meet
+rows, RowCopy._rows = RowCopy._rows, meet
 {hooks}
 report = moves.move_keys("books", [3], 1)
 thread.join()
