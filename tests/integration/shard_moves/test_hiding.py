@@ -157,7 +157,8 @@ def test_a_hiding_that_ends_in_a_deadlock_is_repeated(database: Database) -> Non
         run(other, "UPDATE mysql.innodb_table_stats SET n_rows = n_rows + 1")
         run(other, "ROLLBACK")
         hiding.result(PATIENCE)
-    assert errors == [1025]  # ER_ERROR_ON_RENAME, whose message has the deadlock
+    # ER_ERROR_ON_RENAME has the deadlock in its message. On a slow machine, the wait may be over before.
+    assert errors and set(errors) <= {1025, 1205}
     assert set(schema.hidden()) == {"album", "photo"}
 
 
