@@ -131,6 +131,7 @@ LONG_ON_POSTGRESQL = (
     "tests/contract",
     "tests/integration/cache",
     "tests/integration/fixtures",
+    "tests/integration/lookups",
     "tests/integration/migrate",
     "tests/integration/scatter",
     "tests/integration/subqueries",

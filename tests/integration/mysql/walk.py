@@ -108,7 +108,7 @@ def arguments(connection: Any) -> dict[str, Any]:
         ),
         **dict.fromkeys(("low_mark", "depth", "generation", "seconds"), 0),
         **dict.fromkeys(("lhs", "rhs"), ("x", [])),
-        "new_field": name, "fields": [number], "shard": shard, "shards": [shard], "model": Sample,
+        "options": {}, "following": "2", "new_field": name, "fields": [number], "shard": shard, "shards": [shard], "model": Sample,
         "tables": [table], "firsts": {table: 1}, "columns": ["number"], "model_list": [Sample, Part], "cursor": Cursor(connection),
         "connection": connection, "expression": Value(1), "sub_expressions": ["1", "2"],
         "connector": "+", "compiler_name": "SQLCompiler", "internal_type": "IntegerField",
