@@ -28,7 +28,7 @@ class EntryKeySource:
                 try:
                     texts.append(lookup.text(value))
                 except LookupRefused:
-                    if not isinstance(value, str):
+                    if not isinstance(value, str) or str(value) != value:
                         return None
                     # No row has a text that is too long: its write was refused.
             return [lookup.key_of_text(text) for text in entries.keys_of_values(lookup.name, texts)]

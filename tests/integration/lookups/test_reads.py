@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -50,12 +51,17 @@ def test_text_is_compared_exactly(accounts: Any) -> None:
         assert not Account.objects.filter(email=other).exists()
 
 
+class Address(str, Enum):  # noqa: UP042  # its str() is another text than its value
+    ADA = "ada@x"
+
+
 @pytest.mark.parametrize(
     "query",
     [
         lambda: Account.objects.filter(email__iexact="ada@x"),
         lambda: Account.objects.exclude(email="ada@x"),
         lambda: Account.objects.filter(email=None),
+        lambda: Account.objects.filter(email=Address.ADA),
         lambda: Account.objects.filter(Q(email="ada@x") | Q(note="")),
         lambda: Ticket.objects.filter(account__email="ada@x"),
     ],

@@ -203,6 +203,31 @@ def test_an_update_of_too_many_rows_is_refused(accounts: Any, monkeypatch: Any) 
     assert Account.objects.filter(user_id=ONE).delete()[0] == 2
 
 
+@pytest.mark.parametrize(
+    "write", [lambda rows: rows.update(email="new@x"), lambda rows: rows._raw_delete(SHARD[ONE])]
+)
+def test_conditions_on_other_tables_are_evaluated_once(accounts: Any, write: Any) -> None:
+    """If the other table changes in between, the statement still changes the rows that were read."""
+    ticket = Ticket.objects.create(user_id=ONE, account=accounts[0], code=uuid.uuid4())
+    is_done = False
+
+    def after_the_read(execute: Any, sql: str, *args: Any) -> Any:
+        nonlocal is_done
+        result = execute(sql, *args)
+        if not is_done and sql.startswith("SELECT"):
+            is_done = True
+            with connections[SHARD[ONE]].cursor() as cursor:
+                cursor.execute("DELETE FROM finders_ticket WHERE id = %s", [ticket.pk])
+        return result
+
+    with connections[SHARD[ONE]].execute_wrapper(after_the_read):
+        write(Account.objects.using(SHARD[ONE]).filter(user_id=ONE, tickets__code=ticket.code))
+    assert is_done
+    assert {email for email in emails() if email != "bob@x"} == {
+        row.email for row in Account.objects.filter(user_id=ONE)
+    }
+
+
 def test_a_row_without_its_entry_is_never_committed(accounts: Any, monkeypatch: Any) -> None:
     def fails(*args: Any, **kwargs: Any) -> list[int]:
         raise ZeroDivisionError
