@@ -82,13 +82,22 @@ def add(
     return taken
 
 
-def take(place: Place, key: str, token: str, writer: str, former: str | None = None) -> bool:
+def take(
+    place: Place,
+    key: str,
+    token: str,
+    writer: str,
+    former: StoredEntry | None = None,
+    *,
+    is_open: bool = True,
+) -> bool:
     """Make an existing entry one of the change ``token``, and return whether it was there.
 
-    :param former: the token that the entry must have; None for any.
+    :param former: the entry as it was read, which must be unchanged; None for any.
     """
-    now = time.time()
-    params = (key, token, True, writer, now, *place, *(() if former is None else (former,)))
+    params = [key, token, is_open, writer, time.time(), *place]
+    if former is not None:
+        params += [former.token, former.written_at]
     return bool(_run(_statements().take(former is not None), params))
 
 
@@ -162,7 +171,7 @@ def count_of(lookup: str) -> int:
 
 def remove_entry(entry: StoredEntry) -> bool:
     """Remove an entry if it is unchanged, and return whether it was."""
-    return bool(_run(_statements().remove_entry(), (*entry.place, entry.token)))
+    return bool(_run(_statements().remove_entry(), (*entry.place, entry.token, entry.written_at)))
 
 
 def remove_lookup(lookup: str) -> int:
