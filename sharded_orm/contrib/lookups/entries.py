@@ -19,8 +19,7 @@ from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 
 #: The largest number of entries that one statement writes, and of values that one reads. Old SQLite takes
 #: 999 parameters.
-BATCH = 100
-_VALUES = 500
+BATCH, MAX_VALUES = 100, 500
 _connections = AutonomousConnections()
 
 
@@ -143,17 +142,19 @@ def renew(tokens: Sequence[str]) -> None:
 
 def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:
     """Return the entries of a lookup with one of ``values``."""
-    for some in _batches(values, _VALUES):
+    for some in _batches(values, MAX_VALUES):
         yield from _read(_statements().of_values(len(some)), (lookup, *some))
 
 
 def keys_of_values(lookup: str, values: Sequence[str]) -> list[str]:
-    """Return the shard keys of the entries with one of ``values``, each once."""
-    keys: dict[str, None] = {}
-    for some in _batches(values, _VALUES):
-        rows = _rows(_statements().keys_of_values(len(some)), (lookup, *some))
-        keys.update((row[0], None) for row in rows)
-    return list(keys)
+    """Return the shard keys of the entries with one of ``values``, each once.
+
+    :param values: at most :data:`MAX_VALUES`.
+    """
+    if not values:
+        return []
+    rows = _rows(_statements().keys_of_values(len(values)), (lookup, *values))
+    return [row[0] for row in rows]
 
 
 def after(lookup: str, last: int, limit: int) -> Iterator[tuple[int, StoredEntry]]:
