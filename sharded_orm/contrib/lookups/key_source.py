@@ -22,7 +22,7 @@ class EntryKeySource:
         for lookup in lookups_of(model):
             if lookup.field.column != field.column:
                 continue
-            if lookup.problem is not None or not is_served(lookup.name):
+            if lookup.problem is not None or not is_served(lookup):
                 return None
             texts = []
             for value in values:
@@ -41,7 +41,7 @@ class EntryKeySource:
         waiting = [
             lookup.field.name
             for lookup in lookups_of(model)
-            if lookup.problem is None and not is_served(lookup.name)
+            if lookup.problem is None and not is_served(lookup)
         ]
         if not waiting:
             return ""

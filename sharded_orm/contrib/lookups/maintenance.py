@@ -88,7 +88,7 @@ def statuses() -> list[LookupStatus]:
     """Return the state of each declared lookup. Two queries for each."""
     return [
         LookupStatus(
-            lookup.name, lookup.unique, states.is_served(lookup.name), entries.count_of(lookup.name)
+            lookup.name, lookup.unique, states.is_served(lookup), entries.count_of(lookup.name)
         )
         for lookup in selected(())
     ]
@@ -106,7 +106,7 @@ def build(lookup: ModelLookup) -> LookupDifferences:
     differences = LookupDifferences(lookup.name)
     _compare_rows(lookup, differences, repair=True)
     if differences.is_clean:
-        states.serve(lookup.name)
+        states.serve(lookup)
     return differences
 
 

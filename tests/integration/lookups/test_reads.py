@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.db import connections
 from django.db.models import Q, Sum
 from django.test.utils import CaptureQueriesContext
 
-from sharded_orm.contrib.lookups import states
+from sharded_orm.contrib.lookups import maintenance, states
 from sharded_orm.exceptions import ShardKeyRequired
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import entries
@@ -88,6 +89,18 @@ def test_a_lookup_that_is_not_served_is_named(accounts: Any, monkeypatch: Any) -
     with pytest.raises(ShardKeyRequired, match=r"\['email'\] are not served .*lookups build"):
         Account.objects.get(email="ada@x")
     assert Account.objects.filter(serial=7).count() == 2
+
+
+def test_a_lookup_that_becomes_unique_is_built_again(accounts: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(states, "_served", set())
+    (serial,) = maintenance.selected(["finders.account.serial"])
+    unique = replace(serial, unique=True)
+    assert states.is_served(serial)
+    assert not states.is_served(unique)
+    Account.objects.filter(user_id=ONE).update(serial=8)
+    assert maintenance.build(unique).is_clean
+    assert states.is_served(unique)
+    assert not maintenance.check(serial).is_clean
 
 
 def test_ids_of_the_shard_uuids_and_foreign_keys(accounts: Any) -> None:
