@@ -53,6 +53,15 @@ class RowFollower:
     def __init__(self, lookups: Sequence[ModelLookup]) -> None:
         self._lookups = lookups
 
+    def concerns(self, query: Any) -> bool:
+        """Whether the statement may change entries: False for an ``update()`` of other fields."""
+        if not isinstance(query, UpdateQuery) or any(each.problem for each in self._lookups):
+            return True
+        names = {lookup.field.name for lookup in self._lookups}
+        names |= {self._lookups[0].key.name, query.get_meta().pk.name}
+        values: Any = query.values  # type: ignore[attr-defined]  # not in the stubs
+        return any(field.name in names for field, _, _ in values)
+
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run the statement, and write the entries of the rows that it changes.
 
@@ -159,8 +168,6 @@ class RowFollower:
                 new_key = _new_values(query, field, value)
             if field.name in names:
                 new_values[names[field.name]] = _new_values(query, field, value)
-        if not new_values and new_key is None:
-            return execute()
         watcher = self._watcher(compiler)
         with watcher.change() as change:
             rows = self._rows(compiler, MAX_UPDATED + 1)

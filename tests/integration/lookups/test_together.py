@@ -89,8 +89,10 @@ def test_a_bound_key(accounts: Any) -> None:
 
 def test_no_statement_more_for_other_fields(accounts: Any) -> None:
     with CaptureQueriesContext(connections["default"]) as sent:
-        Account.objects.filter(user_id=ONE).update(note="n")
+        with CaptureQueriesContext(connections[SHARD[ONE]]) as on_shard:
+            Account.objects.filter(user_id=ONE).update(note="n")
     assert len(sent) == 0
+    assert [query["sql"].split()[0] for query in on_shard] == ["UPDATE"]
     with CaptureQueriesContext(connections["default"]) as sent:
         Ticket.objects.bulk_create([Ticket(user_id=ONE, code=uuid.uuid4()) for _ in range(50)])
     assert len(sent) <= 2
