@@ -169,6 +169,8 @@ class WhereReader:
         keys_of_rows: KeysOfRows | None = None,
     ) -> None:
         self._keys_of_rows = keys_of_rows
+        #: How many conditions the function has answered.
+        self._answered = 0
         self._query = query
         self._group = group
         self._key_of = key_of
@@ -194,14 +196,25 @@ class WhereReader:
     def _tree(self, node: WhereNode) -> Bound | None:
         if node.negated:
             return None
+        answered = self._answered
         if node.connector == AND:
-            bounds = [b for b in map(self._node, node.children) if b is not None]
-            return _intersect(bounds)
+            bounds, certain = [], []
+            for child in node.children:
+                before = self._answered
+                if (bound := self._node(child)) is not None:
+                    bounds.append(bound)
+                    if self._answered == before:
+                        certain.append(bound)
+            if certain:
+                self._answered = answered  # The answers are not needed.
+            return _intersect(certain or bounds)
         if node.connector == OR and node.children:
             bounds = []
             for child in node.children:
                 bound = self._node(child)
-                if bound is None:
+                # Between two answers, a row may go from the values of one condition to those of the
+                # other, and neither answer would contain its key.
+                if bound is None or self._answered > answered + 1:
                     return None
                 bounds.append(bound)
             return _unite(bounds)
@@ -261,6 +274,7 @@ class WhereReader:
         keys = self._keys_of_rows(self._query.model, column.target, values)
         if keys is None:
             return None
+        self._answered += 1
         numbers = self._locate(self._group, list(keys)) if keys else {}
         name = f"{column.target.model._meta.object_name}.{column.target.attname}"
         return Bound(frozenset(numbers.values()), f"the keys of rows by {name} are known")

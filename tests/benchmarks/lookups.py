@@ -24,7 +24,7 @@ def reads_and_inserts(site: Site, rounds: Rounds) -> Iterator[Line]:
     key = lookup.key_text(user)
     place = entries.Place(lookup.name, lookup.text(pk), lookup.slot(pk, key))
     entries.add([place], [key], "benchmark", "")
-    states.serve(lookup.name)
+    states.serve(lookup)
     measured = compare(
         lambda: Found.objects.get(photo_id=pk),
         lambda: Photo.objects.get(user_id=user, photo_id=pk),

@@ -143,6 +143,7 @@ class GroupAlias(Protocol):
     force_debug_cursor: bool
     queries_log: Any
     execute_wrappers: list[Any]
+    coordinator: GroupCoordinator | None
 
     @property
     def shards(self) -> Members: ...

@@ -430,6 +430,14 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
             self.group_wrapper.add_hook(self, self.run_on_commit[-1])
 
     @property
+    def in_two_phase(self) -> bool:
+        """Whether the open transaction is part of a block with ``two_phase=True``.
+
+        It may be committed after its session has ended.
+        """
+        return self.group_wrapper is not None and self.group_wrapper.coordinator is not None
+
+    @property
     def commits_with_group(self) -> bool:
         """Whether this shard commits when the group's outermost atomic block ends."""
         return self._is_outermost_mirrored and self.commit_on_exit and not self._needs_rollback

@@ -100,7 +100,8 @@ class WriteMixin(ReadMixin):
         cached_model = observer.cached_model_of(self.query.model)
         run = execute
         for follower in followers_of(self.query.model) if shard is not None else ():
-            run = partial(follower.write, self, run)
+            if follower.concerns(self.query):
+                run = partial(follower.write, self, run)
         if cached_model is not None:
             run = partial(observer.write, cached_model, self, run, counted)
         try:

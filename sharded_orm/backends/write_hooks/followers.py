@@ -14,6 +14,12 @@ from typing import Any, Protocol
 class WriteFollower(Protocol):
     """An object that is called for each statement of the ORM that writes rows of a model on a shard."""
 
+    def concerns(self, query: Any) -> bool:
+        """Whether :meth:`write` has to be called for the statement of ``query``. Sends nothing.
+
+        If no part of the library follows a statement, it needs no transaction.
+        """
+
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run the statement of ``compiler``, and return its result. Called while a transaction is open.
 

@@ -19,8 +19,7 @@ from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 
 #: The largest number of entries that one statement writes, and of values that one reads. Old SQLite takes
 #: 999 parameters.
-BATCH = 100
-_VALUES = 500
+BATCH, MAX_VALUES = 100, 500
 _connections = AutonomousConnections()
 
 
@@ -82,13 +81,22 @@ def add(
     return taken
 
 
-def take(place: Place, key: str, token: str, writer: str, former: str | None = None) -> bool:
+def take(
+    place: Place,
+    key: str,
+    token: str,
+    writer: str,
+    former: StoredEntry | None = None,
+    *,
+    is_open: bool = True,
+) -> bool:
     """Make an existing entry one of the change ``token``, and return whether it was there.
 
-    :param former: the token that the entry must have; None for any.
+    :param former: the entry as it was read, which must be unchanged; None for any.
     """
-    now = time.time()
-    params = (key, token, True, writer, now, *place, *(() if former is None else (former,)))
+    params = [key, token, is_open, writer, time.time(), *place]
+    if former is not None:
+        params += [former.token, former.written_at]
     return bool(_run(_statements().take(former is not None), params))
 
 
@@ -134,17 +142,19 @@ def renew(tokens: Sequence[str]) -> None:
 
 def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:
     """Return the entries of a lookup with one of ``values``."""
-    for some in _batches(values, _VALUES):
+    for some in _batches(values, MAX_VALUES):
         yield from _read(_statements().of_values(len(some)), (lookup, *some))
 
 
 def keys_of_values(lookup: str, values: Sequence[str]) -> list[str]:
-    """Return the shard keys of the entries with one of ``values``, each once."""
-    keys: dict[str, None] = {}
-    for some in _batches(values, _VALUES):
-        rows = _rows(_statements().keys_of_values(len(some)), (lookup, *some))
-        keys.update((row[0], None) for row in rows)
-    return list(keys)
+    """Return the shard keys of the entries with one of ``values``, each once.
+
+    :param values: at most :data:`MAX_VALUES`.
+    """
+    if not values:
+        return []
+    rows = _rows(_statements().keys_of_values(len(values)), (lookup, *values))
+    return [row[0] for row in rows]
 
 
 def after(lookup: str, last: int, limit: int) -> Iterator[tuple[int, StoredEntry]]:
@@ -162,7 +172,7 @@ def count_of(lookup: str) -> int:
 
 def remove_entry(entry: StoredEntry) -> bool:
     """Remove an entry if it is unchanged, and return whether it was."""
-    return bool(_run(_statements().remove_entry(), (*entry.place, entry.token)))
+    return bool(_run(_statements().remove_entry(), (*entry.place, entry.token, entry.written_at)))
 
 
 def remove_lookup(lookup: str) -> int:

@@ -27,6 +27,8 @@ class EntryStatements:
         self._table = ops.quote_name(LookupEntry._meta.db_table)
         self._columns = ", ".join(quoted.values())
         self._row = " AND ".join(f"{quoted[name]} = %s" for name in COLUMNS[:3])
+        # A transaction that renews its entries changes the time only.
+        self._unchanged = f"{self._row} AND {quoted['token']} = %s AND {quoted['written_at']} = %s"
         self._insert = (
             ops.insert_statement(on_conflict=OnConflict.IGNORE),
             ops.on_conflict_suffix_sql((), OnConflict.IGNORE, (), ()),
@@ -47,8 +49,8 @@ class EntryStatements:
 
     def take(self, has_former: bool) -> str:
         written = self._written("key", "token", "is_open", "writer", "written_at")
-        former = f" AND {self._quoted['token']} = %s" if has_former else ""
-        return f"UPDATE {self._table} SET {written} WHERE {self._row}{former}"
+        where = self._unchanged if has_former else self._row
+        return f"UPDATE {self._table} SET {written} WHERE {where}"
 
     def mark(self, count: int) -> str:
         written = self._written("token", "is_open", "writer", "written_at")
@@ -90,7 +92,7 @@ class EntryStatements:
         return self._select("COUNT(*)", f"{self._quoted['lookup']} = %s")
 
     def remove_entry(self) -> str:
-        return f"DELETE FROM {self._table} WHERE {self._row} AND {self._quoted['token']} = %s"
+        return f"DELETE FROM {self._table} WHERE {self._unchanged}"
 
     def remove_lookup(self) -> str:
         return f"DELETE FROM {self._table} WHERE {self._quoted['lookup']} = %s"

@@ -24,7 +24,7 @@ from sharded_orm.contrib.lookups.declaration import (
     lookups_by_label,
 )
 from sharded_orm.contrib.lookups.entries import Place, StoredEntry
-from sharded_orm.contrib.lookups.reservation import is_over
+from sharded_orm.contrib.lookups.reservation import ATTEMPTS, has_row, is_over
 from sharded_orm.exceptions import LookupRefused
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
@@ -88,7 +88,7 @@ def statuses() -> list[LookupStatus]:
     """Return the state of each declared lookup. Two queries for each."""
     return [
         LookupStatus(
-            lookup.name, lookup.unique, states.is_served(lookup.name), entries.count_of(lookup.name)
+            lookup.name, lookup.unique, states.is_served(lookup), entries.count_of(lookup.name)
         )
         for lookup in selected(())
     ]
@@ -98,15 +98,15 @@ def build(lookup: ModelLookup) -> LookupDifferences:
     """Write the entries of all rows, then let queries rely on the lookup.
 
     Only after each process that writes the model has declared the lookup: rows that others write
-    meanwhile have no entries. Reads each row once.
+    meanwhile have no entries. Reads each row once. The lookup is served only if each row has its entry.
 
     :raises LookupRefused: a column treats different texts as equal.
     """
     refuse_inexact(lookup)
     differences = LookupDifferences(lookup.name)
     _compare_rows(lookup, differences, repair=True)
-    if not differences.duplicates:
-        states.serve(lookup.name)
+    if differences.is_clean:
+        states.serve(lookup)
     return differences
 
 
@@ -223,24 +223,31 @@ def _compare_batch(
             differences.example(f"{what}: another row has the same value")
             continue
         first[place] = row
-        if entry is not None and entry.key == key:
+        own = entry if entry is not None and entry.key == key else None
+        # An open transaction that has written the entry removes it if it is rolled back. So the entry
+        # is made one of no transaction.
+        if own is not None and not (repair and own.is_open):
             continue
         if not _still_has(lookup, alias, row):
             continue
+        is_written = repair and _write(lookup, place, key, entry)
+        if own is not None and is_written:
+            continue
         differences.missing += 1
-        differences.example(f"{what} has no entry")
-        if repair:
-            differences.repaired += _write(lookup, place, key, entry)
+        differences.repaired += is_written
+        pending = (
+            ", and an open transaction writes one. Try again" if repair and not is_written else ""
+        )
+        differences.example(f"{what} has no entry{pending}")
 
 
 def _is_of_other_row(lookup: ModelLookup, row: Any, entry: StoredEntry | None, key: str) -> bool:
     """Whether the entry of a unique value belongs to a row other than ``row``."""
     if entry is None:
         return False
-    others = _rows_at(lookup, entry)
-    if entry.key == key:
-        return any(other[0] != row[0] for other in others)
-    return bool(others)
+    if entry.key != key:
+        return has_row(lookup, entry)
+    return any(other[0] != row[0] for other in _rows_at(lookup, entry))
 
 
 def _rows_at(lookup: ModelLookup, entry: StoredEntry) -> list[Any]:
@@ -261,10 +268,22 @@ def _still_has(lookup: ModelLookup, alias: str, row: Sequence[Any]) -> bool:
 
 
 def _write(lookup: ModelLookup, place: Place, key: str, entry: StoredEntry | None) -> bool:
-    if entry is None:
-        return not entries.add([place], [key], uuid4().hex, "", is_open=False)
-    # The entry names another key, for which no row has the value.
-    return is_over(lookup, entry) and entries.take(place, key, uuid4().hex, "", entry.token)
+    """Write the entry of a committed row, so that no open transaction removes it. Return whether it is there.
+
+    :param entry: the entry as it was read; None if there was none.
+    """
+    for _ in range(ATTEMPTS):
+        if entry is None:
+            if not entries.add([place], [key], uuid4().hex, "", is_open=False):
+                return True
+        elif entry.key == key and not entry.is_open:
+            return True
+        elif entry.key != key and (not is_over(lookup, entry) or has_row(lookup, entry)):
+            return False
+        elif entries.take(place, key, uuid4().hex, "", entry, is_open=False):
+            return True
+        entry = entries.entry_at(place)
+    return False
 
 
 def _compare_entries(lookup: ModelLookup, differences: LookupDifferences, *, repair: bool) -> None:
@@ -277,7 +296,7 @@ def _compare_entries(lookup: ModelLookup, differences: LookupDifferences, *, rep
                 if not is_over(lookup, entry):
                     continue
                 # The writer cannot commit its row any more; perhaps it has since the first look.
-                if any(True for _ in _without_row(lookup, [entry])):
+                if not has_row(lookup, entry):
                     differences.surplus += 1
                     differences.example(
                         f"{lookup.field.name}={entry.place.value!r} for the key {entry.key!r}: no row"

@@ -20,13 +20,14 @@ from sharded_orm.contrib.lookups.transaction import (
     ended_changes,
 )
 from sharded_orm.exceptions import LookupValueTaken
+from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
 R = TypeVar("R")
 
 #: The number of attempts to take an entry that others change at the same time.
-_ATTEMPTS = 5
+ATTEMPTS = 5
 
 
 def reserve(
@@ -56,7 +57,7 @@ def reserve(
 
 def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
     # The entry is of this very row, which had the value before.
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         if entries.take(place, key, change.taken, watcher.writer):
             return
         if not entries.add([place], [key], change.fresh, watcher.writer):
@@ -72,7 +73,7 @@ def _take_unique(
     place: Place,
     key: str,
 ) -> None:
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         entry = entries.entry_at(place)
         if entry is None:
             if not entries.add([place], [key], change.fresh, watcher.writer):
@@ -99,7 +100,7 @@ def _take_unique(
                 raise refuse_taken(
                     lookup, place, f"a row of {lookup.key.name}={entry.key!r} has it"
                 )
-        if entries.take(place, key, change.taken, watcher.writer, entry.token):
+        if entries.take(place, key, change.taken, watcher.writer, entry):
             return
     raise _contended(place)
 
@@ -135,15 +136,20 @@ def is_over(lookup: ModelLookup, entry: StoredEntry) -> bool:
 
 
 def has_row(lookup: ModelLookup, entry: StoredEntry) -> bool:
-    """Whether a committed row has the value and the key of ``entry``. One query on a shard."""
+    """Whether ``entry`` belongs to a committed row. One query on a shard."""
     key, value = lookup.key_of_text(entry.key), lookup.field.to_python(entry.place.value)
+    prepared = lookup.model._meta.pk.get_prep_value
 
     def read() -> bool:
         rows: Any = ShardedQuerySet(lookup.model)
         conditions = {lookup.key.attname: key, lookup.field.attname: value}
-        return bool(rows.filter(**conditions).uncached().exists())
+        pks = rows.filter(**conditions).uncached().values_list("pk", flat=True)
+        return any(lookup.slot(prepared(pk), entry.key) == entry.place.slot for pk in pks)
 
-    return _outside_transactions(read)
+    if in_transaction(lookup.options.group):
+        return _outside_transactions(read)
+    with unbound():
+        return read()
 
 
 def _count_on(connection: Any, lookup: ModelLookup, place: Place) -> int:

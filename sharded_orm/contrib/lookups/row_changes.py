@@ -53,12 +53,23 @@ class RowFollower:
     def __init__(self, lookups: Sequence[ModelLookup]) -> None:
         self._lookups = lookups
 
+    def concerns(self, query: Any) -> bool:
+        """Whether the statement may change entries: False for an ``update()`` of other fields."""
+        if not isinstance(query, UpdateQuery) or any(each.problem for each in self._lookups):
+            return True
+        names = {lookup.field.name for lookup in self._lookups}
+        names |= {self._lookups[0].key.name, query.get_meta().pk.name}
+        values: Any = query.values  # type: ignore[attr-defined]  # not in the stubs
+        return any(field.name in names for field, _, _ in values)
+
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run the statement, and write the entries of the rows that it changes.
 
         :raises LookupValueTaken: another row has the value of a unique lookup, or may get it.
         :raises LookupRefused: the values that the rows get are not known.
         """
+        if compiler.connection.shard.group != self._lookups[0].options.group:
+            return execute()  # Not a shard of the model: a database that rows are imported from.
         for lookup in self._lookups:
             if lookup.problem is not None:
                 raise LookupRefused(
@@ -71,6 +82,16 @@ class RowFollower:
         if isinstance(query, UpdateQuery):
             return self._update(compiler, execute)
         return self._delete(compiler, execute)
+
+    def _watcher(self, compiler: Any) -> TransactionEntries:
+        if compiler.connection.in_two_phase:
+            # Others take a writer whose session has ended for dead. But a prepared branch survives its
+            # session, and its rows may be committed later.
+            raise LookupRefused(
+                f"{self._lookups[0].model.__name__} has lookups, which cannot follow a commit in two"
+                " phases. Write its rows in a block of their own, without two_phase=True."
+            )
+        return TransactionEntries.of(compiler.connection)
 
     # -- INSERT -----------------------------------------------------------------------------
 
@@ -85,7 +106,7 @@ class RowFollower:
         meta, objs = query.get_meta(), query.objs
         key = meta.get_field(self._lookups[0].key.name)
         columns = [(lookup, self._column(query, lookup)) for lookup in self._lookups]
-        watcher = TransactionEntries.of(compiler.connection)
+        watcher = self._watcher(compiler)
         with watcher.change() as change:
             values = [
                 [None if field is None else _new_value(query, field, obj) for obj in objs]
@@ -139,18 +160,15 @@ class RowFollower:
     def _update(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         query = compiler.query
         names = {lookup.field.name: number for number, lookup in enumerate(self._lookups)}
-        new_values = {}
+        new_values, new_key = {}, None
         for field, _, value in query.values:
-            if field.name in (self._lookups[0].key.name, query.get_meta().pk.name):
-                raise LookupRefused(
-                    f"The primary key and the shard key of {query.model.__name__} are parts of its"
-                    " lookups, so update() cannot change them. Create new rows and delete the old ones."
-                )
+            if field.name == query.get_meta().pk.name:
+                raise self._fixed(query)
+            if field.name == self._lookups[0].key.name:
+                new_key = _new_values(query, field, value)
             if field.name in names:
                 new_values[names[field.name]] = _new_values(query, field, value)
-        if not new_values:
-            return execute()
-        watcher = TransactionEntries.of(compiler.connection)
+        watcher = self._watcher(compiler)
         with watcher.change() as change:
             rows = self._rows(compiler, MAX_UPDATED + 1)
             if len(rows) > MAX_UPDATED:
@@ -158,9 +176,10 @@ class RowFollower:
                     f"update() would change a field with a lookup in more than {MAX_UPDATED} rows of"
                     f" {query.model.__name__} on {compiler.connection.alias!r}. Update fewer at a time."
                 )
-            # Rows that another transaction has made match meanwhile were not read.
-            query.add_filter("pk__in", [row.pk for row in rows])
-            result = execute()
+            # The historical models of migrations write the key with each save().
+            if new_key is not None and any(new_key(row.pk) != row.key for row in rows):
+                raise self._fixed(query)
+            result = _execute_on(query, rows, execute)
             new, old = [], []
             for number, value_of in new_values.items():
                 lookup = self._lookups[number]
@@ -176,11 +195,17 @@ class RowFollower:
             _mark(watcher, change, old)
         return result
 
+    def _fixed(self, query: Any) -> LookupRefused:
+        return LookupRefused(
+            f"The primary key and the shard key of {query.model.__name__} are parts of its lookups, so"
+            " update() cannot change them. Create new rows and delete the old ones."
+        )
+
     def _delete(self, compiler: Any, execute: Callable[[], Any]) -> Any:
-        watcher = TransactionEntries.of(compiler.connection)
+        watcher = self._watcher(compiler)
         with watcher.change() as change:
             rows = self._rows(compiler, None)
-            result = execute()
+            result = _execute_on(compiler.query, rows, execute)
             old = [
                 _place(lookup, row, row.values[number])
                 for number, lookup in enumerate(self._lookups)
@@ -235,6 +260,23 @@ def _select(query: Any, connection: Any, names: list[str], limit: int | None) ->
     select.select_for_update = connection.features.has_select_for_update
     select.set_limits(high=limit)
     return select  # type: ignore[no-any-return]
+
+
+def _execute_on(query: Any, rows: Sequence[FollowedRow], execute: Callable[[], Any]) -> int:
+    """Run an UPDATE or DELETE for the locked ``rows`` alone, and return their number.
+
+    The conditions have chosen the rows. They are not evaluated again: what they read of other rows and
+    tables is not locked, and may have changed. One statement per :data:`MAX_UPDATED` rows.
+    """
+    number = 0
+    for alias in query.alias_map:
+        if alias != query.base_table:
+            query.alias_refcount[alias] = 0  # No condition needs the join any more.
+    for start in range(0, len(rows), MAX_UPDATED):
+        query.clear_where()
+        query.add_filter("pk__in", [row.pk for row in rows[start : start + MAX_UPDATED]])
+        number += execute() or 0
+    return number
 
 
 def _place(lookup: ModelLookup, row: FollowedRow, value: Any) -> Place:

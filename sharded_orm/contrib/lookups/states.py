@@ -8,35 +8,40 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.timezone import now
 
-from sharded_orm.contrib.lookups.declaration import lookups_by_label
+from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_label
 from sharded_orm.contrib.lookups.models import LookupState
 
-# The lookups that this process has found served. None is ever withdrawn while processes use it, see
-# docs/howto/lookups.md.
-_served: set[str] = set()
+# The lookups that this process has found served, and whether they are unique. None is ever withdrawn
+# while processes use it, see docs/howto/lookups.md.
+_served: set[tuple[str, bool]] = set()
 
 
-def is_served(name: str) -> bool:
-    """Whether the lookup ``name`` is served. One query, until it is served."""
-    if name in _served:
+def is_served(lookup: ModelLookup) -> bool:
+    """Whether ``lookup`` is served as it is declared. One query, until it is served.
+
+    The entries of unique lookups differ from others, so a lookup is built again if this has changed.
+    """
+    if (lookup.name, lookup.unique) in _served:
         return True
     states = LookupState.objects.using(DEFAULT_DB_ALIAS)
-    if not states.filter(lookup=name, served_since__isnull=False).exists():
+    if not states.filter(
+        lookup=lookup.name, unique=lookup.unique, served_since__isnull=False
+    ).exists():
         return False
-    _served.add(name)
+    _served.add((lookup.name, lookup.unique))
     return True
 
 
-def serve(name: str) -> None:
-    """Note that all rows have their entries in the lookup ``name``."""
+def serve(lookup: ModelLookup) -> None:
+    """Note that all rows have their entries in ``lookup``."""
     LookupState.objects.using(DEFAULT_DB_ALIAS).update_or_create(
-        lookup=name, defaults={"served_since": now()}
+        lookup=lookup.name, defaults={"served_since": now(), "unique": lookup.unique}
     )
 
 
 def withdraw(name: str) -> None:
     """Note that queries may not rely on the lookup ``name``. Other processes may rely on it still."""
-    _served.discard(name)
+    _served.difference_update([(name, False), (name, True)])
     LookupState.objects.using(DEFAULT_DB_ALIAS).filter(lookup=name).delete()
 
 
@@ -47,11 +52,11 @@ def after_migrate(*, using: str, **kwargs: Any) -> None:
     """
     if using != DEFAULT_DB_ALIAS:
         return
-    declared = {lookup.name for own in lookups_by_label().values() for lookup in own}
+    declared = {lookup.name: lookup for own in lookups_by_label().values() for lookup in own}
     LookupState.objects.using(using).exclude(lookup__in=declared).delete()
     if _is_test_database():
-        for name in declared:
-            serve(name)
+        for lookup in declared.values():
+            serve(lookup)
 
 
 _NAME = settings.DATABASES[DEFAULT_DB_ALIAS]["NAME"]

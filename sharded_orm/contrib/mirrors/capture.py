@@ -47,6 +47,9 @@ class OutboxFollower:
     def __init__(self, followed: Source | Mirror) -> None:
         self._followed = followed
 
+    def concerns(self, query: Any) -> bool:
+        return True
+
     def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
         """Run a statement, and record the rows that it changes in the same transaction.
 

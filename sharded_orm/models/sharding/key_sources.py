@@ -20,6 +20,8 @@ class KeySource(Protocol):
     ) -> Sequence[Any] | None:
         """Return shard keys, among them that of each stored row whose ``field`` has one of ``values``.
 
+        The result is as of one moment: a row that has one value after another is not missed.
+
         :param field: a field of the model's own table.
         :param values: values as the database stores them, without None.
         :returns: the keys as the database stores them; None if the source does not know them all.

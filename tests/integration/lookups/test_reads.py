@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from django.db import connections
 from django.db.models import Q, Sum
 from django.test.utils import CaptureQueriesContext
 
-from sharded_orm.contrib.lookups import states
+from sharded_orm.contrib.lookups import maintenance, states
 from sharded_orm.exceptions import ShardKeyRequired
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import entries
@@ -28,7 +30,8 @@ def test_each_kind_of_read_finds_the_shard(accounts: Any) -> None:
         bob,
     ]
     assert Account.objects.filter(serial="7", email="bob@x").get() == bob
-    assert set(Account.objects.filter(Q(email="ada@x") | Q(serial=7))) == {ada, bob}
+    either = Account.objects.filter(Q(email="bob@x") | Q(user_id=ONE, serial=7))
+    assert set(either) == {ada, bob}
     assert Account.objects.filter(email="bob@x").exists()
     assert Account.objects.filter(serial=7).aggregate(n=Sum("serial")) == {"n": 14}
     route = Account.objects.filter(email="bob@x").explain_routing()
@@ -50,13 +53,21 @@ def test_text_is_compared_exactly(accounts: Any) -> None:
         assert not Account.objects.filter(email=other).exists()
 
 
+class Address(str, Enum):  # noqa: UP042  # its str() is another text than its value
+    ADA = "ada@x"
+
+
 @pytest.mark.parametrize(
     "query",
     [
         lambda: Account.objects.filter(email__iexact="ada@x"),
         lambda: Account.objects.exclude(email="ada@x"),
         lambda: Account.objects.filter(email=None),
+        lambda: Account.objects.filter(email=Address.ADA),
         lambda: Account.objects.filter(Q(email="ada@x") | Q(note="")),
+        # Two queries for entries: a row that goes from one value to the other would be missed.
+        lambda: Account.objects.filter(Q(email="ada@x") | Q(serial=7)),
+        lambda: Account.objects.filter(serial__in=range(501)),
         lambda: Ticket.objects.filter(account__email="ada@x"),
     ],
 )
@@ -78,6 +89,18 @@ def test_a_lookup_that_is_not_served_is_named(accounts: Any, monkeypatch: Any) -
     with pytest.raises(ShardKeyRequired, match=r"\['email'\] are not served .*lookups build"):
         Account.objects.get(email="ada@x")
     assert Account.objects.filter(serial=7).count() == 2
+
+
+def test_a_lookup_that_becomes_unique_is_built_again(accounts: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(states, "_served", set())
+    (serial,) = maintenance.selected(["finders.account.serial"])
+    unique = replace(serial, unique=True)
+    assert states.is_served(serial)
+    assert not states.is_served(unique)
+    Account.objects.filter(user_id=ONE).update(serial=8)
+    assert maintenance.build(unique).is_clean
+    assert states.is_served(unique)
+    assert not maintenance.check(serial).is_clean
 
 
 def test_ids_of_the_shard_uuids_and_foreign_keys(accounts: Any) -> None:

@@ -88,7 +88,7 @@ class Step:
         return [
             sorted(rows.filter(email=email).values_list(*COLUMNS)),
             sorted(rows.filter(serial__in=[self.serial, self.new_serial]).values_list(*COLUMNS)),
-            rows.filter(Q(email=email) | Q(serial=self.serial)).count(),
+            rows.filter(Q(email=email) | Q(user_id=self.key)).count(),
             rows.filter(email=email, serial=self.serial).exists(),
         ]
 

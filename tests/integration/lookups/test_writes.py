@@ -13,8 +13,9 @@ from django.db import DataError, IntegrityError, connections, transaction
 from django.db.models import F, Value
 from django.db.models.functions import Upper
 
+from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.contrib.lookups import entries as store
-from sharded_orm.contrib.lookups import row_changes
+from sharded_orm.contrib.lookups import maintenance, row_changes, states
 from sharded_orm.contrib.lookups import transaction as lookup_transaction
 from sharded_orm.contrib.lookups.models import LookupEntry
 from sharded_orm.exceptions import LookupExpired, LookupRefused, LookupValueTaken
@@ -203,6 +204,31 @@ def test_an_update_of_too_many_rows_is_refused(accounts: Any, monkeypatch: Any) 
     assert Account.objects.filter(user_id=ONE).delete()[0] == 2
 
 
+@pytest.mark.parametrize(
+    "write", [lambda rows: rows.update(email="new@x"), lambda rows: rows._raw_delete(SHARD[ONE])]
+)
+def test_conditions_on_other_tables_are_evaluated_once(accounts: Any, write: Any) -> None:
+    """If the other table changes in between, the statement still changes the rows that were read."""
+    ticket = Ticket.objects.create(user_id=ONE, account=accounts[0], code=uuid.uuid4())
+    is_done = False
+
+    def after_the_read(execute: Any, sql: str, *args: Any) -> Any:
+        nonlocal is_done
+        result = execute(sql, *args)
+        if not is_done and sql.startswith("SELECT"):
+            is_done = True
+            with connections[SHARD[ONE]].cursor() as cursor:
+                cursor.execute("DELETE FROM finders_ticket WHERE id = %s", [ticket.pk])
+        return result
+
+    with connections[SHARD[ONE]].execute_wrapper(after_the_read):
+        write(Account.objects.using(SHARD[ONE]).filter(user_id=ONE, tickets__code=ticket.code))
+    assert is_done
+    assert {email for email in emails() if email != "bob@x"} == {
+        row.email for row in Account.objects.filter(user_id=ONE)
+    }
+
+
 def test_a_row_without_its_entry_is_never_committed(accounts: Any, monkeypatch: Any) -> None:
     def fails(*args: Any, **kwargs: Any) -> list[int]:
         raise ZeroDivisionError
@@ -264,6 +290,49 @@ def test_a_lookup_for_rows_that_exist_before_it(accounts: Any, monkeypatch: Any)
         assert entries("email") == [("bob@x", str(NEAR)), ("bob@y", str(TWO)), ("new@x", str(ONE))]
     assert Account.objects.get(email="bob@y").id == 2
     assert differences() == {}
+
+
+@pytest.mark.parametrize("key", [ONE, TWO])
+def test_a_build_beside_an_open_transaction(accounts: Any, key: int) -> None:
+    """What a transaction has written, and removes when it is rolled back, is no entry of a row."""
+    call_command("lookups", "drop", "finders.account.email")
+    built: list[Any] = []
+
+    def build() -> None:
+        try:
+            built.append(maintenance.build(maintenance.selected(["finders.account.email"])[0]))
+        finally:
+            AutonomousConnections.close_all()
+            connections.close_all()
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=SHARD[key]):
+        if key == ONE:
+            accounts[0].delete()
+        Account.objects.create(id=3, user_id=key, email="ada@x")
+        thread = threading.Thread(target=build)
+        thread.start()
+        thread.join()
+        raise ZeroDivisionError
+    if key == TWO:  # the value is reserved for a row of another key
+        assert not built[0].is_clean and not states.is_served(
+            maintenance.selected(["finders.account.email"])[0]
+        )
+        assert differences() == {"finders.account.email": (1, 0, 0)}
+        call_command("lookups", "build", "finders.account.email")
+    assert differences() == {}
+    assert states.is_served(maintenance.selected(["finders.account.email"])[0])
+    assert Account.objects.get(email="ada@x").id == 1
+
+
+def test_an_entry_that_was_renewed_is_not_taken(accounts: Any) -> None:
+    entry = store.entry_at(store.Place("finders.account.email", "ada@x", ""))
+    assert entry is not None
+    store.renew([entry.token])
+    assert not store.take(entry.place, str(TWO), "other", "", entry)
+    assert not store.remove_entry(entry)
+    renewed = store.entry_at(entry.place)
+    assert renewed is not None and renewed.key == str(ONE)
+    assert store.take(entry.place, str(TWO), "other", "", renewed)
 
 
 def test_manual_transactions(accounts: Any) -> None:

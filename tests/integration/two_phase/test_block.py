@@ -37,6 +37,16 @@ def test_one_shard_commits_plainly(bank: Bank) -> None:
     assert bank.decisions(0) == bank.decisions(8) == []
 
 
+def test_each_shard_tells_that_it_is_in_two_phases(bank: Bank) -> None:
+    with sharded_orm.atomic(GROUP, two_phase=True):
+        bank.add(0, 1)
+        bank.add(8, -1)
+        assert bank[0].in_two_phase and bank[8].in_two_phase
+    with transaction.atomic(using=GROUP):
+        bank.add(8, 1)
+        assert not bank[8].in_two_phase
+
+
 def test_a_shard_that_was_only_read_is_not_prepared(bank: Bank) -> None:
     with sharded_orm.atomic(GROUP, two_phase=True):
         with bank[0].cursor() as cursor:

@@ -51,8 +51,8 @@ class BuildLookups(_OfLookups):
         tell, problems = line_writer(command, options), list[str]()
         for lookup in maintenance.selected(options["names"]):
             differences = maintenance.build(lookup)
-            tell(f"{lookup.name}: {differences.rows} rows, {differences.missing} entries written")
-            if differences.duplicates:
+            tell(f"{lookup.name}: {differences.rows} rows, {differences.repaired} entries written")
+            if not differences.is_clean:
                 problems += _problems(differences, "is not served")
         if problems:
             raise problems_error(problems)
