@@ -23,7 +23,7 @@ from sharded_orm.contrib.mirrors import capture, comparison, relay
 from sharded_orm.contrib.mirrors.build import find_mirror
 mirror = find_mirror("WrittenNote")
 mirror.source.mirrors[:] = [mirror]  # One mirror, as an application of Yupoo's kind has.
-followers, deliver = list(observer._followers), capture.deliver_after_commit
+followers, deliver = list(observer._followers), capture.TransactionChanges.deliver_after_commit
 numbers = iter(range(10**6, 10**9))
 
 def create():
@@ -47,11 +47,11 @@ def plainly(write):
         observer._followers.extend(followers)
 
 def undelivered(write):
-    capture.deliver_after_commit = lambda *ignored: None
+    capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
     try:
         write()
     finally:
-        capture.deliver_after_commit = deliver
+        capture.TransactionChanges.deliver_after_commit = deliver
 
 def seconds(work):
     began = time.perf_counter()

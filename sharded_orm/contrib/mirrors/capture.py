@@ -8,17 +8,17 @@ from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FieldError
-from django.db import DatabaseError, NotSupportedError
+from django.db import NotSupportedError
 from django.db.models.constants import OnConflict
 from django.db.models.sql import Query
 from django.db.models.sql.constants import MULTI
 from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuery
 
 from sharded_orm.contrib.mirrors.declaration import Mirror, Source, declarations
-from sharded_orm.contrib.mirrors.delivery import deliver_after_commit
 from sharded_orm.contrib.mirrors.exceptions import MirrorReadOnly, WriteNotFollowed
 from sharded_orm.contrib.mirrors.outbox import BATCH, WrittenRow, record
 from sharded_orm.contrib.mirrors.rows import is_writing
+from sharded_orm.contrib.mirrors.transaction import SourceChange, TransactionChanges
 from sharded_orm.models.cached.insert_keys import returned_keys
 
 
@@ -62,7 +62,10 @@ class OutboxFollower:
         if isinstance(followed, Mirror):
             _refuse_write_of_mirror(followed)
             return execute()
-        write = SourceWrite(followed, compiler)
+        connection = compiler.connection
+        changes = TransactionChanges.of(connection)
+        change = changes.add(followed)
+        write = SourceWrite(followed, compiler, change)
         query = compiler.query
         if isinstance(query, InsertQuery):
             rows, result = write.insert(execute)
@@ -74,9 +77,10 @@ class OutboxFollower:
                 " mirrors, and it is unknown which rows it changes. Use save(), update() or delete()."
             )
         if rows:
-            with _rolled_back_on_error(compiler.connection):
-                alias = compiler.connection.alias
-                deliver_after_commit(followed, alias, record(followed, alias, rows))
+            with _rolled_back_on_error(connection):
+                change.entries = record(followed, connection.alias, rows)
+            changes.deliver_after_commit()
+        change.is_complete = True
         return result
 
 
@@ -93,9 +97,9 @@ def _refuse_write_of_mirror(mirror: Mirror) -> None:
 
 @contextmanager
 def _rolled_back_on_error(connection: Any) -> Iterator[None]:
-    """Have the transaction rolled back if the block fails, whatever the caller does with the error.
+    """Have the transaction rolled back if the block fails, as ``Model.save_base()`` of Django does.
 
-    Invariant: no write of a source is committed without its rows in the outbox.
+    If the caller commits in spite of this, :class:`TransactionChanges` refuses.
     """
     try:
         yield
@@ -107,8 +111,9 @@ def _rolled_back_on_error(connection: Any) -> Iterator[None]:
 class SourceWrite:
     """One statement that writes rows of a source, inside of a transaction."""
 
-    def __init__(self, source: Source, compiler: Any) -> None:
+    def __init__(self, source: Source, compiler: Any, change: SourceChange) -> None:
         self._source = source
+        self._change = change
         self._compiler = compiler
         self._query = compiler.query
         self._connection = compiler.connection
@@ -227,15 +232,11 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        try:
+        # The statement may take effect even if it raises: the handler of a signal can raise anywhere.
+        # The rows would not be in the outbox if the caller committed them.
+        self._change.is_complete = False
+        with _rolled_back_on_error(self._connection):
             return execute()
-        except DatabaseError:
-            raise  # The statement has changed nothing.
-        except BaseException:
-            # The statement may have taken effect: the handler of a signal can raise anywhere. The rows
-            # would not be in the outbox if the caller committed them.
-            self._connection.needs_rollback = True
-            raise
 
 
 def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:

@@ -56,7 +56,7 @@ def test_what_a_relay_will_deliver_is_no_difference(site: Site) -> None:
     site.run("""
 from sharded_orm.contrib.mirrors import capture
 n = note()
-capture.deliver_after_commit = lambda *ignored: None
+capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
 n.delete()
 note(3, 4)
 """)

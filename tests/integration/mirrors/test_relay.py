@@ -40,7 +40,7 @@ RELAY_DIES = [
 #: Nobody delivers after the commit, as if each writer died there.
 UNDELIVERED = """
 from sharded_orm.contrib.mirrors import capture
-capture.deliver_after_commit = lambda *ignored: None
+capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
 """
 
 
@@ -175,7 +175,7 @@ for number in range(30):
     n.author_id, n.text = random.randint(1, 8), f"{owner} {{number}}"
     n.save()
 """
-    silent = "delivery.deliver = capture.deliver_after_commit = lambda *ignored: None\n"
+    silent = "delivery.deliver = capture.TransactionChanges.deliver_after_commit = lambda *ignored: None\n"
     setup = "from sharded_orm.contrib.mirrors import capture, delivery\n"
     writers = [
         site_everywhere.start(

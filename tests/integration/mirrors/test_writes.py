@@ -156,3 +156,77 @@ Historical.objects.using("books_00001").update(text="migrated")
 print(rows(WrittenNote, "text"), differences())
 """)
     assert out.splitlines() == ["[('fixture',)] []", "[('migrated',)] []"]
+
+
+def test_a_savepoint_of_its_own_takes_its_entries_along(site: Site) -> None:
+    out = site.run("""
+alias = "books_00001"
+with transaction.atomic(using=alias):
+    note(text="kept")
+    sid = transaction.savepoint(using=alias)
+    note(text="lost")
+    Note.objects.filter(owner_id=1).update(text="lost")
+    transaction.savepoint_rollback(sid, using=alias)
+    note(text="later")
+print(rows(WrittenNote, "text"), differences())
+with transaction.atomic(using=alias):
+    sid = transaction.savepoint(using=alias)
+    note(text="lost")
+    transaction.savepoint_rollback(sid, using=alias)
+print(rows(WrittenNote, "text"), differences())
+""")
+    assert out.splitlines() == ["[('kept',), ('later',)] []"] * 2
+
+
+def test_rows_that_are_not_in_the_outbox_are_not_committed(site: Site) -> None:
+    out = site.run("""
+note(text="kept")
+alias = "books_00001"
+def fail(execute, sql, *rest):
+    if sql.startswith("INSERT") and "outboxrow" in sql:
+        raise RuntimeError
+    return execute(sql, *rest)
+try:
+    with transaction.atomic(using=alias), connections[alias].execute_wrapper(fail):
+        try:
+            Note.objects.filter(owner_id=1).update(text="lost")
+        except RuntimeError:
+            transaction.set_rollback(False, using=alias)
+except WriteNotFollowed as error:
+    print(str(error).split(":")[0])
+print(list(Note.objects.filter(owner_id=1).values_list("text", flat=True)), differences())
+""")
+    assert out.splitlines() == [
+        "The transaction on 'books_00001' was rolled back",
+        "['kept'] []",
+    ]
+
+
+def test_a_branch_that_is_committed_later_is_delivered_later(site_everywhere: Site) -> None:
+    site = site_everywhere
+    if site.backend == "sqlite3":
+        pytest.skip("SQLite does not prepare transactions")
+    out = site.run("""
+from django.db import OperationalError
+from sharded_orm.backends.two_phase.branch import BranchName, new_transaction
+n = note(text="old")
+shard = connections["books_00001"]
+branch = BranchName(new_transaction("books_00000"), shard.shard.schema)
+def lose_session(commit):
+    raise OperationalError("before the COMMIT of the branch")
+with transaction.atomic(using=shard.alias):
+    shard.begin_branch(branch)
+    n.text = "new"
+    n.save()
+    note(text="second")
+    shard.prepare_branch()
+    shard.is_bound = True
+    shard._commit_writes = lose_session
+print(rows(WrittenNote, "text"), outbox())
+del shard._commit_writes
+shard.end_branch(branch, commit=True)
+""")
+    assert out == "[('old',)] 1"
+    site.manage("mirrors", "relay", "--once")
+    out = site.run('print(rows(WrittenNote, "text"), differences(), outbox())')
+    assert out == "[('new',), ('second',)] [] 0"
