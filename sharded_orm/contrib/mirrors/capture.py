@@ -164,16 +164,12 @@ class SourceWrite:
 
     def change(self, execute: Callable[[], Any]) -> tuple[list[WrittenRow], Any]:
         source, query = self._source, self._query
-        new_keys: dict[str, Any] = {}
-        for field, _, value in getattr(query, "values", ()):
-            if field.name in (source.pk.name, source.key.name):
-                raise WriteNotFollowed(
-                    f"update() of {field.name!r} was refused: it identifies rows of"
-                    f" {source.model.__name__}, which has mirrors. Create new rows and delete these."
-                )
-            new_keys[field.attname] = value
+        new: dict[str, Any] = {
+            field.attname: value for field, _, value in getattr(query, "values", ())
+        }
+        identity = self._fields([source.pk, source.key])
         mirror_keys = self._fields(source.mirror_keys)
-        fields = [*self._fields([source.pk, source.key]), *mirror_keys]
+        fields = [*identity, *mirror_keys]
         try:
             matching = self._read(fields)
         except EmptyResultSet:
@@ -183,8 +179,17 @@ class SourceWrite:
                 f"A statement writes {source.model.__name__}, which has mirrors, and its rows cannot be"
                 f" selected first: {exc}. Select their ids yourself, and write the rows by their ids."
             ) from exc
+        for position, field in enumerate(identity):
+            # A historical model saves all its fields, also those that are the same as before.
+            if field.attname in new and any(
+                _plain(field, new[field.attname]) != row[position] for row in matching
+            ):
+                raise WriteNotFollowed(
+                    f"update() of {field.name!r} was refused: it identifies rows of"
+                    f" {source.model.__name__}, which has mirrors. Create new rows and delete these."
+                )
         rows = [
-            WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new_keys))
+            WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new))
             for pk, key, *values in matching
         ]
         return rows, self._execute_on([row.pk for row in rows], execute)
@@ -240,16 +245,19 @@ class SourceWrite:
 
 
 def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
-    """Return the values of ``field`` of the rows that were inserted. None for those not known."""
+    """Return the values of ``field`` of the rows that were inserted, as they are read back.
+
+    None for those not known.
+    """
     objs = compiler.query.objs
-    values = [getattr(obj, field.attname) for obj in objs]
-    unknown = [value is None or hasattr(value, "resolve_expression") for value in values]
-    if not any(unknown):
+    # The caller may have given "7", or a UUID as text.
+    values = [_plain(field, getattr(obj, field.attname)) for obj in objs]
+    if None not in values:
         return values
     returned = returned_keys(compiler, objs, field, result) or [None] * len(values)
     return [
-        generated if is_unknown else value
-        for value, generated, is_unknown in zip(values, returned, unknown, strict=True)
+        generated if value is None else value
+        for value, generated in zip(values, returned, strict=True)
     ]
 
 

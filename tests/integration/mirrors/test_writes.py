@@ -37,6 +37,8 @@ WRITES = {
     "a block": ("with sharded_orm.atomic(Note, owner_id=1):\n    note(); note(author=3); Note.objects.filter(owner_id=1, author_id=3).delete()", [(2, "text")]),
     "a change in memory": ("with sharded_orm.atomic(Note, owner_id=1):\n    n = note()\n    n.text = 'not saved'", [(2, "text")]),
     "a value in another form": ("note(author='2', price='1.50', is_public=1)", [(2, "text")]),
+    "an id in another form": ("note(owner='1', note_id='77')", [(2, "text")]),
+    "the same id in another form": ("note(note_id=77); Note.objects.filter(owner_id='1').update(note_id='77', text='b')", [(2, "b")]),
     "a rollback": ("""
 try:
     with sharded_orm.atomic(Note, owner_id=1):
@@ -154,8 +156,22 @@ print(rows(WrittenNote, "text"), differences())
 Historical = MigrationLoader(connection).project_state().apps.get_model("notes", "Note")
 Historical.objects.using("books_00001").update(text="migrated")
 print(rows(WrittenNote, "text"), differences())
+old = Historical.objects.using("books_00001").get()
+old.text = "saved"
+old.save(using="books_00001")
+print(rows(WrittenNote, "text"), differences())
+old.owner_id = 5
+try:
+    old.save(using="books_00001")
+except WriteNotFollowed as error:
+    print(str(error).split(":")[0])
 """)
-    assert out.splitlines() == ["[('fixture',)] []", "[('migrated',)] []"]
+    assert out.splitlines() == [
+        "[('fixture',)] []",
+        "[('migrated',)] []",
+        "[('saved',)] []",
+        "update() of 'owner_id' was refused",
+    ]
 
 
 def test_a_savepoint_of_its_own_takes_its_entries_along(site: Site) -> None:
