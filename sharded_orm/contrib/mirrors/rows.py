@@ -78,13 +78,9 @@ def write_rows(
                 else:
                     _write_locked(mirror, alias, rows, unchanged)
             return
-        except IntegrityError as exc:
+        except IntegrityError:
             if attempt == _ATTEMPTS - 1:
                 raise
-            error = exc
-    raise MirrorRaced(
-        f"Rows of {mirror.label} on {alias!r} were written by others {_ATTEMPTS} times: {error}"
-    )
 
 
 def _write_locked(
@@ -170,14 +166,20 @@ def _versions(mirror: Mirror, alias: str, rows: Iterable[MirrorRow]) -> QuerySet
 
 
 def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> None:
-    if len(rows) == 1:
-        (row,) = rows
-        insert_version(alias, mirror.label, _text(mirror, row), row.version)
-    elif rows:
-        _version_rows(alias).bulk_create(
-            RowVersion(mirror=mirror.label, row=_text(mirror, row), version=row.version)
-            for row in rows
-        )
+    try:
+        if len(rows) == 1:
+            (row,) = rows
+            insert_version(alias, mirror.label, _text(mirror, row), row.version)
+        elif rows:
+            _version_rows(alias).bulk_create(
+                RowVersion(mirror=mirror.label, row=_text(mirror, row), version=row.version)
+                for row in rows
+            )
+    except IntegrityError as exc:
+        # Others have inserted a version at the same time. A constraint of the mirror itself fails later.
+        raise MirrorRaced(
+            f"Others write the same rows of {mirror.label} on {alias!r}: {exc}"
+        ) from exc
 
 
 def _lock_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> dict[str, int]:

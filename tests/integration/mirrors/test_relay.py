@@ -237,6 +237,18 @@ note(1, 2, "other")
     assert site.run("print(differences(), outbox())") == "[] 0"
 
 
+def test_a_race_does_not_make_a_dead_letter(site: Site) -> None:
+    out = site.run("""
+from sharded_orm.contrib.mirrors import relay, rows as mirror_rows
+n = note()
+Note.objects.filter(owner_id=1).update(text="later")
+mirror_rows._lock_versions = lambda *ignored: {}  # Others insert the versions after each look.
+report = relay.relay(min_age=0)
+print(report.failed, set(QuerySet(OutboxRow, using="books_00001").values_list("attempts", flat=True)))
+""")
+    assert out == "2 {0}"
+
+
 def test_writes_are_accepted_while_the_shard_of_the_mirror_is_down(
     site: Site, tmp_path: Path
 ) -> None:
