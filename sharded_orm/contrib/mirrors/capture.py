@@ -148,19 +148,36 @@ class SourceWrite:
                 f"Rows of {source.model.__name__}, which has mirrors, were inserted, and the database"
                 " has not returned their ids. Give the ids before."
             )
-        # With ignore_conflicts, the database does not tell which rows it has stored.
-        is_new = query.on_conflict is None
+        if query.on_conflict is not None:
+            return self._stored(pks), result
         rows = [
             WrittenRow(
                 row_pk,
                 row_key,
                 _known_keys(obj, mirror_keys),
-                is_new,
-                _stored_row(source, obj) if is_new else None,
+                True,
+                _stored_row(source, obj),
             )
             for row_pk, row_key, obj in zip(pks, keys, query.objs, strict=True)
         ]
         return rows, result
+
+    def _stored(self, pks: Sequence[Any]) -> list[WrittenRow]:
+        """Return those of the rows that are stored, and lock them.
+
+        With ignore_conflicts, the database does not tell which rows it has inserted. Of the others, some
+        are rows of other transactions, and some do not exist, because another column was in conflict.
+        """
+        source = self._source
+        mirror_keys = self._fields(source.mirror_keys)
+        rows = []
+        for start in range(0, len(pks), BATCH):
+            select: Any = Query(self._query.model)
+            select.add_filter("pk__in", list(pks[start : start + BATCH]))
+            fields = [*self._fields([source.pk, source.key]), *mirror_keys]
+            for pk, key, *values in self._locked(select, fields):
+                rows.append(WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, {})))
+        return rows
 
     def change(self, execute: Callable[[], Any]) -> tuple[list[WrittenRow], Any]:
         source, query = self._source, self._query
@@ -209,6 +226,10 @@ class SourceWrite:
             inner.distinct = False
             select = Query(query.model)
             select.add_filter("pk__in", inner)
+        return self._locked(select, fields)
+
+    def _locked(self, select: Any, fields: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Read ``fields`` of the rows of ``select``, and lock the rows."""
         select.add_fields([field.attname for field in fields])
         select.distinct = False
         select.select_for_update = self._connection.features.has_select_for_update

@@ -246,3 +246,36 @@ shard.end_branch(branch, commit=True)
     site.manage("mirrors", "relay", "--once")
     out = site.run('print(rows(WrittenNote, "text"), differences(), outbox())')
     assert out == "[('new',), ('second',)] [] 0"
+
+
+def test_rows_that_an_insert_has_left_out_are_locked_or_not_recorded(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+import threading
+from sharded_orm.contrib.mirrors import capture
+with connections["books_00001"].cursor() as cursor:
+    cursor.execute("CREATE UNIQUE INDEX one_text ON notes_note (text)")
+n = note(text="same")
+QuerySet(OutboxRow, using="books_00001")._raw_delete("books_00001")
+def insert(*notes):
+    Note.objects.bulk_create([Note(owner_id=1, author_id=3, **values) for values in notes], ignore_conflicts=True)
+insert({"note_id": 70, "text": "same"}, {"note_id": 71, "text": "new"})
+print(sorted(QuerySet(OutboxRow, using="books_00001").values_list("row", flat=True)), differences())
+locked, order = threading.Event(), []
+def write_first():
+    with transaction.atomic(using="books_00001"):
+        Note.objects.filter(owner_id=1, pk=n.pk).update(text="first")
+        locked.set()
+        later.join(0.5)
+        order.append("update")
+    connections.close_all()
+def write_later():
+    locked.wait()
+    insert({"note_id": n.pk, "text": "other"})
+    order.append("insert")
+    connections.close_all()
+first, later = threading.Thread(target=write_first), threading.Thread(target=write_later)
+later.start(), first.start()
+first.join(), later.join()
+print(order, differences())
+""")
+    assert out.splitlines() == ["['71'] []", "['update', 'insert'] []"]
