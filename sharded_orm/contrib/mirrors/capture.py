@@ -203,7 +203,7 @@ class SourceWrite:
             ):
                 raise WriteNotFollowed(
                     f"update() of {field.name!r} was refused: it identifies rows of"
-                    f" {source.model.__name__}, which has mirrors. Create new rows and delete these."
+                    f" {source.model.__name__}, which has mirrors. Create rows with new ids and delete these."
                 )
         rows = [
             WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new))
