@@ -134,3 +134,17 @@ writer.join(), repair.join()
 print(order)
 """)
     assert out.splitlines() == ["None", "['write', 'repair']"]
+
+
+def test_an_id_that_was_used_again_under_another_shard_key_is_mended(site: Site) -> None:
+    out = site.run("""
+n = note(text="first")
+for text in ("second", "third"):
+    Note.objects.filter(owner_id=1).update(text=text)
+again = note(2, text="again", note_id=n.pk)  # Its shard counts from one.
+n.delete()
+print(differences() == [])
+""")
+    site.manage("mirrors", "relay", "--once")
+    site.manage("mirrors", "check", "--repair")
+    assert site.run("print(rows(WrittenNote, 'text'), differences())") == "[('again',)] []"
