@@ -18,12 +18,12 @@ CALLS, ROWS = 20, 20_000
 
 _PROGRAM = """
 import json, time
-from sharded_orm.backends.write_hooks import observer
+from sharded_orm.backends.write_hooks import followers
 from sharded_orm.contrib.mirrors import capture, comparison, relay
 from sharded_orm.contrib.mirrors.build import find_mirror
 mirror = find_mirror("WrittenNote")
 mirror.source.mirrors[:] = [mirror]  # One mirror, as an application of Yupoo's kind has.
-followers, deliver = list(observer._followers), capture.deliver_after_commit
+finders, deliver = list(followers._finders), capture.TransactionChanges.deliver_after_commit
 numbers = iter(range(10**6, 10**9))
 
 def create():
@@ -40,18 +40,18 @@ def by_hand():
         WrittenNote.objects.create(note_id=n.pk, owner_id=1, author_id=2, text=n.text, price=0, changed_at=n.changed_at)
 
 def plainly(write):
-    observer._followers.clear()
+    followers._finders.clear()
     try:
         write()
     finally:
-        observer._followers.extend(followers)
+        followers._finders.extend(finders)
 
 def undelivered(write):
-    capture.deliver_after_commit = lambda *ignored: None
+    capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
     try:
         write()
     finally:
-        capture.deliver_after_commit = deliver
+        capture.TransactionChanges.deliver_after_commit = deliver
 
 def seconds(work):
     began = time.perf_counter()

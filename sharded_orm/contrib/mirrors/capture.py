@@ -8,17 +8,17 @@ from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FieldError
-from django.db import DatabaseError, NotSupportedError
+from django.db import NotSupportedError
 from django.db.models.constants import OnConflict
 from django.db.models.sql import Query
 from django.db.models.sql.constants import MULTI
 from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuery
 
 from sharded_orm.contrib.mirrors.declaration import Mirror, Source, declarations
-from sharded_orm.contrib.mirrors.delivery import deliver_after_commit
 from sharded_orm.contrib.mirrors.exceptions import MirrorReadOnly, WriteNotFollowed
 from sharded_orm.contrib.mirrors.outbox import BATCH, WrittenRow, record
 from sharded_orm.contrib.mirrors.rows import is_writing
+from sharded_orm.contrib.mirrors.transaction import SourceChange, TransactionChanges
 from sharded_orm.models.cached.insert_keys import returned_keys
 
 
@@ -65,7 +65,10 @@ class OutboxFollower:
         if isinstance(followed, Mirror):
             _refuse_write_of_mirror(followed)
             return execute()
-        write = SourceWrite(followed, compiler)
+        connection = compiler.connection
+        changes = TransactionChanges.of(connection)
+        change = changes.add(followed)
+        write = SourceWrite(followed, compiler, change)
         query = compiler.query
         if isinstance(query, InsertQuery):
             rows, result = write.insert(execute)
@@ -77,9 +80,10 @@ class OutboxFollower:
                 " mirrors, and it is unknown which rows it changes. Use save(), update() or delete()."
             )
         if rows:
-            with _rolled_back_on_error(compiler.connection):
-                alias = compiler.connection.alias
-                deliver_after_commit(followed, alias, record(followed, alias, rows))
+            with _rolled_back_on_error(connection):
+                change.entries = record(followed, connection.alias, rows)
+            changes.deliver_after_commit()
+        change.is_complete = True
         return result
 
 
@@ -96,9 +100,9 @@ def _refuse_write_of_mirror(mirror: Mirror) -> None:
 
 @contextmanager
 def _rolled_back_on_error(connection: Any) -> Iterator[None]:
-    """Have the transaction rolled back if the block fails, whatever the caller does with the error.
+    """Have the transaction rolled back if the block fails, as ``Model.save_base()`` of Django does.
 
-    Invariant: no write of a source is committed without its rows in the outbox.
+    If the caller commits in spite of this, :class:`TransactionChanges` refuses.
     """
     try:
         yield
@@ -110,8 +114,9 @@ def _rolled_back_on_error(connection: Any) -> Iterator[None]:
 class SourceWrite:
     """One statement that writes rows of a source, inside of a transaction."""
 
-    def __init__(self, source: Source, compiler: Any) -> None:
+    def __init__(self, source: Source, compiler: Any, change: SourceChange) -> None:
         self._source = source
+        self._change = change
         self._compiler = compiler
         self._query = compiler.query
         self._connection = compiler.connection
@@ -146,32 +151,45 @@ class SourceWrite:
                 f"Rows of {source.model.__name__}, which has mirrors, were inserted, and the database"
                 " has not returned their ids. Give the ids before."
             )
-        # With ignore_conflicts, the database does not tell which rows it has stored.
-        is_new = query.on_conflict is None
+        if query.on_conflict is not None:
+            return self._stored(pks), result
         rows = [
             WrittenRow(
                 row_pk,
                 row_key,
                 _known_keys(obj, mirror_keys),
-                is_new,
-                _stored_row(source, obj) if is_new else None,
+                True,
+                _stored_row(source, obj),
             )
             for row_pk, row_key, obj in zip(pks, keys, query.objs, strict=True)
         ]
         return rows, result
 
+    def _stored(self, pks: Sequence[Any]) -> list[WrittenRow]:
+        """Return those of the rows that are stored, and lock them.
+
+        With ignore_conflicts, the database does not tell which rows it has inserted. Of the others, some
+        are rows of other transactions, and some do not exist, because another column was in conflict.
+        """
+        source = self._source
+        mirror_keys = self._fields(source.mirror_keys)
+        rows = []
+        for start in range(0, len(pks), BATCH):
+            select: Any = Query(self._query.model)
+            select.add_filter("pk__in", list(pks[start : start + BATCH]))
+            fields = [*self._fields([source.pk, source.key]), *mirror_keys]
+            for pk, key, *values in self._locked(select, fields):
+                rows.append(WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, {})))
+        return rows
+
     def change(self, execute: Callable[[], Any]) -> tuple[list[WrittenRow], Any]:
         source, query = self._source, self._query
-        new_keys: dict[str, Any] = {}
-        for field, _, value in getattr(query, "values", ()):
-            if field.name in (source.pk.name, source.key.name):
-                raise WriteNotFollowed(
-                    f"update() of {field.name!r} was refused: it identifies rows of"
-                    f" {source.model.__name__}, which has mirrors. Create new rows and delete these."
-                )
-            new_keys[field.attname] = value
+        new: dict[str, Any] = {
+            field.attname: value for field, _, value in getattr(query, "values", ())
+        }
+        identity = self._fields([source.pk, source.key])
         mirror_keys = self._fields(source.mirror_keys)
-        fields = [*self._fields([source.pk, source.key]), *mirror_keys]
+        fields = [*identity, *mirror_keys]
         try:
             matching = self._read(fields)
         except EmptyResultSet:
@@ -181,8 +199,17 @@ class SourceWrite:
                 f"A statement writes {source.model.__name__}, which has mirrors, and its rows cannot be"
                 f" selected first: {exc}. Select their ids yourself, and write the rows by their ids."
             ) from exc
+        for position, field in enumerate(identity):
+            # A historical model saves all its fields, also those that are the same as before.
+            if field.attname in new and any(
+                _plain(field, new[field.attname]) != row[position] for row in matching
+            ):
+                raise WriteNotFollowed(
+                    f"update() of {field.name!r} was refused: it identifies rows of"
+                    f" {source.model.__name__}, which has mirrors. Create rows with new ids and delete these."
+                )
         rows = [
-            WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new_keys))
+            WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new))
             for pk, key, *values in matching
         ]
         return rows, self._execute_on([row.pk for row in rows], execute)
@@ -202,6 +229,10 @@ class SourceWrite:
             inner.distinct = False
             select = Query(query.model)
             select.add_filter("pk__in", inner)
+        return self._locked(select, fields)
+
+    def _locked(self, select: Any, fields: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Read ``fields`` of the rows of ``select``, and lock the rows."""
         select.add_fields([field.attname for field in fields])
         select.distinct = False
         select.select_for_update = self._connection.features.has_select_for_update
@@ -230,28 +261,27 @@ class SourceWrite:
         return changed
 
     def _executed(self, execute: Callable[[], Any]) -> Any:
-        try:
+        # The statement may take effect even if it raises: the handler of a signal can raise anywhere.
+        # The rows would not be in the outbox if the caller committed them.
+        self._change.is_complete = False
+        with _rolled_back_on_error(self._connection):
             return execute()
-        except DatabaseError:
-            raise  # The statement has changed nothing.
-        except BaseException:
-            # The statement may have taken effect: the handler of a signal can raise anywhere. The rows
-            # would not be in the outbox if the caller committed them.
-            self._connection.needs_rollback = True
-            raise
 
 
 def _stored_values(compiler: Any, field: Any, result: Any) -> list[Any]:
-    """Return the values of ``field`` of the rows that were inserted. None for those not known."""
+    """Return the values of ``field`` of the rows that were inserted, as they are read back.
+
+    None for those not known.
+    """
     objs = compiler.query.objs
-    values = [getattr(obj, field.attname) for obj in objs]
-    unknown = [value is None or hasattr(value, "resolve_expression") for value in values]
-    if not any(unknown):
+    # The caller may have given "7", or a UUID as text.
+    values = [_plain(field, getattr(obj, field.attname)) for obj in objs]
+    if None not in values:
         return values
     returned = returned_keys(compiler, objs, field, result) or [None] * len(values)
     return [
-        generated if is_unknown else value
-        for value, generated, is_unknown in zip(values, returned, unknown, strict=True)
+        generated if value is None else value
+        for value, generated in zip(values, returned, strict=True)
     ]
 
 

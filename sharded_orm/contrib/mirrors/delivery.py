@@ -7,28 +7,23 @@ state. Delivering twice, late or in another order does no harm.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db import InterfaceError, OperationalError
 
 from sharded_orm import runtime
-from sharded_orm.contrib.mirrors.declaration import Mirror, Source
+from sharded_orm.contrib.mirrors.declaration import Mirror
 from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
 from sharded_orm.contrib.mirrors.outbox import BATCH, OutboxEntry
-from sharded_orm.contrib.mirrors.removal import Delivered
 from sharded_orm.contrib.mirrors.rows import MirrorRow, write_rows
 from sharded_orm.exceptions import KeyMoved, ShardMoved
-from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.moves.repetition import repeated
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
-
-logger = logging.getLogger("sharded_orm.mirrors")
 
 
 @dataclass(frozen=True)
@@ -197,59 +192,3 @@ def read_source(
     pk_at = mirror.names.index(source.pk.attname)
     key_at = mirror.names.index(mirror.key.attname)
     return {values[pk_at]: (values[key_at], values) for values in found}
-
-
-class _Delivery:
-    """Delivers what one transaction has written, when it has been committed."""
-
-    def __init__(self, source: Source, alias: str) -> None:
-        self.source, self.alias = source, alias
-        self.entries: list[OutboxEntry] = []
-        self.is_called = False
-        self._is_deferred = False
-
-    def __call__(self) -> None:
-        self.is_called = True
-        groups = {mirror.options.group for mirror in self.source.mirrors}
-        in_use = sorted(filter(in_transaction, groups))
-        if in_use and not self._is_deferred:
-            # Another transaction is open, and the delivery would become a part of it. So wait for its
-            # end. (In a TestCase there is always one, so do not wait twice.)
-            self._is_deferred = True
-            wrapper: Any = connections[in_use[0]]
-            open_aliases = sorted(wrapper.open_transactions())
-            using = open_aliases[0] if open_aliases else in_use[0]
-            transaction.on_commit(self, using=using, robust=True)
-            return
-        failures = deliver(rows_to_deliver(self.entries), self.source.mirrors)
-        for pk, exc in failures.items():
-            # The row stays in the outbox. The writer has committed, so it gets no error.
-            logger.warning(
-                "row %r of %s reaches its mirrors later, by a relay: %s", pk, self.source.label, exc
-            )
-        if not in_use:  # Otherwise the delivery may still be rolled back.
-            Delivered.of_thread(self.alias).add(
-                entry.number for entry in self.entries if entry.written.pk not in failures
-            )
-
-
-def deliver_after_commit(source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
-    """Deliver ``entries`` when the open transaction of the shard ``alias`` has been committed.
-
-    Then the writer itself, and whoever reads after it, usually finds the mirrors written. If they
-    cannot be written, the writer gets no error: a relay delivers the rows later.
-    """
-    connection: Any = connections[alias]
-    hooks = connection.run_on_commit
-    # Statements of one block are delivered together. A savepoint that is rolled back takes its own
-    # entries along.
-    if hooks and hooks[-1][0] == set(connection.savepoint_ids):
-        delivery = hooks[-1][1]
-        # In a TestCase, functions that were called stay in the list.
-        is_open = isinstance(delivery, _Delivery) and not delivery.is_called
-        if is_open and delivery.source is source:
-            delivery.entries += entries
-            return
-    delivery = _Delivery(source, alias)
-    delivery.entries += entries
-    transaction.on_commit(delivery, using=alias, robust=True)

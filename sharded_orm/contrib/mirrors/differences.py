@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import QuerySet
 
 from sharded_orm import runtime
@@ -335,7 +335,10 @@ def _repair(mirror: Mirror, difference: Difference, row: MirrorRow, version: int
         return
     key = row.values[mirror.names.index(mirror.key.attname)]
     written = WrittenRow(row.pk, difference.source_key, {mirror.key.attname: frozenset([key])})
-    alias, entry = _record(mirror.source, written)
+    recorded = _record(mirror.source, written)
+    if recorded is None:
+        return  # The source's row has gone since, which has an outbox row of its own.
+    alias, entry = recorded
     if version is not None and version >= entry.version:
         # The source was restored from a backup, and counts from an earlier number again. Its versions
         # must win from now on.
@@ -347,10 +350,19 @@ def _repair(mirror: Mirror, difference: Difference, row: MirrorRow, version: int
     remove(alias, [entry.number])
 
 
-def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry]:
-    """Write a row into the outbox of its shard, as if it had been saved. Return the shard's alias, too."""
+def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry] | None:
+    """Write a row into the outbox of its shard, as if it had been saved. Return the shard's alias, too.
+
+    The row is locked first, as by a save. Otherwise a writer that has an earlier number might commit
+    later. None if there is no such row.
+    """
     options = source.options
     shard = options.place_key(options.group, source.key.get_prep_value(written.key))
     with transaction.atomic(using=shard.alias):
+        row: Any = QuerySet(source.model, using=shard.alias).filter(pk=written.pk).order_by()
+        if connections[shard.alias].features.has_select_for_update:
+            row = row.select_for_update()
+        if not list(row.values_list("pk")):
+            return None
         (entry,) = record(source, shard.alias, [written])
     return shard.alias, entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,8 @@ from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
 from sharded_orm.contrib.mirrors.models import RowVersion
 from sharded_orm.contrib.mirrors.statements import insert_version
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
+
+logger = logging.getLogger("sharded_orm.mirrors")
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
 # A collision is over as soon as the other writer has committed, so already a second one is rare.
@@ -78,13 +81,9 @@ def write_rows(
                 else:
                     _write_locked(mirror, alias, rows, unchanged)
             return
-        except IntegrityError as exc:
+        except IntegrityError:
             if attempt == _ATTEMPTS - 1:
                 raise
-            error = exc
-    raise MirrorRaced(
-        f"Rows of {mirror.label} on {alias!r} were written by others {_ATTEMPTS} times: {error}"
-    )
 
 
 def _write_locked(
@@ -102,6 +101,16 @@ def _write_locked(
         return version is None or row.version > version
 
     newer = list(filter(is_newer, rows))
+    for row in rows:
+        # A relay was faster, or the id was used before, under another shard key with numbers of its own.
+        if row.is_new and unchanged is None and known.get(_text(mirror, row), 0) > row.version:
+            logger.warning(
+                "the new row %r of %s on %r counts as older than what the shard had. If its id was used"
+                " before under another shard key, run 'manage.py mirrors check --repair'.",
+                row.pk,
+                mirror.label,
+                alias,
+            )
     _insert_versions(mirror, alias, [row for row in newer if _text(mirror, row) not in known])
     for row in newer:
         if _text(mirror, row) in known:
@@ -170,14 +179,20 @@ def _versions(mirror: Mirror, alias: str, rows: Iterable[MirrorRow]) -> QuerySet
 
 
 def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> None:
-    if len(rows) == 1:
-        (row,) = rows
-        insert_version(alias, mirror.label, _text(mirror, row), row.version)
-    elif rows:
-        _version_rows(alias).bulk_create(
-            RowVersion(mirror=mirror.label, row=_text(mirror, row), version=row.version)
-            for row in rows
-        )
+    try:
+        if len(rows) == 1:
+            (row,) = rows
+            insert_version(alias, mirror.label, _text(mirror, row), row.version)
+        elif rows:
+            _version_rows(alias).bulk_create(
+                RowVersion(mirror=mirror.label, row=_text(mirror, row), version=row.version)
+                for row in rows
+            )
+    except IntegrityError as exc:
+        # Others have inserted a version at the same time. A constraint of the mirror itself fails later.
+        raise MirrorRaced(
+            f"Others write the same rows of {mirror.label} on {alias!r}: {exc}"
+        ) from exc
 
 
 def _lock_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> dict[str, int]:

@@ -56,7 +56,7 @@ def test_what_a_relay_will_deliver_is_no_difference(site: Site) -> None:
     site.run("""
 from sharded_orm.contrib.mirrors import capture
 n = note()
-capture.deliver_after_commit = lambda *ignored: None
+capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
 n.delete()
 note(3, 4)
 """)
@@ -105,3 +105,49 @@ def test_unknown_mirrors(site: Site) -> None:
     done = site.manage("mirrors", "build", "Note", code=1)
     assert "No mirror has the name 'Note'" in done.err
     assert "['notes.PublicNote', 'notes.TopicOfNote', 'notes.VerifiedNote'," in done.err
+
+
+def test_a_repair_gets_its_number_after_open_writes_of_the_row(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+import threading
+from sharded_orm.contrib.mirrors.build import find_mirror
+from sharded_orm.contrib.mirrors.differences import _record
+from sharded_orm.contrib.mirrors.outbox import WrittenRow
+n, source = note(), find_mirror("WrittenNote").source
+locked, order = threading.Event(), []
+def write():
+    with transaction.atomic(using="books_00001"):
+        Note.objects.filter(owner_id=1).update(text="first")
+        locked.set()
+        repair.join(0.5)
+        order.append("write")
+    connections.close_all()
+def record():
+    locked.wait()
+    _record(source, WrittenRow(n.pk, 1, {}))
+    order.append("repair")
+    print(_record(source, WrittenRow(n.pk + 1, 1, {})))
+    connections.close_all()
+writer, repair = threading.Thread(target=write), threading.Thread(target=record)
+repair.start(), writer.start()
+writer.join(), repair.join()
+print(order)
+""")
+    assert out.splitlines() == ["None", "['write', 'repair']"]
+
+
+def test_an_id_that_was_used_again_under_another_shard_key_is_mended(site: Site) -> None:
+    out = site.run("""
+import logging.handlers
+logging.getLogger("sharded_orm.mirrors").addHandler(handler := logging.handlers.BufferingHandler(100))
+n = note(text="first")
+for text in ("second", "third"):
+    Note.objects.filter(owner_id=1).update(text=text)
+again = note(2, text="again", note_id=n.pk)  # Its shard counts from one.
+n.delete()
+print(any("run 'manage.py mirrors check --repair'" in record.getMessage() for record in handler.buffer))
+""")
+    assert out == "True"
+    site.manage("mirrors", "relay", "--once")
+    site.manage("mirrors", "check", "--repair")
+    assert site.run("print(rows(WrittenNote, 'text'), differences())") == "[('again',)] []"

@@ -9,7 +9,7 @@ from tests.patience import PATIENCE
 
 _LATE = """
 from sharded_orm.contrib.mirrors import capture, delivery
-capture.deliver_after_commit = lambda *ignored: None
+capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
 """
 
 

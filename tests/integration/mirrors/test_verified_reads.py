@@ -63,7 +63,7 @@ from sharded_orm.contrib.mirrors import capture
 n, m = note(1, 5), note(2, 5, "other")
 mine = VerifiedNote.objects.filter(author_id=5)
 list(mine)
-capture.deliver_after_commit = lambda *ignored: None
+capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
 n.text = "newer"
 n.save()
 m.delete()

@@ -37,6 +37,8 @@ WRITES = {
     "a block": ("with sharded_orm.atomic(Note, owner_id=1):\n    note(); note(author=3); Note.objects.filter(owner_id=1, author_id=3).delete()", [(2, "text")]),
     "a change in memory": ("with sharded_orm.atomic(Note, owner_id=1):\n    n = note()\n    n.text = 'not saved'", [(2, "text")]),
     "a value in another form": ("note(author='2', price='1.50', is_public=1)", [(2, "text")]),
+    "an id in another form": ("note(owner='1', note_id='77')", [(2, "text")]),
+    "the same id in another form": ("note(note_id=77); Note.objects.filter(owner_id='1').update(note_id='77', text='b')", [(2, "b")]),
     "a rollback": ("""
 try:
     with sharded_orm.atomic(Note, owner_id=1):
@@ -154,5 +156,126 @@ print(rows(WrittenNote, "text"), differences())
 Historical = MigrationLoader(connection).project_state().apps.get_model("notes", "Note")
 Historical.objects.using("books_00001").update(text="migrated")
 print(rows(WrittenNote, "text"), differences())
+old = Historical.objects.using("books_00001").get()
+old.text = "saved"
+old.save(using="books_00001")
+print(rows(WrittenNote, "text"), differences())
+old.owner_id = 5
+try:
+    old.save(using="books_00001")
+except WriteNotFollowed as error:
+    print(str(error).split(":")[0])
 """)
-    assert out.splitlines() == ["[('fixture',)] []", "[('migrated',)] []"]
+    assert out.splitlines() == [
+        "[('fixture',)] []",
+        "[('migrated',)] []",
+        "[('saved',)] []",
+        "update() of 'owner_id' was refused",
+    ]
+
+
+def test_a_savepoint_of_its_own_takes_its_entries_along(site: Site) -> None:
+    out = site.run("""
+alias = "books_00001"
+with transaction.atomic(using=alias):
+    note(text="kept")
+    sid = transaction.savepoint(using=alias)
+    note(text="lost")
+    Note.objects.filter(owner_id=1).update(text="lost")
+    transaction.savepoint_rollback(sid, using=alias)
+    note(text="later")
+print(rows(WrittenNote, "text"), differences())
+with transaction.atomic(using=alias):
+    sid = transaction.savepoint(using=alias)
+    note(text="lost")
+    transaction.savepoint_rollback(sid, using=alias)
+print(rows(WrittenNote, "text"), differences())
+""")
+    assert out.splitlines() == ["[('kept',), ('later',)] []"] * 2
+
+
+def test_rows_that_are_not_in_the_outbox_are_not_committed(site: Site) -> None:
+    out = site.run("""
+note(text="kept")
+alias = "books_00001"
+def fail(execute, sql, *rest):
+    if sql.startswith("INSERT") and "outboxrow" in sql:
+        raise RuntimeError
+    return execute(sql, *rest)
+try:
+    with transaction.atomic(using=alias), connections[alias].execute_wrapper(fail):
+        try:
+            Note.objects.filter(owner_id=1).update(text="lost")
+        except RuntimeError:
+            transaction.set_rollback(False, using=alias)
+except WriteNotFollowed as error:
+    print(str(error).split(":")[0])
+print(list(Note.objects.filter(owner_id=1).values_list("text", flat=True)), differences())
+""")
+    assert out.splitlines() == [
+        "The transaction on 'books_00001' was rolled back",
+        "['kept'] []",
+    ]
+
+
+def test_a_branch_that_is_committed_later_is_delivered_later(site_everywhere: Site) -> None:
+    site = site_everywhere
+    if site.backend == "sqlite3":
+        pytest.skip("SQLite does not prepare transactions")
+    out = site.run("""
+from django.db import OperationalError
+from sharded_orm.backends.two_phase.branch import BranchName, new_transaction
+n = note(text="old")
+shard = connections["books_00001"]
+branch = BranchName(new_transaction("books_00000"), shard.shard.schema)
+def lose_session(commit):
+    raise OperationalError("before the COMMIT of the branch")
+with transaction.atomic(using=shard.alias):
+    shard.begin_branch(branch)
+    n.text = "new"
+    n.save()
+    note(text="second")
+    shard.prepare_branch()
+    shard.is_bound = True
+    shard._commit_writes = lose_session
+print(rows(WrittenNote, "text"), outbox())
+del shard._commit_writes
+shard.end_branch(branch, commit=True)
+""")
+    assert out == "[('old',)] 1"
+    site.manage("mirrors", "relay", "--once")
+    out = site.run('print(rows(WrittenNote, "text"), differences(), outbox())')
+    assert out == "[('new',), ('second',)] [] 0"
+
+
+def test_rows_that_an_insert_has_left_out_are_locked_or_not_recorded(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+import threading
+from sharded_orm.contrib.mirrors import capture
+with connections["books_00001"].cursor() as cursor:
+    cursor.execute("CREATE UNIQUE INDEX one_text ON notes_note (text)")
+n = note(text="same")
+QuerySet(OutboxRow, using="books_00001")._raw_delete("books_00001")
+def insert(*notes):
+    Note.objects.bulk_create([Note(owner_id=1, author_id=3, **values) for values in notes], ignore_conflicts=True)
+insert({"note_id": 70, "text": "same"}, {"note_id": 71, "text": "new"})
+print(sorted(QuerySet(OutboxRow, using="books_00001").values_list("row", flat=True)), differences())
+locked, order = threading.Event(), []
+def write_first():
+    with transaction.atomic(using="books_00001"):
+        Note.objects.filter(owner_id=1, pk=n.pk).update(text="first")
+        locked.set()
+        later.join(0.5)
+        order.append("update")
+    connections.close_all()
+def write_later():
+    locked.wait()
+    insert({"note_id": n.pk, "text": "other"})
+    order.append("insert")
+    connections.close_all()
+first, later = threading.Thread(target=write_first), threading.Thread(target=write_later)
+later.start(), first.start()
+first.join(), later.join()
+print(order, differences())
+""")
+    assert out.splitlines() == ["['71'] []", "['update', 'insert'] []"]

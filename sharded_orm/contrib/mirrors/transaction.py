@@ -1,0 +1,160 @@
+"""The mirrors' part of one transaction on a shard: what it has written is delivered after its commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from django.db import connections, transaction
+
+from sharded_orm.contrib.mirrors.declaration import Source
+from sharded_orm.contrib.mirrors.delivery import deliver, rows_to_deliver
+from sharded_orm.contrib.mirrors.exceptions import WriteNotFollowed
+from sharded_orm.contrib.mirrors.outbox import OutboxEntry
+from sharded_orm.contrib.mirrors.removal import Delivered
+from sharded_orm.models.moves.confirmation import in_transaction
+
+logger = logging.getLogger("sharded_orm.mirrors")
+
+
+class SourceChange:
+    """What one statement has changed in a source."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.entries: Sequence[OutboxEntry] = ()
+        #: Whether each row that the statement has changed is in the outbox.
+        self.is_complete = True
+        #: Whether the statement was rolled back with a savepoint.
+        self.is_undone = False
+        self.is_delivered = False
+
+
+class TransactionChanges:
+    """The changes of one transaction. A :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher`.
+
+    :param connection: the connection object of the shard, in a transaction.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._changes: list[SourceChange] = []
+        #: The number of changes at the time that each savepoint was set.
+        self._savepoints: dict[str, int] = {}
+        self._hook: Callable[[], None] | None = None
+        #: Whether the transaction may be, or has been, committed. While it is open, Django calls the
+        #: hook in tests only.
+        self._may_deliver = True
+
+    @classmethod
+    def of(cls, connection: Any) -> TransactionChanges:
+        """Return the object of the open transaction of ``connection``."""
+        for watcher in connection.commit_watchers:
+            if isinstance(watcher, cls):
+                return watcher
+        own = cls(connection)
+        connection.commit_watchers += (own,)
+        return own
+
+    def add(self, source: Source) -> SourceChange:
+        """Return the change of a statement that is not executed yet."""
+        change = SourceChange(source)
+        self._changes.append(change)
+        return change
+
+    def deliver_after_commit(self) -> None:
+        """Deliver all changes when the transaction has been committed.
+
+        Then the writer itself, and whoever reads after it, usually finds the mirrors written. If they
+        cannot be written, the writer gets no error: a relay delivers the rows later.
+        """
+        connection = self._connection
+        hooks = connection.run_on_commit
+        # One hook is enough, unless it may be dropped with a savepoint, or other hooks came after it.
+        if self._hook is not None and hooks:
+            savepoints, last = hooks[-1][:2]
+            if last is self._hook and savepoints <= set(connection.savepoint_ids):
+                return
+        self._hook = partial(self._deliver)
+        transaction.on_commit(self._hook, using=connection.alias, robust=True)
+
+    def _deliver(self) -> None:
+        self._hook = None  # In a TestCase, hooks that were called stay in Django's list.
+        if not self._may_deliver:
+            return
+        by_source: dict[int, tuple[Source, list[OutboxEntry]]] = {}
+        for change in self._changes:
+            if change.is_undone or change.is_delivered:
+                continue
+            change.is_delivered = True
+            _, entries = by_source.setdefault(id(change.source), (change.source, []))
+            entries += change.entries
+        for source, entries in by_source.values():
+            _Delivery(source, self._connection.alias, entries)()
+
+    # ##### The end of the transaction #####
+
+    def before_commit(self) -> None:
+        """Refuse a commit after which the mirrors would not follow.
+
+        :raises WriteNotFollowed: a statement is committed whose rows are not in the outbox.
+        """
+        for change in self._changes:
+            if not change.is_complete and not change.is_undone:
+                raise WriteNotFollowed(
+                    f"The transaction on {self._connection.alias!r} was rolled back: it has changed rows of"
+                    f" {change.source.model.__name__} that could not be written into the outbox. Let the"
+                    " error of the write leave the block of atomic()."
+                )
+
+    def may_commit(self) -> None:
+        """What a statement commits implicitly is in the outbox, so a relay finds it."""
+
+    def savepoint(self, sid: str) -> None:
+        self._savepoints[sid] = len(self._changes)
+
+    def savepoint_rolled_back(self, sid: str) -> None:
+        # This object was made after an unknown savepoint was set, so all its changes are undone.
+        for change in self._changes[self._savepoints.get(sid, 0) :]:
+            change.is_undone = True
+
+    def ended(self, committed: bool | None) -> None:
+        # If the end is unknown, the transaction may be committed later. Whoever read the rows now would
+        # bring their old state to the mirrors. A relay sees the outbox only after the commit.
+        self._may_deliver = committed is True
+
+
+class _Delivery:
+    """Delivers what one transaction has written to a source, after its commit."""
+
+    def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
+        self._source, self._alias, self._entries = source, alias, entries
+        self._is_deferred = False
+
+    def __call__(self) -> None:
+        groups = {mirror.options.group for mirror in self._source.mirrors}
+        in_use = sorted(filter(in_transaction, groups))
+        if in_use and not self._is_deferred:
+            # Another transaction is open, and the delivery would become a part of it. So wait for its
+            # end. (In a TestCase there is always one, so do not wait twice.)
+            self._is_deferred = True
+            wrapper: Any = connections[in_use[0]]
+            open_aliases = sorted(wrapper.open_transactions())
+            using = open_aliases[0] if open_aliases else in_use[0]
+            transaction.on_commit(self, using=using, robust=True)
+            return
+        failures = deliver(rows_to_deliver(self._entries), self._source.mirrors)
+        for pk, exc in failures.items():
+            # The row stays in the outbox. The writer has committed, so it gets no error.
+            logger.warning(
+                "row %r of %s reaches its mirrors later, by a relay: %s",
+                pk,
+                self._source.label,
+                exc,
+            )
+        if not in_use:  # Otherwise the delivery may still be rolled back.
+            Delivered.of_thread(self._alias).add(
+                entry.number for entry in self._entries if entry.written.pk not in failures
+            )
