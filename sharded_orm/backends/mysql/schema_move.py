@@ -217,7 +217,7 @@ class MySQLSchemaMove(SchemaMove):
                     self._rows(f"RENAME TABLE {pairs}")
                     return began
                 except OperationalError as exc:
-                    if began > deadline or not _may_rename_again(exc):
+                    if began > deadline or not may_rename_again(exc):
                         raise
                 time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
         finally:
@@ -253,7 +253,7 @@ class MySQLSchemaMove(SchemaMove):
                     self._rows(f"ALTER TABLE {self._quote(hidden)} AUTO_INCREMENT = {number:d}")
 
 
-def _may_rename_again(error: OperationalError) -> bool:
+def may_rename_again(error: OperationalError) -> bool:
     """Whether others have stopped a RENAME TABLE, so that no table was renamed."""
     number, text = error.args[0], str(error.args[-1])
     return (
