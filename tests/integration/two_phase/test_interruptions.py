@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -81,6 +82,70 @@ def test_a_block_on_a_shard_that_is_still_open(bank: Bank) -> None:
         bank.add(8, -1)
     inner.__exit__(None, None, None)
     assert bank.balances() == [START] * 4
+
+
+def test_a_statement_that_was_not_sent_is_no_write(bank: Bank) -> None:
+    with sharded_orm.atomic(GROUP, two_phase=True):
+        bank.add(0, 1)
+        bank.add(9, -1)
+        with pytest.raises(Exception), bank[8].cursor() as cursor:  # noqa: B017, PT011
+            cursor.execute("UPDATE account SET balance = %s, id = %s", [1])
+        bank[8].needs_rollback = False
+    assert bank.balances() == [START + 1, START, START, START - 1]
+
+
+def test_autocommit_after_an_interrupted_end_commits_nothing(bank: Bank) -> None:
+    wrapper: Any = bank[8]
+    rollback = wrapper._rollback
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    # PostgreSQL refuses to switch autocommit on, and this error takes the place of the interruption.
+    with (
+        pytest.raises((KeyboardInterrupt, ZeroDivisionError)),
+        sharded_orm.atomic(GROUP, two_phase=True),
+    ):
+        bank.add(0, 1)
+        bank.add(8, -1)
+        wrapper._rollback = interrupted
+        1 / 0  # noqa: B018
+    wrapper._rollback = rollback
+    bank.close()
+    assert bank.balances() == [START] * 4
+
+
+def test_a_session_with_state(bank: Bank) -> None:
+    with bank[8].cursor() as cursor:
+        sql = "SET @mark = 1" if bank[8].vendor == "mysql" else "SET statement_timeout = 99999"
+        cursor.execute(sql)
+    with (
+        pytest.raises(TwoPhaseMisused, match="state of its own"),
+        sharded_orm.atomic(GROUP, two_phase=True),
+    ):
+        bank.add(0, 1)
+        bank.add(8, -1)
+    bank[8].close()
+    assert bank.balances() == [START] * 4
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["commit", "refusal"])
+def test_a_function_that_writes(bank: Bank, ends: bool) -> None:
+    if bank[0].vendor != "postgresql":
+        return
+    with bank[8].cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION take() RETURNS void LANGUAGE sql AS 'UPDATE account SET balance = 0'"
+        )
+    with contextlib.suppress(RuntimeError), sharded_orm.atomic(GROUP, two_phase=True):
+        bank.add(0, 1)
+        bank.add(9, -1)
+        with bank[8].cursor() as cursor:
+            cursor.execute("SELECT take()")
+        assert not bank[8].reads_as_autocommit()
+        if not ends:
+            raise RuntimeError
+    assert bank.balance(8) == (0 if ends else START)
 
 
 def test_a_node_without_autocommit(bank: Bank) -> None:
