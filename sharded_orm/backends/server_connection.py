@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -161,7 +161,9 @@ class ServerConnectionMixin(ShardConnectionMixin, Generic[P]):
 
     def leave_branch(self) -> None:
         if self.connection is not None:
-            self.connection.leave_branch()
+            # If other state was lost with the session, it is given up all the same.
+            with suppress(self.Database.Error):
+                self.connection.leave_branch()
 
     def prepared_branches(self) -> list[BranchName]:
         with self.wrap_database_errors:

@@ -80,12 +80,19 @@ class BranchWatch:
         return [prepared for prepared, since in seen.items() if now - since >= GRACE][:_BATCH]
 
     def _end(self, overdue: Sequence[PreparedBranch]) -> None:
+        left: set[str] = set()
         for prepared in overdue:
+            if prepared.branch.decider in left:
+                continue
             decider = runtime.topology().resolve(prepared.branch.decider)
             if decider is not None and _is_down(connections[decider.alias]):
                 continue
             if recovery.end(prepared, seconds=0).is_over:
                 self._seen.pop(prepared, None)
+            else:
+                # A program waits once for each decider. The other branches have their turn in the next look.
+                left.add(prepared.branch.decider)
+                self._seen[prepared] = time.monotonic()
 
 
 def _is_down(wrapper: Any) -> bool:

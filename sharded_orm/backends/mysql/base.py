@@ -36,6 +36,7 @@ from sharded_orm.backends.statements import Effect
 from sharded_orm.backends.text_keys import BATCH, ColumnTypes
 from sharded_orm.backends.two_phase.branch import Fate
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
+from sharded_orm.mysql_flavor import MySQLFlavor
 
 if TYPE_CHECKING:
     from sharded_orm.topology.model import Shard
@@ -233,7 +234,8 @@ class DatabaseWrapper(ServerConnectionMixin[NodePool], stock.DatabaseWrapper):
     def fate_of(self, transaction: str, seconds: float) -> Fate:
         with self.wrap_database_errors:
             name = self.settings_dict["NAME"]
-            return branches.fate(self.node_pool, name, transaction, seconds)
+            whole = max(MySQLFlavor.of(self).least_lock_wait, round(seconds))
+            return branches.fate(self.node_pool, name, transaction, whole)
 
     # ##### Sessions #####
 

@@ -73,11 +73,11 @@ def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
     return Completion.DONE
 
 
-def fate(pool: NodePool, schema: str, transaction: str, seconds: float) -> Fate:
+def fate(pool: NodePool, schema: str, transaction: str, seconds: int) -> Fate:
     """Return what has become of a transaction. See ``TwoPhaseMixin.fate_of``."""
     session = pool.lease_new()
     try:
-        session.run(b"SET innodb_lock_wait_timeout=%d" % max(1, round(seconds)), b"BEGIN")
+        session.run(b"SET innodb_lock_wait_timeout=%d" % seconds, b"BEGIN")
         table = f"`{schema.replace('`', '``')}`.{TABLE}"
         try:
             session.run(

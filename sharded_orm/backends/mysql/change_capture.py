@@ -59,7 +59,7 @@ class MySQLChangeCapture(ChangeCapture):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self._flavor = MySQLFlavor.of(connection)
-        self._locks = LockWaits(self._rows, self._flavor)
+        self._locks = LockWaits(self._rows, self._flavor, _PATIENCE)
         self._rows("SET NAMES utf8mb4")
         self._rows("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self._rows(f"SET SESSION lock_wait_timeout = {_PATIENCE:d}")

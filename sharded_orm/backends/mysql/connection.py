@@ -107,7 +107,10 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         return self.autocommitted
 
     def autocommit(self, on: bool) -> None:
-        """Switch autocommit on or off. Switching it on commits an open transaction."""
+        """Switch autocommit on or off. Switching it on commits an open transaction.
+
+        One of a block in two phases is not committed: the session is given up.
+        """
         on = bool(on)
         mode = self.mode
         if mode is SessionMode.PINNED:
@@ -120,7 +123,11 @@ class VirtualConnection(BranchLease, DriverFace, SessionHold[NodeSession]):
         if on == self.autocommitted:
             return
         if on and self.transaction.is_open:
-            self._end(COMMIT)
+            if self.transaction.plain_only:
+                # Its end was interrupted. Nobody but the coordinator may commit a part of a larger one.
+                self.leave_branch()
+            else:
+                self._end(COMMIT)
         self.autocommitted = on
         self.settle()
 

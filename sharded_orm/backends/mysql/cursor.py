@@ -210,8 +210,6 @@ class LeaseMixin(BaseCursor):
                 # statement: it has that statement's warnings.
                 session = connection.session = traces.lease(connection, query)
                 session.last_user = connection
-        if kind and mode is _TRANSACTION:
-            connection.transaction.only_reads = False
         prefix: list[bytes] = []
         sent = False
         try:
@@ -229,6 +227,8 @@ class LeaseMixin(BaseCursor):
                 raise ProgrammingError(
                     _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
                 )
+            if kind and mode is _TRANSACTION:
+                connection.transaction.only_reads = False
             sent = True
             if prefix:
                 session.send(prefix, statement)

@@ -26,11 +26,15 @@ class LockWaits:
     """The waits of one session for locks.
 
     :param run: sends a statement of this session, and returns the rows.
+    :param usual: the ``lock_wait_timeout`` that the session has otherwise, in seconds.
     """
 
-    def __init__(self, run: Callable[..., list[tuple[Any, ...]]], flavor: MySQLFlavor) -> None:
+    def __init__(
+        self, run: Callable[..., list[tuple[Any, ...]]], flavor: MySQLFlavor, usual: int
+    ) -> None:
         self._run = run
         self._flavor = flavor
+        self._usual = {"lock_wait_timeout": str(usual)}
 
     def attempt(
         self,
@@ -67,7 +71,8 @@ class LockWaits:
     def unlimited(self) -> str:
         """The statement after which statements wait for locks as long as usual."""
         names = self._flavor.lock_timeouts(0)
-        return f"SET SESSION {', '.join(f'{name} = DEFAULT' for name in names)}"
+        values = (f"{name} = {self._usual.get(name, 'DEFAULT')}" for name in names)
+        return f"SET SESSION {', '.join(values)}"
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:

@@ -383,7 +383,11 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
         return (
             self.connection is not None
             and self.connection.mode is SessionMode.TRANSACTION
-            and self.connection.only_reads
+            # A part of a larger transaction has sent nothing if it is not open.
+            and (
+                self.connection.only_reads
+                or (self.connection.is_shared and not self.connection.is_open)
+            )
             and not (self.connection.session is not None and self.connection.session.has_failed)
         )
 

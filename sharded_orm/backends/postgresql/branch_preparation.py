@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from sharded_orm.backends.postgresql import branches
+from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
 from sharded_orm.backends.postgresql.session_lease import SessionLease
 from sharded_orm.backends.postgresql.statement_kind import reason
 from sharded_orm.backends.session_mode import SessionMode
@@ -27,8 +28,24 @@ class BranchPreparation(SessionLease):
     is_shared = False
 
     def begin_branch(self, name: str = "") -> None:
-        """Give the next transaction a name; none if it is the one that decides. Sends nothing."""
+        """Give the next transaction a name; none if it is the one that decides. Sends nothing.
+
+        :raises TwoPhaseMisused: a session is pinned, whose state would be lost with the branch.
+        """
+        if self.mode is SessionMode.PINNED:
+            raise TwoPhaseMisused(
+                f"Alias {self.alias!r} keeps a session with state of its own, which cannot take part in"
+                " a block with two_phase=True. Close its connection before the block."
+            )
         self.branch, self.is_shared = name, True
+
+    def pin(self, reason: str, *, own_path: bool = False) -> PostgreSQLNodeSession:
+        if self.is_shared:
+            raise TwoPhaseMisused(
+                f"Alias {self.alias!r}: {reason!r}, which leaves state in the session, cannot run in a block"
+                " with two_phase=True. Run it outside of the block."
+            )
+        return super().pin(reason, own_path=own_path)
 
     def refuse_control(self, sql: str) -> None:
         """Refuse a statement that ends a transaction, if that would commit or lose a part of a larger one."""

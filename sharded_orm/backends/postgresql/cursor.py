@@ -28,6 +28,7 @@ from sharded_orm.backends.postgresql.statement_kind import (
     classify,
     is_repeatable,
     is_several,
+    prepares_transaction,
     reason,
     resets_path,
     without_comments,
@@ -102,6 +103,9 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
         elif connection.mode is _FREE:
             self._run_free(connection, kind, text, query, params, options)
         else:
+            if not kind and connection.is_shared and not is_repeatable(text):
+                # A function may write. A reader would commit before the decision.
+                connection.only_reads = False
             self._run_held(connection, kind, query, params, options)
         return self
 
@@ -207,6 +211,8 @@ class SessionLeaseMixin(psycopg.Cursor[Any]):
                 query, more = self._once_per_database(text)
         elif kind is PostgreSQLKind.AFFINE:
             self._check_affinity(connection)
+        elif kind is PostgreSQLKind.BARE and prepares_transaction(text):
+            connection.refuse_control(text)
         elif kind is PostgreSQLKind.MAYBE_ALONE or kind is PostgreSQLKind.ALONE:
             # A pooler gets it as any other statement: most procedures do not end transactions, and most
             # tables are not partitioned.

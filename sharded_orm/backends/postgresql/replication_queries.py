@@ -39,11 +39,12 @@ WHERE l.locktype = 'object' AND l.classid = 'pg_catalog.pg_database'::pg_catalog
   AND l.pid NOT IN (SELECT a.pid FROM pg_catalog.pg_stat_activity a
                     WHERE a.backend_type = 'autovacuum worker')
 """
-# Vacuums change no rows, and senders of the log only read.
+# Vacuums change no rows. Senders of the physical log only read, and have no datname; sessions of the
+# logical log may write.
 SESSIONS = """
 SELECT pid, usename::text AS account FROM pg_catalog.pg_stat_activity
 WHERE datname = ANY(%s) AND pid <> pg_catalog.pg_backend_pid()
-  AND (backend_type IS NULL OR backend_type NOT IN ('autovacuum worker', 'walsender'))
+  AND (backend_type IS NULL OR backend_type <> 'autovacuum worker')
 """
 END_SESSIONS = f"SELECT count(pg_catalog.pg_terminate_backend(pid)) FROM ({SESSIONS}) s"
 UNLOGGED = """

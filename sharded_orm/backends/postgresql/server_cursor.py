@@ -11,7 +11,7 @@ from django.db.backends.postgresql.base import ServerSideCursor as StockServerCu
 from sharded_orm.backends.postgresql.cursor import SessionLeaseMixin, shift_position
 from sharded_orm.backends.postgresql.search_path import packet_of
 from sharded_orm.backends.postgresql.session import PostgreSQLNodeSession
-from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind
+from sharded_orm.backends.postgresql.statement_kind import PostgreSQLKind, is_repeatable
 from sharded_orm.backends.session_mode import SessionMode
 from sharded_orm.backends.write_hooks.route_check import check_route
 
@@ -57,7 +57,7 @@ class PostgreSQLServerCursor(SessionLeaseMixin, StockServerCursor):
                 connection.pin("a cursor WITH HOLD")
         self._ends_with_transaction = in_transaction and not self._withhold
         self._is_leased = connection.mode is SessionMode.FREE and self._withhold
-        if kind:
+        if kind or (connection.is_shared and not is_repeatable(self._text(query))):
             self._record_write(kind)
         if self._is_leased:
             session, prefix = connection.lease_session(), connection.autocommit_prefix

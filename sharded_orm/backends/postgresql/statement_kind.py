@@ -208,6 +208,12 @@ def begins_anew(sql: str) -> bool:
     return bare is None or _CHAIN.search(bare.upper()) is not None
 
 
+def prepares_transaction(sql: str) -> bool:
+    """Whether ``sql``, of the kind BARE, is ``PREPARE TRANSACTION``."""
+    bare = _strip(sql)
+    return bare is None or bare.lstrip("( \t\r\n").upper().startswith("PREPARE")
+
+
 def resets_path(sql: str) -> bool:
     """Whether ``sql``, of the kind PATH, gives the session the server's default search path."""
     bare = _strip(sql)

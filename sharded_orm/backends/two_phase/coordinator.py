@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from django.db import DatabaseError
+
 from sharded_orm.backends.two_phase import old_decisions
 from sharded_orm.backends.two_phase.branch import BranchName, fits, new_transaction
 from sharded_orm.backends.write_hooks.commit import CommitOutcome
-from sharded_orm.exceptions import CommitOutcomeUnknown, TwoPhaseMisused, TwoPhaseUnavailable
+from sharded_orm.exceptions import (
+    CommitOutcomeUnknown,
+    ShardedOrmError,
+    TwoPhaseMisused,
+    TwoPhaseUnavailable,
+)
 from sharded_orm.topology.model import Shard
 
 #: The most shards of one transaction. Each is a session, and a branch that its server has to keep.
@@ -28,12 +35,15 @@ class Participant(Protocol):
     failed_commit: CommitOutcome | None
     is_bound: bool
     left_branch: bool
+    commit_on_exit: bool
 
+    @property
+    def has_inner_block(self) -> bool: ...
     def two_phase_obstacle(self) -> str: ...
     def begin_decider(self) -> None: ...
     def begin_branch(self, branch: BranchName) -> None: ...
     def prepare_branch(self) -> None: ...
-    def leave_branch(self) -> None: ...
+    def leave_bound_branch(self) -> None: ...
     def store_decision(self, transaction: str) -> None: ...
     def reads_as_autocommit(self) -> bool: ...
     def leave_group_levels(self, depth: int, *, commit: bool) -> None: ...
@@ -56,12 +66,20 @@ class Coordinator:
         """Let the transaction of a shard become part of this one. No statement of it was sent yet.
 
         :raises TwoPhaseUnavailable: the server of the shard cannot prepare a branch.
-        :raises TwoPhaseMisused: the transaction has too many shards, or the session has state.
+        :raises TwoPhaseMisused: the transaction has too many shards, or the session has state or no
+            autocommit.
         """
         if obstacle := member.two_phase_obstacle():
             raise TwoPhaseUnavailable(
                 f"Shard {member.alias!r} cannot commit in two phases: {obstacle}."
             )
+        if not member.commit_on_exit:
+            raise TwoPhaseMisused(
+                f"Shard {member.alias!r} has autocommit switched off, so a block does not commit there."
+                " Leave 'AUTOCOMMIT': False out of the settings of its node."
+            )
+        # The end of the last transaction may have been interrupted.
+        member.is_bound = member.left_branch = False
         if self._count == MAX_SHARDS:
             raise TwoPhaseMisused(
                 f"A transaction in two phases can use {MAX_SHARDS} shards, and {member.alias!r} would be"
@@ -96,24 +114,47 @@ class Coordinator:
         decider = self._decider
         writers = [member for member in members if not member.reads_as_autocommit()]
         if len(writers) < 2:
-            for member in [*(m for m in members if m not in writers), *writers]:
-                member.leave_group_levels(0, commit=True)
+            for member in members:
+                if member not in writers:
+                    member.leave_group_levels(0, commit=True)
+            for writer in writers:
+                self._commit_alone(writer)
             return
         if decider is None or decider not in members:
             raise TwoPhaseMisused(
                 "The connection of the first shard of the transaction was closed before the end of the"
                 " block, and with it the decision. Nothing is committed: run the transaction again."
             )
+        for member in members:
+            if member.has_inner_block:
+                raise TwoPhaseMisused(
+                    f"The block ends while a block on its shard {member.alias!r} that began inside it is"
+                    " still open. Nothing is committed: end the inner block first."
+                )
         branches = [member for member in writers if member is not decider]
         # Whoever has only read cannot fail after the decision, and has nothing to prepare.
         for member in members:
             if member not in writers and member is not decider:
                 member.leave_group_levels(0, commit=True)
         decider.store_decision(self._transaction)
-        for member in branches:
-            member.prepare_branch()
+        try:
+            for member in branches:
+                member.prepare_branch()
+        except BaseException:
+            # A branch may be prepared although its session was lost.
+            self._report(_shards([decider, *branches]), True)
+            raise
         self._decide(decider, branches)
         self._finish(decider, branches)
+
+    def _commit_alone(self, writer: Participant) -> None:
+        writer.failed_commit = None
+        try:
+            writer.leave_group_levels(0, commit=True)
+        except Exception as exc:
+            if writer.failed_commit is CommitOutcome.UNKNOWN:
+                raise CommitOutcomeUnknown([writer.alias], exc) from exc
+            raise
 
     def _decide(self, decider: Participant, branches: Sequence[Participant]) -> None:
         decider.failed_commit = None
@@ -122,7 +163,7 @@ class Coordinator:
         try:
             decider.leave_group_levels(0, commit=True)
         except BaseException as exc:
-            if isinstance(exc, Exception) and _has_refused(decider):
+            if _has_refused(decider, exc):
                 for member in branches:
                     member.is_bound = False
                 raise
@@ -142,8 +183,9 @@ class Coordinator:
             except BaseException as exc:
                 # Go on, because the others are decided, too.
                 interruption = interruption or exc
-        # A branch that is still bound was interrupted: the caller's rollback leaves it.
-        is_left = any(member.left_branch or member.is_bound for member in branches)
+                if member.is_bound:
+                    member.leave_bound_branch()
+        is_left = any(member.left_branch for member in branches)
         if not is_left:
             old_decisions.add(decider.alias, self._transaction)
         self._report(_shards([decider, *branches]), is_left)
@@ -151,9 +193,11 @@ class Coordinator:
             raise interruption
 
 
-def _has_refused(decider: Participant) -> bool:
-    """Whether the server has answered the COMMIT of ``decider`` with an error, and so has not committed."""
-    return decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
+def _has_refused(decider: Participant, exc: BaseException) -> bool:
+    """Whether it is certain that the COMMIT of ``decider``, which raised ``exc``, has not committed."""
+    # Any other error has interrupted the rollback after the refusal.
+    is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
+    return is_of_commit and decider.failed_commit in (CommitOutcome.OPEN, CommitOutcome.OVER)
 
 
 def _shards(members: Sequence[Participant]) -> list[Shard]:

@@ -6,11 +6,12 @@ import logging
 import time
 from typing import ClassVar
 
-from django.db import ProgrammingError
+from django.db import DatabaseError, ProgrammingError
 
 from sharded_orm.backends.two_phase import old_decisions
 from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion, Fate
 from sharded_orm.backends.write_hooks.commit import CommitHookMixin, CommitOutcome
+from sharded_orm.exceptions import ShardedOrmError
 
 logger = logging.getLogger("sharded_orm.backends.two_phase")
 
@@ -31,6 +32,8 @@ class TwoPhaseMixin(CommitHookMixin):
     is_bound = False
     #: Whether the branch of the last transaction was left to a recovery.
     left_branch = False
+    # Whether the server has confirmed the COMMIT that is under way.
+    _is_confirmed = False
 
     # ##### For backends #####
 
@@ -137,28 +140,38 @@ class TwoPhaseMixin(CommitHookMixin):
         # Overrides BaseDatabaseWrapper._commit. If the decision is stored, no error of this shard can
         # undo it: the branch stays prepared, and a recovery commits it. So Django must not roll back.
         if not self.is_bound:
+            self._is_confirmed = False
             try:
                 super()._commit()
-            except BaseException:
-                self.failed_commit = self.commit_outcome()
+            except BaseException as exc:
+                # Any other error, one of a signal handler for example, may come after the commit.
+                is_of_commit = isinstance(exc, DatabaseError | ShardedOrmError)
+                is_certain = is_of_commit and not self._is_confirmed
+                self.failed_commit = self.commit_outcome() if is_certain else CommitOutcome.UNKNOWN
                 raise
             return
         try:
             super()._commit()
         except BaseException as exc:
             logger.warning("The decided branch on %r is left to a recovery: %s", self.alias, exc)
-            self._leave_bound_branch()
+            self.leave_bound_branch()
             if not isinstance(exc, Exception):
                 raise
         self.is_bound = False
 
+    def _tell_watchers(self, committed: bool | None) -> None:
+        # Overrides CommitHookMixin._tell_watchers, the first call after a COMMIT that has succeeded.
+        self._is_confirmed = self._is_confirmed or bool(committed)
+        super()._tell_watchers(committed)
+
     def _rollback(self) -> None:
         # Overrides BaseDatabaseWrapper._rollback.
         if self.is_bound:
-            self._leave_bound_branch()
+            self.leave_bound_branch()
         super()._rollback()
 
-    def _leave_bound_branch(self) -> None:
+    def leave_bound_branch(self) -> None:
+        """Leave the prepared branch to a recovery, and give its session up. Sends nothing."""
         self.is_bound, self.left_branch = False, True
         # The writes take effect later, or never. So the markers in the cache must stay.
         self._leave_writes()
@@ -167,5 +180,5 @@ class TwoPhaseMixin(CommitHookMixin):
     def _close(self) -> None:
         # Overrides BaseDatabaseWrapper._close, which leaves a prepared branch as it is.
         if self.is_bound:
-            self._leave_bound_branch()
+            self.leave_bound_branch()
         super()._close()

@@ -28,6 +28,7 @@ from sharded_orm.operations.shard_moves.record import (
 from sharded_orm.operations.shard_moves.request import ShardMoveOptions
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.operations.shard_moves.table_comparison import TableComparison
+from sharded_orm.two_phase.recovery import refuse_prepared
 
 #: Rows are copied in batches of this many.
 BATCH: Final = 2000
@@ -275,6 +276,7 @@ class ShardMover:
             self._catch_up()
             self._comparison.compare_open()
             self._record.prepare()
+            self._refuse_prepared()
             self._record.enter(HIDING)
             try:
                 self._record.hidden_at = self._hide()
@@ -287,11 +289,18 @@ class ShardMover:
                         " --patience."
                     ) from exc
             self._stopping.wait(HIDE_PATIENCE)
+        self._refuse_prepared()
         self._copy_the_rest()
         self._record.enter(PUBLISHING)
         self._record.publish()
         self._show()
         runtime.refresh()
+
+    def _refuse_prepared(self) -> None:
+        # On MariaDB, a prepared branch whose session has ended does not hold up the renaming of its
+        # tables. Its rows would be missing in the target.
+        group = self._move.group
+        refuse_prepared(runtime.group(group), [self._move.on(self._move.source)])
 
     def _hide(self) -> float:
         tables = list(self._tables.values())
