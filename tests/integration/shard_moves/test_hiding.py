@@ -127,7 +127,7 @@ def test_no_statement_waits_for_a_hiding_that_waits(database: Database) -> None:
         run(other, "SELECT * FROM photo")
 
 
-@pytest.mark.parametrize("text, is_repeated", [("Deadlock", True), ("No such file", False)])
+@pytest.mark.parametrize(("text", "is_repeated"), [("Deadlock", True), ("No such file", False)])
 def test_a_deadlock_of_a_rename_is_recognised(text: str, is_repeated: bool) -> None:
     """InnoDB renames its statistics as well, so a RENAME TABLE may meet others that compute them."""
     number = 149 if is_repeated else 2
