@@ -130,6 +130,8 @@ class ReplicationServer(ABC):
     no_splits: ClassVar[str] = ""
 
     name: str
+    #: An object of Django's own backend for this kind of server.
+    _connection: Any
 
     @abstractmethod
     def __init__(
@@ -142,8 +144,21 @@ class ReplicationServer(ABC):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._connection.close()
+
+    def _rows(self, sql: str, *parameters: Any) -> list[dict[str, Any]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+            if cursor.description is None:
+                return []
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _value(self, sql: str, *parameters: Any) -> Any:
+        (row,) = self._rows(sql, *parameters)
+        (value,) = row.values()
+        return value
 
     # ##### Questions about the state of the server #####
 

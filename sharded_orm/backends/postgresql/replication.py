@@ -100,22 +100,6 @@ class PostgreSQLReplicationServer(ReplicationServer):
                 raise SilentServer(*exc.args) from exc
             raise
 
-    def close(self) -> None:
-        self._connection.close()
-
-    def _rows(self, sql: str, *parameters: Any) -> list[dict[str, Any]]:
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, parameters or None)
-            if cursor.description is None:
-                return []
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-    def _value(self, sql: str, *parameters: Any) -> Any:
-        (row,) = self._rows(sql, *parameters)
-        (value,) = row.values()
-        return value
-
     # ##### Questions about the state of the server #####
 
     def status(self) -> ReplicationStatus:
