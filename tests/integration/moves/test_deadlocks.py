@@ -82,7 +82,7 @@ MOMENTS = {
 }
 
 
-# In about one of twelve runs on MariaDB, InnoDB ended neither side, so both waited for 50 seconds.
+# In one of six runs on MariaDB, neither side was ended, so both waited for 50 seconds. The cause is not known.
 @pytest.mark.long
 @pytest.mark.parametrize("site", BACKENDS[1:], indirect=True)
 @pytest.mark.parametrize("moment", MOMENTS)
