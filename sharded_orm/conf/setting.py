@@ -23,7 +23,7 @@ SETTING = "SHARDED_ORM"
 KEYS = {
     "NODES", "GROUPS", "TICKETS", "TICKET_OPTIONS", "DIRECTORY", "MAX_IDLE_ALIASES", "CACHE",
     "ON_CACHE_FAILURE", "NODE_DEFAULTS", "TOPOLOGY", "ADMIN", "BOUND_KEY", "PLACEMENT_LEASE",
-    "MOVE_WAIT",
+    "MOVE_WAIT", "READ_PLANS",
 }  # fmt: skip
 TOPOLOGY_KEYS = {"SOURCE", "OPTIONS"}
 ADMIN_KEYS = {"GROUP_PERMISSIONS"}
@@ -69,6 +69,7 @@ class Config:
     :param placement_lease: seconds for which a process remembers the shards of keys without asking
         the directory which keys are moving; None if no key ever moves.
     :param move_wait: seconds for which a write waits while its key moves to another shard.
+    :param read_plans: whether the SQL of a query is kept for later queries of the same shape.
     """
 
     topology: Topology
@@ -81,6 +82,7 @@ class Config:
     bound_key: str | None = None
     placement_lease: float | None = None
     move_wait: float = 2.0
+    read_plans: bool = True
 
 
 def read() -> Mapping[str, Any]:
@@ -163,6 +165,7 @@ def parse(raw: Any, document: Document | None = None) -> Config:
     if raw.get("PLACEMENT_LEASE") is not None:
         lease = seconds("", "PLACEMENT_LEASE", raw, 5.0, problems)
     move_wait = seconds("", "MOVE_WAIT", raw, 2.0, problems)
+    read_plans = flag("", "READ_PLANS", raw, True, problems)
     if problems:
         raise InvalidConfiguration(problems)
     return Config(
@@ -176,6 +179,7 @@ def parse(raw: Any, document: Document | None = None) -> Config:
         bound_key,
         lease,
         move_wait,
+        read_plans,
     )
 
 

@@ -155,16 +155,28 @@ class ReadingQuerySet(RoutedQuerySet[M]):
             return super().get(*args, **kwargs)
         # This does the same as Django's get(), but copies the query once instead of twice. The
         # saving matters, because get() is the commonest of all queries.
-        matching = self.filter(*args, **kwargs)
-        matching.query.clear_ordering(force=True)
-        matching.query.set_limits(high=MAX_GET_RESULTS)
-        rows = list(matching)
+        return self._only_row(self.filter(*args, **kwargs)._matches())
+
+    def _matches(self) -> list[M]:
+        """Return the rows among which ``get()`` looks for the only one. Changes the query."""
+        self.query.clear_ordering(force=True)
+        self.query.set_limits(high=MAX_GET_RESULTS)
+        return list(self)
+
+    def _only_row(self, rows: list[M]) -> M:
+        """Return the one row that ``get()`` has found; raise the errors of Django's ``get()``.
+
+        :param rows: the rows that match, at most ``MAX_GET_RESULTS``.
+        """
         if len(rows) == 1:
             return rows[0]
-        if rows:
-            return super().get(*args, **kwargs)  # Raises MultipleObjectsReturned.
-        raise self.model.DoesNotExist(
-            f"{self.model._meta.object_name} matching query does not exist."
+        name = self.model._meta.object_name
+        if not rows:
+            raise self.model.DoesNotExist(f"{name} matching query does not exist.")
+        is_all = len(rows) < MAX_GET_RESULTS
+        found = str(len(rows)) if is_all else f"more than {MAX_GET_RESULTS - 1}"
+        raise self.model.MultipleObjectsReturned(
+            f"get() returned more than one {name} -- it returned {found}!"
         )
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, M]:

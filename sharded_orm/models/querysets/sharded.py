@@ -7,11 +7,11 @@ from typing import Any
 
 from django.db.models import Manager
 
-from sharded_orm.models.querysets.bound import BoundKeyQuerySet
+from sharded_orm.models.querysets.planned import PlannedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
 
-class ShardedQuerySet(BoundKeyQuerySet[M]):
+class ShardedQuerySet(PlannedQuerySet[M]):
     """A :class:`~django.db.models.query.QuerySet` that sends its queries to the right shards.
 
     Each time the query runs, its conditions name the shards. Equality on the shard key names one

@@ -1,0 +1,189 @@
+"""The plan of a read: the SQL that Django has compiled for one shape of queries.
+
+A plan is made from a query that Django has built. To run it, only the values are bound and the rows
+are made into instances. So a read by a plan sends the same SQL with the same parameters as Django,
+and returns the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Count, lookups
+from django.db.models.expressions import Col
+from django.db.models.fields import related_lookups
+from django.db.models.sql import Query
+
+from sharded_orm.models.plans.instances import InstanceLoader
+
+if TYPE_CHECKING:
+    from sharded_orm.models.plans.shapes import Condition
+
+#: The kinds of reads: the rows of a query, the row of ``get()``, ``exists()`` and ``count()``.
+ROWS, GET, EXISTS, COUNT = "rows", "get", "exists", "count"
+
+_LOADERS = "_sharded_orm_loaders"
+_MODULES_OF_LOOKUPS = (lookups.__name__, related_lookups.__name__)
+
+
+class Plan:
+    """The SQL of one kind of read of one shape of queries. Immutable and thread-safe.
+
+    :param sql: the SQL without a LIMIT.
+    :param constants: the first parameters, which are the same for all queries of the shape.
+    :param conditions: the conditions whose values are the other parameters, in order.
+    :param model: the model of the rows.
+    :param connection: a connection of the databases on which the plan may be used.
+    """
+
+    __slots__ = (
+        "_bounds", "_conditions", "_constants", "_meta", "_ordering", "model", "sql", "tables", "vendor",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sql: str,
+        constants: tuple[Any, ...],
+        conditions: Sequence[Condition],
+        model: Any,
+        connection: Any,
+    ) -> None:
+        self.sql = sql
+        self.model = model
+        #: Django's name of the vendor of the databases on which the plan may be used.
+        self.vendor = connection.vendor
+        self._constants = constants
+        self._meta = model._meta
+        self._ordering = self._meta.ordering
+        #: The one table that the SQL reads.
+        self.tables = (self._meta.db_table,)
+        self._conditions = [
+            (part.field, part.target, part.lookup, part.field.get_lookup(part.lookup))
+            for part in conditions
+        ]
+        self._bounds = [_bounds(part.target, connection) for part in conditions]
+
+    def parameters(self, values: Sequence[Any], connection: Any) -> list[Any] | None:
+        """Return the parameters of the SQL for ``values``, as Django's lookups make them.
+
+        Return None if the plan cannot be used: a number is too large for its column, so the SQL
+        would differ; or the model or a field was changed since the plan was made.
+
+        :param values: one for each condition, prepared by its field.
+        """
+        if self._meta.db_table != self.tables[0] or self._meta.ordering is not self._ordering:
+            return None
+        parameters = [*self._constants]
+        for (field, target, name, lookup), bounds, value in zip(
+            self._conditions, self._bounds, values, strict=True
+        ):
+            if bounds is not None and not bounds[0] <= value <= bounds[1]:
+                return None
+            if field.get_lookup(name) is not lookup:
+                return None
+            # As FieldGetDbPrepValueMixin.get_db_prep_lookup().
+            parameters.append(target.get_db_prep_value(value, connection, prepared=True))
+        return parameters
+
+    def rows(
+        self,
+        parameters: list[Any],
+        connection: Any,
+        queryset: Any,
+        limits: tuple[int, int | None] | None,
+    ) -> list[Any]:
+        """Return the instances of the rows. Sends one query.
+
+        :param queryset: the queryset that reads them.
+        :param limits: the first row of a slice and the row after its last one.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(self._with_limit(limits, connection), tuple(parameters))
+            rows = cursor.fetchall()
+        if not rows:
+            return []
+        loader = _loader(self.model, connection)
+        return loader.instances(loader.values(rows), queryset)
+
+    def scalar(
+        self, parameters: list[Any], connection: Any, limits: tuple[int, int | None] | None
+    ) -> Any:
+        """Return the first column of the first row; None if there is no row. Sends one query."""
+        with connection.cursor() as cursor:
+            cursor.execute(self._with_limit(limits, connection), tuple(parameters))
+            row = cursor.fetchone()
+        return None if row is None else row[0]
+
+    def _with_limit(self, limits: tuple[int, int | None] | None, connection: Any) -> str:
+        # As SQLCompiler.as_sql().
+        if limits is None:
+            return self.sql
+        return f"{self.sql} {connection.ops.limit_offset_sql(*limits)}"
+
+
+def _bounds(field: Any, connection: Any) -> tuple[int, int] | None:
+    """Return the smallest and the largest number that the column holds; None if it holds no numbers.
+
+    For a number beyond, Django's lookups (IntegerFieldOverflow) send another query, or none.
+    """
+    low, high = None, None
+    if field.get_internal_type() in connection.ops.integer_field_ranges:
+        low, high = connection.ops.integer_field_range(field.get_internal_type())
+    return None if low is None or high is None else (low, high)
+
+
+def _loader(model: Any, connection: Any) -> InstanceLoader:
+    # The loaders are kept on their connection, because they use it.
+    loaders = connection.__dict__.setdefault(_LOADERS, {})
+    loader: InstanceLoader | None = loaders.get(model)
+    if loader is None:
+        loader = loaders[model] = InstanceLoader(model, connection)
+    return loader
+
+
+def compile_plan(
+    kind: str,
+    query: Query,
+    conditions: Sequence[Condition],
+    values: Sequence[Any],
+    connection: Any,
+) -> Plan | None:
+    """Compile the plan of ``query``. Sends nothing.
+
+    Return None if it cannot be told which parameter of the SQL belongs to which condition, or if a
+    part of the SQL may depend on a value.
+
+    :param kind: :data:`ROWS`, :data:`GET`, :data:`EXISTS` or :data:`COUNT`.
+    :param query: a query without limits. It is changed.
+    :param conditions: the conditions of the query.
+    :param values: the prepared values of the conditions in this query. No two are equal.
+    """
+    if not all(map(_is_plain, query.where.children)):
+        return None
+    if kind in (GET, COUNT):
+        query.clear_ordering(force=True)
+    constants: tuple[Any, ...] = ()
+    if kind == COUNT:
+        # As in Query.get_aggregation(), if the query has neither a limit nor an aggregate.
+        query.add_annotation(Count("*"), "__count")
+        query.set_annotation_mask(["__count"])
+        query.default_cols = False
+    elif kind == EXISTS:
+        query, constants = query.exists(limit=False), (1,)
+    compiler = query.get_compiler(using=connection.alias)
+    sql, parameters = compiler.as_sql()
+    model: Any = query.model
+    plan = Plan(sql, constants, conditions, model, connection)
+    if list(parameters) != plan.parameters(values, connection):
+        return None
+    if kind in (ROWS, GET):
+        targets = [getattr(column, "target", None) for column, _, _ in compiler.select]
+        if targets != list(model._meta.concrete_fields):
+            return None
+    return plan
+
+
+def _is_plain(lookup: Any) -> bool:
+    """Whether ``lookup`` is one of Django's, and compares a column with a value."""
+    return type(lookup).__module__ in _MODULES_OF_LOOKUPS and type(lookup.lhs) is Col

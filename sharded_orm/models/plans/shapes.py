@@ -1,0 +1,256 @@
+"""Shapes of queries: the calls that build a query, without the values of its conditions.
+
+``Photo.objects.filter(user_id=7).order_by("-id")`` and the same with ``user_id=8`` have one shape.
+Django compiles all queries of a shape to the same SQL, so the SQL is kept with the shape, as a
+:class:`~sharded_orm.models.plans.plan.Plan`.
+
+A call is recorded only if all of this holds; other calls are left to Django:
+
+- Each condition compares a column of the model's own table with an ``int``, a ``str`` or a
+  ``UUID``. The conditions are joined by AND.
+- At most one condition is an equality that names the shard.
+- The query is ordered by columns of the model's own table, if at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db.models import Q
+from django.db.models.constants import LOOKUP_SEP
+
+from sharded_orm.models.plans.plan import Plan
+from sharded_orm.models.sharding.options import ShardOptions
+from sharded_orm.models.sharding.query import own_columns
+
+logger = logging.getLogger("sharded_orm.plans")
+
+#: The most shapes that a process keeps. Django compiles the queries of further shapes each time.
+MAX_SHAPES = 10_000
+
+# The types of values whose SQL does not depend on the value. Subclasses are not among them, such as
+# bool or an enumeration of numbers. The functions make different values of the types.
+_EXAMPLES: dict[type, Callable[[int], Any]] = {
+    int: int,
+    str: str,
+    UUID: lambda number: UUID(int=number),
+}
+_LOOKUPS = frozenset({"exact", "gt", "gte", "lt", "lte"})
+# The value of a field of another package may change the SQL.
+_MODULES_OF_FIELDS = ("django.db.models.fields", "sharded_orm.models.fields.")
+
+
+class Condition(NamedTuple):
+    """A condition of a query: a column is compared with a value.
+
+    :param field: the field of the column.
+    :param target: the field that prepares the value: that of the column, or the field to which a
+        foreign key refers.
+    :param lookup: the name of the comparison, such as ``"exact"``.
+    :param names_shard: whether it is an equality with the shard key, or with an id that carries its
+        shard.
+    """
+
+    field: Any
+    target: Any
+    lookup: str
+    names_shard: bool
+
+
+class Shape:
+    """A shape of queries, and the shapes that one more call makes of it: a node of a tree.
+
+    Thread-safe.
+
+    :param options: the shard key and the group of the model.
+    :param names: the names of the conditions of the last ``filter()``, in the order in which Django
+        puts them into the SQL.
+    :param conditions: the conditions of all calls of ``filter()``, in the same order.
+    :param ordering: the arguments of ``order_by()``; None if it was not called.
+    """
+
+    __slots__ = (
+        "children",
+        "conditions",
+        "names",
+        "options",
+        "ordering",
+        "plans",
+        "seen",
+        "shard_at",
+    )
+
+    def __init__(
+        self,
+        options: ShardOptions,
+        names: tuple[str, ...] = (),
+        conditions: tuple[Condition, ...] = (),
+        ordering: tuple[str, ...] | None = None,
+    ) -> None:
+        self.options = options
+        self.names = names
+        self.conditions = conditions
+        self.ordering = ordering
+        #: The position of the condition that names the shard; None if there is none.
+        self.shard_at = next((i for i, part in enumerate(conditions) if part.names_shard), None)
+        #: The shapes after one more call. None stands for a call that is left to Django.
+        self.children: dict[tuple[Any, ...], Shape | None] = {}
+        #: The plan of each kind of read. None stands for a kind that is left to Django.
+        self.plans: dict[str, Plan | None] = {}
+        #: The kinds of reads that Django has done. The second one makes the plan, because many
+        #: shapes are read only once.
+        self.seen: set[str] = set()
+
+
+class Recording(NamedTuple):
+    """The calls that have built a queryset, with their values. Immutable.
+
+    :param shape: the shape of the calls.
+    :param filters: the arguments of each ``filter()``.
+    :param values: the values of the shape's conditions, each prepared by its field.
+    :param limits: the number of the first row of a slice, and of the row after the last one. None
+        if the queryset was not sliced.
+    """
+
+    shape: Shape
+    filters: tuple[dict[str, Any], ...] = ()
+    values: tuple[Any, ...] = ()
+    limits: tuple[int, int | None] | None = None
+
+    def filtered(self, named: dict[str, Any]) -> Recording | None:
+        """Return the recording after ``filter(**named)``.
+
+        Return None if the call is left to Django, or if :meth:`learn_filter` has not seen a call of
+        this shape yet. Raises what the field raises if it cannot take a value, as ``filter()``
+        does.
+        """
+        child = self.shape.children.get(_filter_call(named))
+        if child is None:
+            return None
+        new = child.conditions[len(self.values) :]
+        prepared = [
+            condition.target.get_prep_value(named[name])
+            for name, condition in zip(child.names, new, strict=True)
+        ]
+        return Recording(child, (*self.filters, named), (*self.values, *prepared))
+
+    def learn_filter(self, named: dict[str, Any]) -> None:
+        """Learn the shape of ``filter(**named)``, a call that Django has accepted."""
+        shape, call = self.shape, _filter_call(named)
+        if call in shape.children or not _has_room():
+            return
+        names = tuple(sorted(named))  # As Q() sorts them.
+        new = [_condition(shape.options, name, named[name]) for name in names]
+        conditions = (*shape.conditions, *(part for part in new if part is not None))
+        is_plain = None not in new and sum(part.names_shard for part in conditions) < 2
+        shape.children[call] = (
+            Shape(shape.options, names, conditions, shape.ordering) if is_plain else None
+        )
+
+    def ordered(self, names: tuple[Any, ...]) -> Recording | None:
+        """Return the recording after ``order_by(*names)``; None as for :meth:`filtered`."""
+        child = self.shape.children.get(("order_by", *names)) if _are_texts(names) else None
+        return None if child is None else self._replace(shape=child)
+
+    def learn_order(self, names: tuple[Any, ...]) -> None:
+        """Learn the shape of ``order_by(*names)``, a call that Django has accepted."""
+        shape = self.shape
+        columns = own_columns(shape.options.model)
+        if not _are_texts(names) or any(name.removeprefix("-") not in columns for name in names):
+            return
+        if ("order_by", *names) not in shape.children and _has_room():
+            ordered = Shape(shape.options, shape.names, shape.conditions, names)
+            shape.children["order_by", *names] = ordered
+
+    def example(self) -> Recording | None:
+        """Return a recording of the same shape without a slice, in which no two values are equal.
+
+        In the SQL of such an example, it is plain which parameter belongs to which condition.
+        Return None if a field has prepared a value of another type, whose SQL may depend on it.
+        """
+        filters: list[dict[str, Any]] = []
+        values: list[Any] = []
+        for named in self.filters:
+            example = {}
+            for name in sorted(named):
+                make = _EXAMPLES.get(type(self.values[len(values)]))
+                if make is None:
+                    return None
+                example[name] = make(len(values) + 1)
+                values.append(example[name])
+            filters.append(example)
+        return Recording(self.shape, tuple(filters), tuple(values))
+
+    def replay(self, query: Any) -> None:
+        """Make the recorded calls on ``query``, a new query of the model."""
+        for named in self.filters:
+            query.add_q(Q(**named))
+        if self.shape.ordering is not None:
+            query.clear_ordering(force=True, clear_default=False)
+            query.add_ordering(*self.shape.ordering)
+        if self.limits is not None:
+            query.set_limits(*self.limits)
+
+
+def _filter_call(named: dict[str, Any]) -> tuple[Any, ...]:
+    return (*named, *map(type, named.values()))
+
+
+def _are_texts(names: tuple[Any, ...]) -> bool:
+    return all(type(name) is str for name in names)
+
+
+def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None:
+    """Return the condition ``name=value`` of a ``filter()``; None if it is left to Django."""
+    column, _, lookup = name.partition(LOOKUP_SEP)
+    lookup = lookup or "exact"
+    field = own_columns(options.model).get(column)
+    if field is None and lookup == "exact":
+        field = _foreign_key(options.model, column)
+    if field is None or type(value) not in _EXAMPLES or lookup not in _LOOKUPS:
+        return None
+    target = field.target_field if field.is_relation else field
+    if not all(type(part).__module__.startswith(_MODULES_OF_FIELDS) for part in (field, target)):
+        return None
+    # The same condition as in sharded_orm.models.querysets.route.plain_key().
+    names_shard = field is options.key or (
+        field.column in options.columns and options.names_shard(field)
+    )
+    return Condition(field, target, lookup, names_shard and lookup == "exact")
+
+
+def _foreign_key(model: Any, name: str) -> Any:
+    """Return the foreign key of the model's own table that a ``filter()`` names ``name``."""
+    meta = model._meta
+    for field in meta.concrete_fields:
+        if (
+            field.is_relation
+            and name in (field.name, field.attname)
+            and field.model._meta.concrete_model is meta.concrete_model
+            and len(field.foreign_related_fields) == 1
+            and not field.target_field.is_relation
+        ):
+            return field
+    return None
+
+
+_shapes = 0
+
+
+def _has_room() -> bool:
+    """Count a shape that is about to be made; return False if there are too many already."""
+    global _shapes
+    if _shapes >= MAX_SHAPES:
+        if _shapes == MAX_SHAPES:
+            _shapes += 1
+            logger.warning(
+                "Queries of %d shapes were recorded. Django compiles queries of further shapes each"
+                " time. Probably a program takes the names of conditions from data.",
+                MAX_SHAPES,
+            )
+        return False
+    _shapes += 1
+    return True

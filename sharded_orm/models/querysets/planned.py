@@ -1,0 +1,333 @@
+"""Reads by plans: the SQL of a shape of queries is compiled once, and bound to values afterwards.
+
+A new queryset records the calls that build it, see :mod:`sharded_orm.models.plans.shapes`. If it is
+read while it is nothing but recorded calls, a plan sends the query. Any other use of the queryset
+reaches :attr:`PlannedQuerySet.query`, which makes the recorded calls on an ordinary query; from
+then on it is like any queryset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from django.apps import apps
+from django.db import connections
+from django.db.models.query import MAX_GET_RESULTS, ModelIterable, QuerySet
+
+from sharded_orm import runtime
+from sharded_orm.backends import text_keys
+from sharded_orm.models.cached.lookup_plan import plan_of
+from sharded_orm.models.moves.confirmation import confirmed
+from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS, Plan, compile_plan
+from sharded_orm.models.plans.shapes import Recording, Shape, logger
+from sharded_orm.models.querysets.bound import BoundKeyQuerySet
+from sharded_orm.models.querysets.route import plain_key
+from sharded_orm.models.sharding.bound_key import is_any_bound
+from sharded_orm.models.sharding.options import shard_options
+from sharded_orm.models.sharding.query import ShardedQuery
+from sharded_orm.models.sharding.type_variables import M
+
+# Stands for the query of a queryset on which the recorded calls have not been made yet.
+_UNBUILT: Any = object()
+
+_are_plans_on: ContextVar[bool] = ContextVar("sharded_orm_plans", default=True)
+
+
+@contextmanager
+def without_plans() -> Iterator[None]:
+    """Within the ``with`` block, let Django compile each query.
+
+    This applies to the current context (:mod:`contextvars`).
+    """
+    token = _are_plans_on.set(False)
+    try:
+        yield
+    finally:
+        _are_plans_on.reset(token)
+
+
+class PlannedQuerySet(BoundKeyQuerySet[M]):
+    """A mixin that reads by plans where it can, and as its base class does everywhere else."""
+
+    #: The calls that have built this queryset; None if its query was built otherwise, or if a
+    #: caller may have changed it.
+    _recording: Recording | None = None
+
+    def __init__(
+        self, model: Any = None, query: Any = None, using: str | None = None, hints: Any = None
+    ) -> None:
+        recording = None
+        if query is None and using is None and not hints and _are_plans_on.get():
+            recording = _new_recording(type(self), model)
+        if recording is None or is_any_bound():
+            super().__init__(model, query, using, hints)
+        else:
+            super().__init__(model, _UNBUILT, using, hints)
+            self._recording = recording
+
+    if not TYPE_CHECKING:  # For type checkers, it is the attribute of Django's class.
+
+        @property
+        def query(self) -> Any:
+            """The query, as Django's. From now on, the caller may change it."""
+            self._end_recording()
+            return QuerySet.query.fget(self)
+
+        @query.setter
+        def query(self, value: Any) -> None:
+            self._recording = None
+            QuerySet.query.fset(self, value)
+
+    def _end_recording(self) -> None:
+        """Make the recorded calls on an ordinary query."""
+        recording = self._recording
+        if recording is None:
+            return
+        if self._query is _UNBUILT:
+            query = ShardedQuery(self.model)
+            recording.replay(query)
+            # Set the query first: another thread may use this queryset at the same time.
+            self._query = query
+        self._recording = None
+
+    def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None:
+        # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``.
+        self._end_recording()
+        super()._filter_or_exclude_inplace(negate, args, kwargs)  # type: ignore[misc]  # not in the stubs
+
+    def __getstate__(self) -> Any:
+        self._end_recording()
+        return super().__getstate__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        self._end_recording()
+        return super().__deepcopy__(memo)  # type: ignore[misc]  # not in the stubs
+
+    def _recorded(self) -> Recording | None:
+        """Return the recorded calls if one more call may be recorded, or a plan used; else None."""
+        recording = self._recording
+        if (
+            recording is None
+            or self._db is not None
+            or self._hints
+            or self._sticky_filter  # type: ignore[attr-defined]  # not in the stubs
+            or self._defer_next_filter  # type: ignore[attr-defined]  # not in the stubs
+            or self._deferred_filter is not None  # type: ignore[attr-defined]  # not in the stubs
+            or is_any_bound()
+            or not _are_plans_on.get()
+        ):
+            return None
+        return recording
+
+    def _with_recording(self, recording: Recording) -> Self:
+        clone: Self = object.__new__(type(self))
+        attributes = clone.__dict__
+        attributes.update(self.__dict__)
+        attributes["_recording"] = recording
+        attributes["_query"] = _UNBUILT
+        # _recorded() has found no hints. QuerySet._add_hints() changes the dict in place.
+        attributes["_hints"] = {}
+        attributes["_result_cache"] = None
+        attributes["_prefetch_done"] = False
+        return clone
+
+    def _clone(self) -> Self:
+        # Overrides QuerySet._clone(), which would copy the query.
+        recording = self._recorded()
+        return super()._clone() if recording is None else self._with_recording(recording)
+
+    def filter(self, *args: Any, **kwargs: Any) -> Self:
+        recording = self._recorded() if kwargs and not args else None
+        if recording is None or recording.limits is not None:
+            return super().filter(*args, **kwargs)
+        longer = recording.filtered(kwargs)
+        if longer is not None:
+            return self._with_recording(longer)
+        filtered = super().filter(**kwargs)
+        recording.learn_filter(kwargs)
+        filtered._recording = recording.filtered(kwargs)
+        return filtered
+
+    def order_by(self, *field_names: Any) -> Self:
+        recording = self._recorded()
+        if recording is None or recording.limits is not None:
+            return super().order_by(*field_names)
+        ordered = recording.ordered(field_names)
+        if ordered is not None:
+            return self._with_recording(ordered)
+        in_order = super().order_by(*field_names)
+        recording.learn_order(field_names)
+        in_order._recording = recording.ordered(field_names)
+        return in_order
+
+    @overload
+    def __getitem__(self, k: int) -> M: ...
+    @overload
+    def __getitem__(self, k: slice) -> Self: ...
+    def __getitem__(self, k: Any) -> Any:
+        if self._result_cache is None and type(k) is slice and k.step is None:
+            start, stop = k.start or 0, k.stop
+            if type(start) is type(stop) is int and 0 <= start < stop:
+                recording = self._recorded()
+                if recording is not None and recording.limits is None:
+                    return self._with_recording(recording._replace(limits=(start, stop)))
+        return super().__getitem__(k)
+
+    # -- Reading ---------------------------------------------------------------------------
+
+    def _fetch_all(self) -> None:
+        recording = self._recorded() if self._result_cache is None else None
+        if recording is not None and self._iterable_class is ModelIterable:
+            rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
+            if self._result_cache is None:
+                self._result_cache = rows
+        super()._fetch_all()
+
+    def get(self, *args: Any, **kwargs: Any) -> M:
+        recording = self._recorded() if kwargs and not args else None
+        if recording is None or recording.limits is not None:
+            return super().get(*args, **kwargs)
+        selected = recording.filtered(kwargs)
+        if selected is None:
+            matching = self.filter(**kwargs)
+            if matching._recording is not None:
+                matching._recording.shape.seen.add(GET)
+            return self._only_row(matching._matches())
+        matching = self._with_recording(selected)
+        return self._only_row(self._read(GET, selected, (0, MAX_GET_RESULTS), matching._matches))
+
+    def first(self) -> M | None:
+        if self._recording is not None and not self.ordered:
+            # As QuerySet.first(), without looking at the query.
+            return self.order_by("pk").first()
+        return super().first()
+
+    @property
+    def ordered(self) -> bool:
+        if self._recording is None:
+            return super().ordered
+        ordering = self._recording.shape.ordering
+        return bool(self.model._meta.ordering if ordering is None else ordering)
+
+    def exists(self) -> bool:
+        recording = self._recorded() if self._result_cache is None else None
+        if recording is None or recording.limits is not None:
+            return super().exists()
+        return bool(self._read(EXISTS, recording, (0, 1), super().exists))
+
+    def count(self) -> int:
+        recording = self._recorded() if self._result_cache is None else None
+        if recording is None or recording.limits is not None:
+            return super().count()
+        return int(self._read(COUNT, recording, None, super().count))
+
+    def _read(
+        self,
+        kind: str,
+        recording: Recording,
+        limits: tuple[int, int | None] | None,
+        read_by_django: Callable[[], Any],
+    ) -> Any:
+        """Do a read of the recorded query by its plan; by ``read_by_django`` if it has none.
+
+        :returns: the rows as a list, or the value of :data:`EXISTS` or :data:`COUNT`.
+        """
+        shape = recording.shape
+        if (
+            shape.shard_at is None
+            or self._for_write
+            or shape.plans.get(kind, _UNKNOWN) is None
+            or not runtime.config().read_plans
+        ):
+            return read_by_django()
+        key = recording.values[shape.shard_at]
+        alias: str | None = None
+
+        def read_by_plan() -> Any:
+            nonlocal alias
+            shard = runtime.locate(shape.options.group, key)
+            if shard is None:
+                return _UNKNOWN
+            connection: Any = connections[shard.alias]
+            plan = shape.plans.get(kind)
+            if plan is None or plan.vendor != connection.vendor:
+                alias = shard.alias if kind in shape.seen else None
+                shape.seen.add(kind)
+                return _UNKNOWN
+            parameters = plan.parameters(recording.values, connection)
+            if parameters is None:
+                return _UNKNOWN
+            # As the compiler does before each statement, see ReadMixin.
+            text_keys.check(connection, (shard,), plan.tables)
+            if kind in (ROWS, GET):
+                return plan.rows(parameters, connection, self, limits)
+            return plan.scalar(parameters, connection, limits)
+
+        result = confirmed(shape.options.group, read_by_plan)
+        if result is _UNKNOWN:
+            result = read_by_django()
+            if alias is not None:
+                _learn(kind, recording, connections[alias])
+        return result
+
+
+_UNKNOWN: Any = object()
+
+
+def _learn(kind: str, recording: Recording, connection: Any) -> None:
+    """Make a plan of a recorded query that Django has run on ``connection``."""
+    shape = recording.shape
+    plan: Plan | None = None
+    example = recording.example()
+    if example is not None:
+        assert shape.shard_at is not None
+        query = ShardedQuery(shape.options.model)
+        example.replay(query)
+        if plain_key(shape.options, query, ordered=kind == ROWS) == example.values[shape.shard_at]:
+            plan = compile_plan(kind, query, shape.conditions, example.values, connection)
+    logger.debug(
+        "%s of %s by %s is %s",
+        kind,
+        shape.options.model.__name__,
+        recording.filters,
+        "left to Django" if plan is None else "planned",
+    )
+    shape.plans[kind] = plan
+
+
+# The methods that a read by a plan does not call. If a project overrides one of them, its
+# querysets are not recorded.
+_SKIPPED = (
+    "__init__", "__iter__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
+    "_filter_or_exclude_inplace", "db", "filter", "query",
+)  # fmt: skip
+_new_recordings: dict[tuple[Any, Any], Recording | None] = {}
+
+
+def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
+    """Return the recording of a new queryset; None if querysets of the class are not recorded."""
+    try:
+        return _new_recordings[queryset_class, model]
+    except KeyError:
+        pass
+    if model is None or model._meta.apps is not apps:
+        return None  # A historical model. Keep nothing: it must be possible to delete its class.
+    options = shard_options(model)
+    recording = None
+    if (
+        options is not None
+        and options.key is not None
+        and plan_of(model) is None
+        and all(_is_own(getattr(queryset_class, name)) for name in _SKIPPED)
+    ):
+        recording = Recording(Shape(options))
+    _new_recordings[queryset_class, model] = recording
+    return recording
+
+
+def _is_own(member: Any) -> bool:
+    function = member.fget if isinstance(member, property) else member
+    return function.__module__.startswith(("django.db.models.", "sharded_orm.models."))

@@ -1,0 +1,51 @@
+"""A pytest plugin: each read is done by a plan already at its first use.
+
+``python -m pytest -p tests.eager_plans …`` runs any tests so. Otherwise a plan is used at the third
+use of a shape, and most tests read each shape once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+
+def pytest_sessionstart() -> None:
+    # Import here: when plugins are loaded, Django has no settings yet.
+    from django.db import connections
+
+    from sharded_orm import runtime
+    from sharded_orm.models.querysets import planned
+    from sharded_orm.models.querysets.planned import PlannedQuerySet
+
+    def twice(method: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the call on a copy first, so that its shape is known."""
+
+        @wraps(method)  # The package looks at the module of a method.
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if (recording := self._recorded()) is not None:
+                method(self._with_recording(recording), *args, **kwargs)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recording = self._recorded() if kwargs and not args else None
+        if recording is not None and recording.limits is None:
+            self._with_recording(recording).filter(**kwargs)
+        return get_by_plan(self, *args, **kwargs)
+
+    def read(self: Any, kind: str, recording: Any, limits: Any, read_by_django: Any) -> Any:
+        shape = recording.shape
+        if shape.shard_at is not None and kind not in shape.plans:
+            shard = runtime.locate(shape.options.group, recording.values[shape.shard_at])
+            if shard is not None:
+                planned._learn(kind, recording, connections[shard.alias])
+        return read_by_plan(self, kind, recording, limits, read_by_django)
+
+    get_by_plan, read_by_plan = PlannedQuerySet.get, PlannedQuerySet._read
+    for name in ("filter", "order_by"):
+        setattr(PlannedQuerySet, name, twice(getattr(PlannedQuerySet, name)))
+    PlannedQuerySet.get = get  # type: ignore[method-assign]
+    PlannedQuerySet._read = read  # type: ignore[method-assign]

@@ -1,0 +1,308 @@
+"""Reads by plans: the same SQL, results and errors as Django's, without compiling again."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connections, models
+from django.db.models import F, Manager, Q, QuerySet
+from django.db.models.sql.compiler import SQLCompiler
+from django.test.utils import CaptureQueriesContext
+from django.utils.functional import lazystr
+
+from sharded_orm import bound, reads_own_row
+from sharded_orm.models import ShardedManager
+from sharded_orm.models.querysets.planned import without_plans
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.query import ShardedQuery
+from tests.photos.models import Photo
+from tests.queries.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED
+from tests.queries.twins import World, comparable_value
+from tests.relatives.sharded.models import Agent, Item, Label
+
+pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
+
+PROGRAMS = 1500
+
+
+class Number(IntEnum):
+    ONE = ONE
+
+
+#: Values of each kind that Django treats in its own way: prepared, refused, or with other SQL.
+VALUES: list[Callable[[], Any]] = [
+    *[lambda value=value: value for value in (ONE, TWO, UNPLACED, 0, -1, 101, 104, 2, 2**31)],
+    *[lambda value=value: value for value in (2**63, -(2**63) - 1, 10**30, "1", "101", " 1")],
+    *[lambda value=value: value for value in ("item 101", "x", "", "é", "a\x00b", "1.5", True)],
+    *[lambda value=value: value for value in (None, 1.0, 1.5, Decimal(1), Number.ONE, b"1")],
+    lambda: UUID(int=1),
+    lambda: lazystr("1"),
+    lambda: date(2026, 1, 1),
+    lambda: [ONE, TWO],
+    list,
+    lambda: F("stars"),
+    lambda: Agent.objects.get(pk=ONE),
+    lambda: Agent(),
+]
+NAMES = [
+    "pk", "id", "owner_id", "owner", "stars", "name", "shelf_id", "buyer", "city_id", "posted_at",
+    "stars__gt", "pk__lt", "id__gte", "stars__lte", "name__gt", "owner_id__gt", "owner__exact",
+    "shelf__id", "stars__in", "pk__isnull", "name__iexact", "shelf__name", "nothing", "owner__x",
+    "_connector",
+]  # fmt: skip
+ORDERS = [
+    ("pk",), ("-stars", "id"), (), ("name",), ("owner_id",), ("shelf__name",), ("nothing",),
+    (F("stars").desc(),), ("-posted_at", "pk"), (1,),
+]  # fmt: skip
+SLICES: list[Any] = [
+    slice(0, 2), slice(1, 3), slice(None, 1), slice(1, None), slice(2, 2), slice(0, 0), slice(3, 1),
+    slice(0, 4, 2), slice(-1), slice("a"), slice(True, 2), 0, 5, -1, "a",
+]  # fmt: skip
+ENDS: list[Callable[[Any], Any]] = [
+    list, list, list, lambda rows: rows.exists(), lambda rows: rows.count(), len, bool, repr,
+    lambda rows: rows.first(), lambda rows: rows.last(), lambda rows: rows.get(),
+    lambda rows: list(rows.values("pk")), lambda rows: list(rows.reverse()),
+    lambda rows: [rows.exists(), list(rows), rows.count(), rows.first()],
+    lambda rows: list(rows.iterator()), lambda rows: rows.ordered, lambda rows: str(rows.query),
+    lambda rows: list(rows.select_related("shelf")), lambda rows: list(rows.only("name")),
+    lambda rows: list(rows.prefetch_related("children")), lambda rows: list(rows | rows),
+    lambda rows: list(rows.union(rows)), lambda rows: rows.aggregate(models.Sum("stars")),
+    lambda rows: list(rows.distinct()), lambda rows: list(copy.deepcopy(rows)),
+    lambda rows: list(pickle.loads(pickle.dumps(rows))), lambda rows: rows.in_bulk(),
+    lambda rows: list(rows.using(SHARD[ONE])), lambda rows: list(rows.scatter().order_by("pk")),
+    lambda rows: list(rows.exclude(stars=2)), lambda rows: list(rows.complex_filter({})),
+    lambda rows: list(rows.complex_filter({"stars": 1})), lambda rows: list(rows.filter()),
+    lambda rows: list(rows.exclude()), lambda rows: list(rows.complex_filter(Q(stars=1))), lambda rows: [row.pk for row in rows.all()],
+    lambda rows: list(Item.objects.filter(owner_id=ONE, pk__in=rows.filter(owner_id=ONE))),
+]  # fmt: skip
+
+
+class Program:
+    """A random chain of calls, the same for each run of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self) -> Any:
+        pick = random.Random(self.seed)
+        rows: Any = Item.objects.all() if pick.random() < 0.5 else Item.objects
+        if pick.random() < 0.8:
+            rows = rows.filter(owner_id=pick.choice([ONE, TWO, UNPLACED]))
+        for _ in range(pick.randrange(4)):
+            choice = pick.random()
+            if choice < 0.6:
+                conditions = {
+                    pick.choice(NAMES): pick.choice(VALUES)() for _ in range(pick.randrange(1, 3))
+                }
+                rows = rows.filter(**conditions)
+            elif choice < 0.8:
+                rows = rows.order_by(*pick.choice(ORDERS))
+            elif not isinstance(rows, Manager):
+                rows = rows[pick.choice(SLICES)]
+                if not isinstance(rows, QuerySet):
+                    return rows
+        if pick.random() < 0.3:
+            return rows.get(**{pick.choice(NAMES): pick.choice(VALUES)()})
+        return pick.choice(ENDS)(rows.all() if isinstance(rows, Manager) else rows)
+
+
+def outcome(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return the result or the error of ``call``, and the statements that it has sent."""
+    value: Any
+    with CaptureQueriesContext(connections["photos"]) as sent:
+        try:
+            value = comparable_value(call())
+        except Exception as exc:
+            value = (type(exc), str(exc))
+    return value, [query["sql"] for query in sent]
+
+
+@pytest.fixture
+def items(worlds: Any) -> World:
+    world: World = worlds[1]
+    return world
+
+
+@pytest.fixture
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("This read has compiled its query.")
+
+    monkeypatch.setattr(SQLCompiler, "as_sql", refuse)
+    monkeypatch.setattr(ShardedQuery, "add_q", refuse)
+
+
+READS: dict[str, Callable[[], Any]] = {
+    "get": lambda: Item.objects.get(owner_id=ONE, pk=101),
+    "get of nothing": lambda: Item.objects.get(owner_id=ONE, pk=999),
+    "get of several": lambda: Item.objects.get(owner_id=ONE),
+    "get of a filter": lambda: Item.objects.filter(owner=ONE).get(name="item 101"),
+    "a list": lambda: list(Item.objects.filter(owner_id=ONE)),
+    "an ordered list": lambda: list(Item.objects.filter(owner_id=ONE).order_by("-stars", "pk")),
+    "a page": lambda: list(Item.objects.filter(owner_id=ONE, pk__lt=105).order_by("-pk")[1:3]),
+    "exists": lambda: Item.objects.filter(owner_id=ONE, stars=1).exists(),
+    "count": lambda: Item.objects.filter(owner_id=ONE).count(),
+    "first": lambda: Item.objects.filter(owner_id=ONE).first(),
+    "the first by name": lambda: Item.objects.order_by("-name").filter(owner_id=ONE).first(),
+    "all": lambda: list(Item.objects.all().filter(owner_id=TWO).all()),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_the_third_read_of_a_shape_compiles_nothing(
+    name: str, items: World, request: pytest.FixtureRequest
+) -> None:
+    read = READS[name]
+    with without_plans():
+        expected = outcome(read)
+    for _ in range(2):
+        assert outcome(read) == expected
+    request.getfixturevalue("nothing_is_compiled")
+    assert outcome(read) == expected
+    assert len(expected[1]) == 1
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_random_chains(part: int, items: World) -> None:
+    """Each chain runs four times, so that its plan is made and used."""
+    for seed in range(part * PROGRAMS // 5, (part + 1) * PROGRAMS // 5):
+        program = Program(seed)
+        with without_plans():
+            expected = outcome(program)
+        for _ in range(4):
+            assert outcome(program) == expected, seed
+
+
+def test_values_of_other_types_have_other_shapes(items: World) -> None:
+    for _ in range(4):
+        for value in ("101", 101, Decimal(101), 101.0):
+            assert Item.objects.get(owner_id=ONE, pk=value).pk == 101
+        for value in (None, [101], "x"):
+            with pytest.raises((ValueError, TypeError, Item.DoesNotExist)):
+                Item.objects.get(owner_id=ONE, pk=value)
+
+
+def test_a_number_beyond_its_column(items: World) -> None:
+    for number in (ONE, TWO, ONE, 2**70, -(2**70), ONE):
+        assert Item.objects.filter(owner_id=ONE, stars__gt=number).count() == (
+            0 if number == 2**70 else Item.objects.filter(owner_id=ONE).count()
+            if number < 0 else sum(row.stars > number for row in Item.objects.filter(owner_id=ONE))
+        )  # fmt: skip
+
+
+def test_a_queryset_is_read_once_and_can_go_on(items: World) -> None:
+    for _ in range(4):
+        rows = Item.objects.filter(owner_id=ONE)
+        with CaptureQueriesContext(connections["photos"]) as sent:
+            first, again = list(rows), list(rows)
+            assert first == again and first[0] is again[0]
+            assert rows[0] is first[0] and len(rows) == len(first) and rows.count() == len(first)
+        assert len(sent) == 1
+        assert set(rows.filter(stars=1)) == {row for row in first if row.stars == 1}
+        assert rows.exclude(pk=101).count() == len(first) - 1
+
+
+def test_hints_do_not_leak_into_another_queryset(items: World) -> None:
+    shelf = items.of("Shelf", 11)
+    for _ in range(4):
+        rows = Item.objects.filter(owner_id=TWO)
+        copy_of_rows = rows.all()
+        copy_of_rows._add_hints(instance=shelf)
+        assert {row.pk for row in rows} == {102, 106}
+
+
+def test_a_queryset_that_was_built_outside_of_a_block_is_filtered_inside(items: World) -> None:
+    for _ in range(4):
+        rows, everything = Item.objects.filter(owner_id=TWO), Item.objects.all()
+        with bound(owner_id=ONE), pytest.raises(Exception, match="owner_id"):
+            list(rows)
+        with bound(owner_id=ONE):
+            assert {row.owner_id for row in everything} == {ONE}
+            assert {row.owner_id for row in Item.objects.filter(stars__gte=0)} == {ONE}
+
+
+def test_deferred_reads_see_writes_of_the_transaction(items: World) -> None:
+    for number in range(4):
+        Item.objects.filter(owner_id=ONE, pk=101).update(stars=number)
+        assert Item.objects.get(owner_id=ONE, pk=101).stars == number
+
+
+class Chosen(ShardedQuerySet[Any]):
+    """A queryset of a project, which changes what filter() does."""
+
+    def filter(self, *args: Any, **kwargs: Any) -> Any:
+        return super().filter(*args, **{**kwargs, "stars": 1})
+
+
+def test_an_override_in_a_project_is_called(items: World) -> None:
+    for _ in range(4):
+        assert {row.pk for row in Chosen(Item).filter(owner_id=ONE)} == {101, 105}
+        assert Chosen(Item).get(owner_id=ONE, pk=101).pk == 101
+        with pytest.raises(Item.DoesNotExist):
+            Chosen(Item).get(owner_id=ONE, pk=104)
+
+
+def test_a_lookup_that_a_project_registers_is_used(items: World) -> None:
+    @reads_own_row
+    class Never(models.lookups.Exact):  # type: ignore[type-arg]
+        def as_sql(self, compiler: Any, connection: Any) -> Any:
+            return "1 = 0", []
+
+    for _ in range(4):
+        assert Label.objects.filter(owner_id=ONE, stars=21).count() == 1
+    field = Label._meta.get_field("stars")
+    field.register_lookup(Never)
+    try:
+        assert Label.objects.filter(owner_id=ONE, stars=21).count() == 0
+    finally:
+        field._unregister_lookup(Never)
+    assert Label.objects.filter(owner_id=ONE, stars=21).count() == 1
+
+
+def test_receivers_of_signals_are_called(items: World) -> None:
+    seen: list[Any] = []
+
+    def remember(instance: Any, **kwargs: Any) -> None:
+        seen.append(instance.pk)
+
+    for _ in range(4):
+        Item.objects.get(owner_id=ONE, pk=101)
+    models.signals.post_init.connect(remember, sender=Item)
+    try:
+        Item.objects.get(owner_id=ONE, pk=101)
+    finally:
+        models.signals.post_init.disconnect(remember, sender=Item)
+    assert seen == [101]
+
+
+def test_a_site_can_switch_plans_off(
+    items: World, settings: Any, request: pytest.FixtureRequest
+) -> None:
+    settings.SHARDED_ORM = {**settings.SHARDED_ORM, "READ_PLANS": False}
+    for _ in range(3):
+        assert Photo.objects.filter(user_id=ONE).count() == 0
+    request.getfixturevalue("nothing_is_compiled")
+    with pytest.raises(AssertionError):
+        Photo.objects.filter(user_id=ONE).count()
+
+
+def test_managers_of_a_project_use_plans(items: World, request: pytest.FixtureRequest) -> None:
+    class StarManager(ShardedManager):  # type: ignore[misc,valid-type]
+        def get_queryset(self) -> Any:
+            return super().get_queryset().filter(stars=1)
+
+    manager = StarManager()
+    manager.model = Item
+    for _ in range(3):
+        assert {row.pk for row in manager.filter(owner_id=ONE)} == {101, 105}
+    request.getfixturevalue("nothing_is_compiled")
+    assert {row.pk for row in manager.filter(owner_id=ONE)} == {101, 105}
