@@ -16,8 +16,8 @@ def pytest_sessionstart() -> None:
     from django.db import connections
 
     from sharded_orm import runtime
-    from sharded_orm.models.querysets import planned
-    from sharded_orm.models.querysets.planned import PlannedQuerySet
+    from sharded_orm.models.querysets import plans
+    from sharded_orm.models.querysets.plans import PlannedQuerySet
 
     def twice(method: Callable[..., Any]) -> Callable[..., Any]:
         """Make the call on a copy first, so that its shape is known."""
@@ -41,7 +41,7 @@ def pytest_sessionstart() -> None:
         if shape.shard_at is not None and kind not in shape.plans:
             shard = runtime.locate(shape.options.group, recording.values[shape.shard_at])
             if shard is not None:
-                planned._learn(kind, recording, connections[shard.alias])
+                plans._learn(kind, recording, connections[shard.alias])
         return read_by_plan(self, kind, recording, limits, read_by_django)
 
     get_by_plan, read_by_plan = PlannedQuerySet.get, PlannedQuerySet._read

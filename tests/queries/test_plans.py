@@ -21,7 +21,7 @@ from django.utils.functional import lazystr
 
 from sharded_orm import bound, reads_own_row
 from sharded_orm.models import ShardedManager
-from sharded_orm.models.querysets.planned import without_plans
+from sharded_orm.models.querysets.plans import without_plans
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.query import ShardedQuery
 from tests.photos.models import Photo

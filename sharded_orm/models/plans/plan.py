@@ -38,7 +38,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_bounds", "_conditions", "_constants", "_meta", "_ordering", "model", "sql", "tables", "vendor",
+        "_bounds", "_conditions", "_constants", "_meta", "_order", "backend", "model", "sql", "tables",
     )  # fmt: skip
 
     def __init__(
@@ -51,11 +51,11 @@ class Plan:
     ) -> None:
         self.sql = sql
         self.model = model
-        #: Django's name of the vendor of the databases on which the plan may be used.
-        self.vendor = connection.vendor
+        #: The class of the connections on which the plan may be used.
+        self.backend = type(connection)
         self._constants = constants
         self._meta = model._meta
-        self._ordering = self._meta.ordering
+        self._order = self._meta.ordering
         #: The one table that the SQL reads.
         self.tables = (self._meta.db_table,)
         self._conditions = [
@@ -72,7 +72,7 @@ class Plan:
 
         :param values: one for each condition, prepared by its field.
         """
-        if self._meta.db_table != self.tables[0] or self._meta.ordering is not self._ordering:
+        if self._meta.db_table != self.tables[0] or self._meta.ordering is not self._order:
             return None
         parameters = [*self._constants]
         for (field, target, name, lookup), bounds, value in zip(

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models import Manager
 
-from sharded_orm.models.querysets.planned import PlannedQuerySet
+from sharded_orm.models.querysets.plans import PlannedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
 

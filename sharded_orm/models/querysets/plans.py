@@ -68,7 +68,9 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             super().__init__(model, _UNBUILT, using, hints)
             self._recording = recording
 
-    if not TYPE_CHECKING:  # For type checkers, it is the attribute of Django's class.
+    if TYPE_CHECKING:
+        _query: Any  # Missing in the stubs of Django's QuerySet.
+    else:  # For type checkers, it is the attribute of Django's class.
 
         @property
         def query(self) -> Any:
@@ -104,7 +106,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
 
     def __deepcopy__(self, memo: Any) -> Any:
         self._end_recording()
-        return super().__deepcopy__(memo)  # type: ignore[misc]  # not in the stubs
+        return super().__deepcopy__(memo)
 
     def _recorded(self) -> Recording | None:
         """Return the recorded calls if one more call may be recorded, or a plan used; else None."""
@@ -253,7 +255,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
                 return _UNKNOWN
             connection: Any = connections[shard.alias]
             plan = shape.plans.get(kind)
-            if plan is None or plan.vendor != connection.vendor:
+            if plan is None or plan.backend is not type(connection):
                 alias = shard.alias if kind in shape.seen else None
                 shape.seen.add(kind)
                 return _UNKNOWN
