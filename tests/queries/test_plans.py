@@ -31,7 +31,7 @@ from tests.relatives.sharded.models import Agent, Item, Label
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
 
-PROGRAMS = 1500
+PROGRAMS = 400
 
 
 class Number(IntEnum):
@@ -123,7 +123,8 @@ def outcome(call: Callable[[], Any]) -> tuple[Any, list[str]]:
             value = comparable_value(call())
         except Exception as exc:
             value = (type(exc), str(exc))
-    return value, [query["sql"] for query in sent]
+    # A scatter asks the nodes at the same time.
+    return value, sorted(query["sql"] for query in sent)
 
 
 @pytest.fixture
@@ -171,10 +172,12 @@ def test_the_third_read_of_a_shape_compiles_nothing(
     assert len(expected[1]) == 1
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize(
+    "part", [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 9)]]
+)
 def test_random_chains(part: int, items: World) -> None:
     """Each chain runs four times, so that its plan is made and used."""
-    for seed in range(part * PROGRAMS // 5, (part + 1) * PROGRAMS // 5):
+    for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):
         program = Program(seed)
         with without_plans():
             expected = outcome(program)
