@@ -17,6 +17,7 @@ from uuid import UUID
 import pytest
 from django.db import connections, models
 from django.db.models import F, Manager, Q, QuerySet
+from django.db.models.query import ModelIterable
 from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 from django.utils.functional import lazystr
@@ -222,6 +223,26 @@ def test_a_queryset_is_read_once_and_can_go_on(items: World) -> None:
         assert len(sent) == 1
         assert set(rows.filter(stars=1)) == {row for row in first if row.stars == 1}
         assert rows.exclude(pk=101).count() == len(first) - 1
+
+
+def test_get_prefetches(items: World) -> None:
+    for _ in range(4):
+        row = Item.objects.prefetch_related("children").get(owner_id=ONE, pk=101)
+        with CaptureQueriesContext(connections["photos"]) as sent:
+            assert {child.pk for child in row.children.all()} == {104, 105}
+        assert not sent
+
+
+def test_rows_of_another_kind(items: World) -> None:
+    class Names(ModelIterable):
+        def __iter__(self) -> Any:
+            return (row.name for row in super().__iter__())
+
+    for _ in range(4):
+        rows = Item.objects.filter(owner_id=ONE)
+        rows._iterable_class = Names
+        assert rows.get(pk=101) == "item 101"
+        assert "item 101" in set(rows)
 
 
 def test_hints_do_not_leak_into_another_queryset(items: World) -> None:

@@ -177,6 +177,11 @@ def compile_plan(
     plan = Plan(sql, constants, conditions, model, connection)
     if list(parameters) != plan.parameters(values, connection):
         return None
+    query = compiler.query
+    # Joins that Django has trimmed have a count of 0.
+    aliases = [alias for alias, count in query.alias_refcount.items() if count]
+    if [query.alias_map[alias].table_name for alias in aliases] != list(plan.tables):
+        return None  # For example, a model with a table of its parent.
     if kind in (ROWS, GET):
         targets = [getattr(column, "target", None) for column, _, _ in compiler.select]
         if targets != list(model._meta.concrete_fields):

@@ -115,6 +115,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             recording is None
             or self._db is not None
             or self._hints
+            or self._iterable_class is not ModelIterable
             or self._sticky_filter  # type: ignore[attr-defined]  # not in the stubs
             or self._defer_next_filter  # type: ignore[attr-defined]  # not in the stubs
             or self._deferred_filter is not None  # type: ignore[attr-defined]  # not in the stubs
@@ -182,7 +183,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
 
     def _fetch_all(self) -> None:
         recording = self._recorded() if self._result_cache is None else None
-        if recording is not None and self._iterable_class is ModelIterable:
+        if recording is not None:
             rows = self._read(ROWS, recording, recording.limits, super()._fetch_all)
             if self._result_cache is None:
                 self._result_cache = rows
@@ -190,7 +191,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
 
     def get(self, *args: Any, **kwargs: Any) -> M:
         recording = self._recorded() if kwargs and not args else None
-        if recording is None or recording.limits is not None:
+        # Only _fetch_all() prefetches.
+        if recording is None or recording.limits is not None or self._prefetch_related_lookups:
             return super().get(*args, **kwargs)
         selected = recording.filtered(kwargs)
         if selected is None:
