@@ -35,8 +35,10 @@ from sharded_orm.exceptions import MoveRefused
 from sharded_orm.mysql_flavor import MySQLFlavor
 
 # InnoDB returns a copy of its list of transactions. It makes a new copy only if nobody has read the
-# list for 0.1 seconds, so wait a little longer before reading it.
+# list for 0.1 seconds, so wait a little longer before reading it again.
 _TRANSACTIONS_KEPT = 0.12
+# How often the list is read, if others read it so often that the copy stays old.
+_READS = 6
 # Seconds to wait for a session that has locked a table for long, as backups do.
 _PATIENCE = 30
 _UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
@@ -137,8 +139,8 @@ class MySQLChangeCapture(ChangeCapture):
             " WHERE user NOT IN ('system user', 'event_scheduler')"
             " AND command NOT IN ('Daemon', 'Binlog Dump', 'Binlog Dump GTID')"
         )
-        # The server's list of transactions may be some milliseconds old. So the marker has the time
-        # as well, because the list may lack a transaction that had just begun.
+        # The server's list of transactions may be old. So the marker has the time as well, because the
+        # list may lack transactions.
         ((at,),) = self._rows(
             "SELECT CAST(CONVERT_TZ(NOW(), @@SESSION.time_zone, 'SYSTEM') AS CHAR)"
         )
@@ -165,8 +167,9 @@ class MySQLChangeCapture(ChangeCapture):
         ]
         if not any(old):
             return [0] * len(markers)
-        self._rows(f"DO SLEEP({_TRANSACTIONS_KEPT})")
-        transactions = self._transactions()
+        transactions = self._present_transactions()
+        if transactions is None:
+            return [len(ids) for ids in old]
         counts = []
         for marker, ids in zip(markers, old, strict=True):
             left = {
@@ -183,8 +186,34 @@ class MySQLChangeCapture(ChangeCapture):
             counts.append(len(left & ids))
         return counts
 
+    def _present_transactions(self) -> list[tuple[int, str]] | None:
+        """Return what :meth:`_transactions` returns, but not from a copy that is older than this call.
+
+        Return None if others read the list all the time, so nobody knows which transactions are open.
+        """
+        ((own,),) = self._rows("SELECT CONNECTION_ID()")
+        has_begun = False
+        try:
+            for _ in range(_READS):
+                transactions = self._transactions()
+                # A copy with a transaction of this session is new, because a copy without one was
+                # read before the transaction began.
+                is_listed = any(number == own for number, _ in transactions)
+                if has_begun and is_listed:
+                    return transactions
+                if not has_begun and not is_listed:
+                    self._rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+                    has_begun = True
+                self._rows(f"DO SLEEP({_TRANSACTIONS_KEPT})")
+            return None
+        finally:
+            self._rows("ROLLBACK")
+
     def _transactions(self) -> list[tuple[int, str]]:
-        """Return the session of each open transaction, and when it began, by the server's clock."""
+        """Return the session of each open transaction, and when it began, by the server's clock.
+
+        The list may be old: as old as the time for which others have read it without a pause.
+        """
         rows = self._rows(
             "SELECT trx_mysql_thread_id, CAST(trx_started AS CHAR) FROM information_schema.innodb_trx"
         )

@@ -208,7 +208,9 @@ class MySQLSchemaMove(SchemaMove):
         )
         # Let RENAME TABLE wait as shortly as possible. While it waits, other statements wait behind
         # it, and it may cause deadlocks with transactions that use several of the tables. (NOWAIT
-        # in the statement is no choice, because then replicas would not wait either.)
+        # in the statement is no choice, because then replicas would not wait either.) For locks of
+        # InnoDB it waits as long as usual. If it fails after the first table, the server needs such
+        # locks once more to undo it, and if it does not get them, the tables stay half renamed.
         self._rows(f"SET SESSION lock_wait_timeout = {self._flavor.least_lock_wait:d}")
         try:
             while True:
@@ -217,7 +219,7 @@ class MySQLSchemaMove(SchemaMove):
                     self._rows(f"RENAME TABLE {pairs}")
                     return began
                 except OperationalError as exc:
-                    if began > deadline or not may_rename_again(exc):
+                    if time.monotonic() > deadline or not _may_rename_again(exc):
                         raise
                 time.sleep(_BETWEEN)  # A server signals nobody when a lock becomes free.
         finally:
@@ -253,7 +255,7 @@ class MySQLSchemaMove(SchemaMove):
                     self._rows(f"ALTER TABLE {self._quote(hidden)} AUTO_INCREMENT = {number:d}")
 
 
-def may_rename_again(error: OperationalError) -> bool:
+def _may_rename_again(error: OperationalError) -> bool:
     """Whether others have stopped a RENAME TABLE, so that no table was renamed."""
     number, text = error.args[0], str(error.args[-1])
     return (

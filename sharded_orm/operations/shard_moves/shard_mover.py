@@ -297,8 +297,9 @@ class ShardMover:
         runtime.refresh()
 
     def _refuse_prepared(self) -> None:
-        # On MariaDB, a prepared branch whose session has ended does not hold up the renaming of its
-        # tables. Its rows would be missing in the target.
+        # On MariaDB, a prepared branch whose session has ended does not keep a RENAME TABLE from locking
+        # its tables. RENAME TABLE waits for the branch then, and all others wait for RENAME TABLE. If
+        # it did not wait, rows of the branch would be missing in the target.
         group = self._move.group
         refuse_prepared(runtime.group(group), [self._move.on(self._move.source)])
 
