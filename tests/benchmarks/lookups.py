@@ -7,7 +7,8 @@ from itertools import count
 
 from sharded_orm.contrib.lookups import entries, states
 from sharded_orm.contrib.lookups.declaration import lookups_of
-from tests.benchmarks.models import Found, Numbered, Photo
+from tests.benchmarks.finders.models import Found, Numbered
+from tests.benchmarks.models import Photo
 from tests.benchmarks.report import Line, at_most
 from tests.benchmarks.site import START, Site
 from tests.benchmarks.timing import Rounds, compare

@@ -55,7 +55,12 @@ def configure(address: Address, prefix: str, shards: int, groups: Sequence[str] 
         **common,
         DATABASES=sharded_databases(explicit),
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
-        INSTALLED_APPS=["sharded_orm", "sharded_orm.contrib.lookups", "tests.benchmarks"],
+        INSTALLED_APPS=[
+            "sharded_orm",
+            "sharded_orm.contrib.lookups",
+            "tests.benchmarks",
+            "tests.benchmarks.finders",
+        ],
         SHARDED_ORM={
             "NODES": {"node": {"ENGINE": _OURS, **connection}},
             "GROUPS": {
