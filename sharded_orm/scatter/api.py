@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from django.db.models import Count
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter import aggregates as aggregation
 from sharded_orm.scatter import two_phase
 from sharded_orm.scatter.compile import CompileOptions
@@ -174,7 +175,7 @@ def _rows(
         check(target.query)
     low, high = query.low_mark, query.high_mark
     options = CompileOptions(limit=high, local_columns=local_columns)
-    union = connections[targets[0].shard.alias].features.can_union_shards
+    union = features_of(connections[targets[0].shard.alias]).can_union_shards
     if two_phase.applies(query, targets, high, union):
         plan_and_rows = two_phase.fetch(query, targets, options, failures, low)
         if plan_and_rows is not None:
