@@ -27,9 +27,9 @@ class ShardFeatures:
     shards_share_database: ClassVar[bool] = False
     #: Whether one statement can read several shards of a node (``UNION ALL`` over schemas).
     can_union_shards: ClassVar[bool] = False
-    #: The most shards that such a statement reads if its rows are streamed. None if the database sets
-    #: no limit.
-    max_streamed_shards: ClassVar[int | None] = None
+    #: The most tables that such a statement names. A statement that joins three tables reads a third
+    #: as many shards. None if the database sets no limit.
+    max_scattered_tables: ClassVar[int | None] = None
     #: The most connection objects that one thread keeps for the shards of a group; more are dropped
     #: if they are idle. The lower one of this limit and the setting ``MAX_IDLE_ALIASES`` applies.
     #: None if the setting alone decides.
@@ -103,8 +103,8 @@ class SQLiteFeatures(ShardFeatures):
 class PostgreSQLFeatures(ShardFeatures):
     shards_share_database = True
     can_union_shards = True
-    # The server's process needs about 90 kB for each shard that a statement reads.
-    max_streamed_shards = 512
+    # The server's process needs about 90 kB for each table that a statement names.
+    max_scattered_tables = 512
     text_compared_by = "ranks"
     can_introspect_collations = True
     exact_averages = "significant"

@@ -126,8 +126,9 @@ class ReplicationServer(ABC):
     #: Whether a promoted server cannot become a replica again without a copy. Such a server is
     #: promoted after the topology was published, so that everything before can be undone.
     is_promoted_for_good: ClassVar[bool] = False
-    #: Why a server of this kind cannot be split; "" if it can.
-    no_splits: ClassVar[str] = ""
+    #: Whether a replica of this kind can take writes while it replicates, so that shards can go over
+    #: to it one by one.
+    replica_takes_writes: ClassVar[bool] = True
 
     name: str
     #: An object of Django's own backend for this kind of server.

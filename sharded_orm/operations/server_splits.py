@@ -1,13 +1,14 @@
-"""Splitting a server: some of its shards go to a server that replicates from it (Pinterest, P10).
+"""Splitting a server: some of its shards go to another server (Pinterest, P10).
 
-No rows are copied, because replication has copied them. Each shard goes by itself
+If a replica can take writes while it replicates (MariaDB), the other server is one: replication has
+copied the rows. Elsewhere the rows are copied. In both cases, each shard goes by itself
 (:mod:`sharded_orm.operations.shard_moves`). So a shard that fails stays where it is, and the
 command can be run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -18,11 +19,12 @@ from sharded_orm.exceptions import MoveRefused
 from sharded_orm.operations import shard_moves
 from sharded_orm.operations.nodes import node_connection
 from sharded_orm.operations.runs import journal
+from sharded_orm.operations.runs import lease as leases
 from sharded_orm.operations.runs.conflicts import refuse_conflicts
 from sharded_orm.operations.runs.rollout import Stopping
 from sharded_orm.operations.shard_moves.leftovers import remove_expired
 from sharded_orm.operations.shard_moves.plan import ShardMovePlan
-from sharded_orm.operations.shard_moves.replication import open_pair
+from sharded_orm.operations.shard_moves.replication import open_pair, takes_shards_over
 from sharded_orm.operations.shard_moves.request import Tell
 from sharded_orm.operations.shard_moves.shard_sessions import SchemaSessions
 from sharded_orm.topology.model import Shard, server_of
@@ -47,11 +49,16 @@ def check(
     problems, plans = list(_wrong_nodes(source, target, shards)), []
     if problems:
         raise MoveRefused(problems)
+    by_replication = takes_shards_over(source)
+    if by_replication and options is not None and options.rate is not None:
+        problems.append(
+            f"a rate is for copies, and {target!r} gets the rows by replication: leave out --rate"
+        )
     for group, numbers in shards.items():
         try:
             plans.append(
                 shard_moves.check_shard_moves(
-                    group, numbers, target, replica, by_replication=True, options=options
+                    group, numbers, target, replica, by_replication=by_replication, options=options
                 )
             )
         except MoveRefused as exc:
@@ -71,26 +78,28 @@ def split(
     stopping: Stopping | None = None,
     tell: Tell = lambda line: None,
 ) -> list[shard_moves.ShardMoveReport]:
-    """Move shards from the server ``source`` to ``target``, which replicates from it.
+    """Move shards from the server ``source`` to ``target``.
 
-    The site may run.
+    The site may run. Where a replica can take writes, ``target`` must be a replica of ``source``.
+    Elsewhere it must not, and the rows are copied.
 
     Stops at the first group that has a shard that was not moved. Can be repeated.
 
     :param shards: the numbers of the shards to move, by group.
     :param replica: the node with the replica of ``target``; None if it has none.
-    :return: a report for each group that was begun.
+    :return: a report for each group that was begun, and before these one for each move that an
+        earlier process had published and not ended.
     :raises: the errors of :func:`~sharded_orm.operations.shard_moves.runner.move_shards`.
     """
+    reports = list(_end_broken_moves(shards, tell))
     check(source, target, shards, replica=replica, options=options)
-    reports: list[shard_moves.ShardMoveReport] = []
     for group, numbers in shards.items():
         report = shard_moves.move_shards(
             group,
             numbers,
             target,
             replica=replica,
-            by_replication=True,
+            by_replication=takes_shards_over(source),
             options=options,
             stopping=stopping,
             tell=tell,
@@ -99,6 +108,15 @@ def split(
         if not report.ok:
             break
     return reports
+
+
+def _end_broken_moves(groups: Iterable[str], tell: Tell) -> Iterator[shard_moves.ShardMoveReport]:
+    """End the moves that earlier processes have left, whose traces the checks would refuse."""
+    for group in groups:
+        if leases.runs().filter(kind=shard_moves.KIND, subject=group, unfinished=True).exists():
+            report = shard_moves.repair(group, tell=tell)
+            if report.moved:
+                yield report
 
 
 def _wrong_nodes(source: str, target: str, shards: Mapping[str, Sequence[int]]) -> Iterator[str]:
@@ -126,7 +144,7 @@ def _is_on(shard: Shard, *nodes: str) -> bool:
 
 
 def clean_up(source: str, target: str, *, tell: Tell = lambda line: None) -> list[str]:
-    """End the replication after a split, and drop the tables that a server no longer serves.
+    """Drop the tables that a server no longer serves after a split, and end the replication before.
 
     Every shard must have its tables on the node that the topology names. Can be repeated.
 
@@ -168,11 +186,35 @@ def _clean_up(
     ]
     if problems:
         raise MoveRefused(problems)
-    problems += _still_needed(source, target)
+    by_replication = takes_shards_over(source)
+    if by_replication:
+        problems += _still_needed(source, target)
     here = [shard for shard in _all_shards() if _is_on(shard, target)]
     if not here:
         problems.append(f"no shard is on {target!r}: split the server first")
     problems += _without_tables(here)
+    notes = []
+    if by_replication:
+        notes = _end_replication(source, target, runs, problems, tell)
+    elif problems:
+        raise MoveRefused(problems)
+    for run in runs:
+        notes += remove_expired(run, at_once=True)
+    return notes
+
+
+def _end_replication(
+    source: str,
+    target: str,
+    runs: Sequence[journal.JournalRun],
+    problems: list[str],
+    tell: Tell,
+) -> list[str]:
+    """End the replication, and drop the shards of ``source`` that ``target`` has got by it.
+
+    :param problems: what forbids it already.
+    :raises MoveRefused: the replication cannot be ended, or ``problems`` are not empty.
+    """
     with open_pair(source, target) as pair:
         problems += pair.target.privilege_problems("end")
         if problems:
@@ -182,14 +224,11 @@ def _clean_up(
             tell(f"ends the replication from {source} to {target}")
             pair.target.stop(link.name)
             pair.target.forget(link.name)
-    notes = [
+    return [
         f"the copy of shard {shard.number} of group {shard.group!r} on {target!r} was deleted"
         for shard in _copies_on(source, target)
         if _drop(shard, target, runs, tell)
     ]
-    for run in runs:
-        notes += remove_expired(run, at_once=True)
-    return notes
 
 
 def _all_shards() -> Iterator[Shard]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from django.db.models import Count
 
+from sharded_orm.backends.features import features_of
 from sharded_orm.scatter import aggregates as aggregation
 from sharded_orm.scatter import two_phase
 from sharded_orm.scatter.compile import CompileOptions
@@ -174,16 +175,14 @@ def _rows(
         check(target.query)
     low, high = query.low_mark, query.high_mark
     options = CompileOptions(limit=high, local_columns=local_columns)
-    connection: Any = connections[targets[0].shard.alias]
-    union = connection.features.can_union_shards
+    union = features_of(connections[targets[0].shard.alias]).can_union_shards
     if two_phase.applies(query, targets, high, union):
         plan_and_rows = two_phase.fetch(query, targets, options, failures, low)
         if plan_and_rows is not None:
             plan, rows = plan_and_rows
             return plan, iter(rows)
     stream = stream and high is None
-    most = min(STREAM_BATCH, connection.features.max_streamed_shards or STREAM_BATCH)
-    plan = make_plan(targets, options, failures, batch=most if stream else None)
+    plan = make_plan(targets, options, failures, batch=STREAM_BATCH if stream else None)
     executor = Executor(plan, failures, chunk_size, stream=stream)
     stack.callback(executor.close)
     return plan, cut(merged(plan, executor), low, high)

@@ -6,6 +6,7 @@ one statement, which joins its branches by UNION ALL.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -223,7 +224,7 @@ def make_plan(
     :param pks: the primary keys to read from each target, keyed by the target's index; a target
         without keys is not asked. None means to read all rows of the query.
     :param batch: the largest number of branches (SELECTs for one shard each) in one statement; None
-        means :data:`BATCH`.
+        means :data:`BATCH`. The database may limit the tables of a statement, and so its branches.
     :raises ScatterError: a node does not answer, and partial results are not allowed.
     """
     branches: dict[str, list[Branch]] = {}
@@ -348,16 +349,22 @@ def _statements(
     group: Any = connections[shard.group]
     in_transaction = group.open_transactions()
     batch: list[Branch] = []
-    params = 0
+    params = tables = 0
+    most_tables = features_of(wrapper).max_scattered_tables or sys.maxsize
     for branch in branches:
         if in_transaction and branch.shard.alias in in_transaction:
             yield ShardStatement(node, (branch,), branch.shard.alias, True, outer)
             continue
-        count = len(branch.params)
-        if batch and (len(batch) >= batch_size or params + count > MAX_PARAMETERS):
+        count, named = len(branch.params), branch.template.sql.count(SCHEMA_MARK)
+        if batch and (
+            len(batch) >= batch_size
+            or params + count > MAX_PARAMETERS
+            or tables + named > most_tables
+        ):
             yield ShardStatement(node, tuple(batch), None, True, outer)
-            batch, params = [], 0
+            batch, params, tables = [], 0, 0
         batch.append(branch)
         params += count
+        tables += named
     if batch:
         yield ShardStatement(node, tuple(batch), None, True, outer)

@@ -127,7 +127,7 @@ def queries(run: Callable[[], Any], alias: str = SHARD[ONE]) -> int:
     """Return the number of rows or results that ``run`` reads from the database."""
     with CaptureQueriesContext(connections[alias]) as captured:
         run()
-    return sum(query["sql"].lstrip("(").startswith("SELECT") for query in captured)
+    return sum(query["sql"].lstrip("(").startswith(("SELECT", "DECLARE")) for query in captured)
 
 
 def is_cached(read: Callable[[], Any], alias: str = SHARD[ONE]) -> bool:

@@ -46,7 +46,11 @@ from tests.queries.conftest import (
     queries,
 )
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(transaction=True, databases=DATABASES),
+]
 
 
 class TestObjects:
@@ -385,7 +389,9 @@ class TestWrites:
             lambda: CachedPhoto.objects.get(user_id=ONE, pk=photos[0].pk).stars,
             lambda: list(rows.all()),
             lambda: rows.count(),
-            lambda: list(CachedPhoto.objects.filter(user_id=ONE, album_id=one.album_id)),
+            lambda: list(
+                CachedPhoto.objects.filter(user_id=ONE, album_id=one.album_id).order_by("pk")
+            ),
         ]
         for read in reads:
             assert is_cached(read)

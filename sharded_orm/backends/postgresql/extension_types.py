@@ -2,8 +2,9 @@
 
 That app asks each alias for the numbers of the types hstore and citext when the alias connects, and
 when the app is loaded while the alias is in use. All schemas of a database have the same types. So
-each pool is asked once, in place of thousands of aliases. The alias of a group refuses SQL. It needs
-no answer: values pass through the sessions of its shards.
+each pool is asked once, in place of thousands of shards. The alias of a group refuses SQL. It needs
+no answer: values pass through the sessions of its shards. Any other alias asks for itself, as with
+Django's backend.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def _type_oids(connection_alias: str, type_name: str) -> Oids:
     connection: Any = connections[connection_alias]
     if isinstance(connection, GroupAliasMixin):
         return (), ()
-    # An alias with a backend of Django has no such pool, and keeps what it knows to itself.
-    pool = getattr(connection, "node_pool", None)
-    known: dict[str, Oids] = {} if pool is None else pool.type_oids
+    if getattr(connection, "schema", None) is None:
+        return _stock_type_oids(connection_alias, type_name)
+    known: dict[str, Oids] = connection.node_pool.type_oids
     if type_name not in known:
         known[type_name] = _stock_type_oids(connection_alias, type_name)
     return known[type_name]
@@ -37,5 +38,7 @@ def _type_oids(connection_alias: str, type_name: str) -> Oids:
 
 def share_types() -> None:
     """Let ``django.contrib.postgres`` ask each pool once, and no group. Further calls do nothing."""
-    # The app has no hook for this. Its functions for hstore and for citext call get_type_oids().
+    # The app has no hook for this. Its functions for hstore and for citext call get_type_oids(). A
+    # receiver of connection_created in place of the app's own would not do: ready() also calls the
+    # app's receiver for each alias in use, groups included, whenever INSTALLED_APPS is overridden.
     signals.get_type_oids = _type_oids

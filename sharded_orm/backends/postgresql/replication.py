@@ -52,10 +52,7 @@ class PostgreSQLReplicationServer(ReplicationServer):
     product = "PostgreSQL"
     default_port = 5432
     is_promoted_for_good = True
-    no_splits = (
-        "a replica of PostgreSQL replicates the whole server, or nothing as soon as it takes writes. So"
-        " shards cannot go one by one: use 'shards move', which copies rows"
-    )
+    replica_takes_writes = False
     texts = FenceTexts(
         name="the promotion",
         is_fenced="is closed",

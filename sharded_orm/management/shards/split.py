@@ -1,4 +1,4 @@
-"""The action ``split`` of ``manage.py shards``: give a part of a server's shards to its replica."""
+"""The action ``split`` of ``manage.py shards``: give a part of a server's shards to another server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sharded_orm.exceptions import MoveRefused, TopologyError
 from sharded_orm.management.actions import Action, line_writer
 from sharded_orm.management.selection import shard_numbers
 from sharded_orm.management.shards.move import (
+    add_rate,
     add_switch_options,
     move_options,
     pauses_text,
@@ -27,14 +28,15 @@ from sharded_orm.operations.shard_moves.plan import ShardMovePlan
 class Split(Action):
     name = "split"
     help = (
-        "Split a server in two: shards of NODE go to a server that replicates from it, while the site"
-        " reads and writes them. After an interruption, run the command again to go on."
+        "Split a server in two: shards of NODE go to another server, while the site reads and writes"
+        " them. On MariaDB that server replicates from NODE, elsewhere the rows are copied. After an"
+        " interruption, run the command again to go on."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("node", metavar="NODE", help="The server that has the shards.")
         parser.add_argument(
-            "--to", required=True, metavar="NODE", help="The server that replicates from it."
+            "--to", required=True, metavar="NODE", help="The server that gets shards."
         )
         parser.add_argument(
             "--shards",
@@ -46,6 +48,7 @@ class Split(Action):
         parser.add_argument(
             "--replica", metavar="NODE", help="The replica that these shards have afterwards."
         )
+        add_rate(parser)
         add_switch_options(parser)
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument(
@@ -54,7 +57,8 @@ class Split(Action):
         mode.add_argument(
             "--cleanup",
             action="store_true",
-            help="Afterwards: end the replication, and drop on both servers what they no longer serve.",
+            help="Afterwards: end the replication if there is one, and drop on both servers what they no"
+            " longer serve.",
         )
         parser.add_argument("--json", action="store_true", help="Print the outcome as JSON.")
 

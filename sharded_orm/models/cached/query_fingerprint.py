@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import EmptyResultSet
+from django.db import connections
 from django.db.models import Choices, lookups
 from django.db.models.expressions import Col, Func, RawSQL, Subquery
 from django.db.models.fields import related_lookups
@@ -256,7 +257,10 @@ def compiled_text(query: Any, using: str) -> str | None:
     except EmptyResultSet:
         return None
     params = tuple(map(_plain_value, params))
-    if " JOIN " in sql or not IMMUTABLE.issuperset(map(type, params)):
+    # For psycopg, Django makes each integer an instance of a type that names its size. The repr() of such
+    # an instance shows the whole value, too.
+    integers = getattr(connections[using].ops, "integerfield_type_map", {}).values()
+    if " JOIN " in sql or not IMMUTABLE.union(integers).issuperset(map(type, params)):
         # The query reads another table (even the ordering may cause a join), or has a parameter
         # whose repr() may not show the whole value. So the query is not cached.
         return None

@@ -57,6 +57,12 @@ def _server(node: str) -> ReplicationServer:
     return server_class(settings)(node, settings)
 
 
+def takes_shards_over(node: str) -> bool:
+    """Whether a replica of the server of ``node`` can take over shards while it replicates."""
+    settings = runtime.topology().nodes[node]
+    return can_be_promoted(settings) and server_class(settings).replica_takes_writes
+
+
 def replicates(node: str, source: str) -> bool:
     """Whether the server of ``node`` has a replication connection to the server of ``source``."""
     with open_pair(source, node) as pair:
@@ -77,7 +83,7 @@ def neighbour_problems(source: str, target: str) -> Iterator[str]:
                 return
             for server, other in (pair, reversed(pair)):
                 if other.replicates_from(server):
-                    split = "" if server.no_splits else "use 'shards split', or "
+                    split = "use 'shards split', or " if server.replica_takes_writes else ""
                     yield (
                         f"{other.name!r} replicates from {server.name!r}, and shards are not copied"
                         f" between a server and its replica: {split}end the replication for good"
@@ -103,10 +109,7 @@ def link_problems(source: str, target: str, seconds: float) -> Iterator[str]:
     nodes = runtime.topology().nodes
     for name in (source, target):
         if not can_be_promoted(nodes[name]):
-            yield f"node {name!r} has the engine {nodes[name]['ENGINE']!r}; only MariaDB is split"
-            return
-        if why := server_class(nodes[name]).no_splits:
-            yield f"node {name!r} cannot be split: {why}"
+            yield f"node {name!r} has the engine {nodes[name]['ENGINE']!r}, which does not replicate"
             return
     try:
         with open_pair(source, target) as pair:

@@ -21,7 +21,8 @@ from tests.integration.postgresql.conftest import COUNT, Node
 from tests.services.postgresql import Address, PostgreSQLServer
 
 #: Schemas of the long test, and the tables of each.
-SCHEMAS, TABLES = int(os.environ.get("MEMORY_SCHEMAS", "4096")), 10
+SCHEMAS = int(os.environ.get("MEMORY_SCHEMAS", "4096"))
+TABLES = int(os.environ.get("MEMORY_TABLES", "10"))
 #: The limit for the memory that a process has for itself, in kB.
 LIMIT = 64 * 1024
 
@@ -165,7 +166,7 @@ class Fleet:
         """All tables are read, by statements with as many schemas as a scattered query has."""
         with self.shard(0) as shard:
             for n in range(TABLES):
-                for stream, batch in ((False, BATCH), (True, shard.features.max_streamed_shards)):
+                for stream, batch in ((False, BATCH), (True, shard.features.max_scattered_tables)):
                     for first in range(0, SCHEMAS, batch):
                         with shard.node_cursor(stream=stream) as cursor:
                             cursor.execute(
@@ -205,7 +206,7 @@ class Fleet:
 def test_the_memory_of_processes_with_thousands_of_schemas(
     own_postgresql: PostgreSQLServer, monkeypatch: pytest.MonkeyPatch, django_db_blocker: Any
 ) -> None:
-    """``MEMORY_SCHEMAS`` in the environment changes the number of schemas."""
+    """``MEMORY_SCHEMAS`` and ``MEMORY_TABLES`` in the environment change the size."""
     with django_db_blocker.unblock(), closing(Fleet(own_postgresql.address, monkeypatch)) as fleet:
         fleet.create()
         for work in (fleet.alternate, fleet.scatter, fleet.survey, fleet.migrate):

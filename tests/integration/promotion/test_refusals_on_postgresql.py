@@ -122,8 +122,8 @@ def test_shards_are_not_copied_to_a_replica(site: PostgreSQLSite) -> None:
     assert "shards split" not in error
 
 
-def test_a_server_is_not_split(site: PostgreSQLSite) -> None:
+def test_a_server_is_not_split_with_its_replica(site: PostgreSQLSite) -> None:
     done = site.manage("shards", "split", "db1", "--to", "db2", "--shards", "photos:2-3")
     assert done.code == 1
-    assert "replicates the whole server, or nothing" in done.err
+    assert "'db2' replicates from 'db1', and shards are not copied" in done.err
     assert site.is_as_before()

@@ -98,6 +98,12 @@ def test_a_killed_split_goes_on(site: Site, moment: str) -> None:
     assert site.replicates()
 
 
+def test_a_rate_is_for_copies(site: Site) -> None:
+    done = site.manage(*SPLIT, "--rate", "1000")
+    assert done.code == 1
+    assert "leave out --rate" in done.err
+
+
 def test_a_broken_split_is_undone_by_repair(site: Site) -> None:
     execute(site.pair.first, "INSERT INTO photos_00002.entries_entry VALUES (8, 2)")
     site.manage(*SPLIT, KILL_AT=f"after:{_MOVER}._hide:1")

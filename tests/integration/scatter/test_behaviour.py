@@ -14,6 +14,7 @@ from django.db.models.query import ModelIterable
 from django.test import TestCase
 
 from sharded_orm import runtime, scatter
+from sharded_orm.backends.features import features_of
 from sharded_orm.exceptions import ScatterError, ScatterNotSupported
 from sharded_orm.models.text_keys import guard
 from sharded_orm.scatter import two_phase
@@ -57,6 +58,20 @@ def test_one_statement_per_node(rows: None) -> None:
         assert scatter.count(queryset, targets(queryset)) == 20
     with statements(per_scatter(2), using="photos"):
         scatter.aggregate(queryset, targets(queryset), {"n": Count("id")})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_statements_name_a_limited_number_of_tables(
+    rows: None, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each table that a statement of PostgreSQL names takes memory of the server."""
+    monkeypatch.setattr(features_of(connections["photos_00000"]), "max_scattered_tables", 2)
+    one, two = one_database(Sample), one_database(Part).filter(sample__number=1)
+    # Three shards are on one node and two on the other.
+    for queryset, unions in (one, 3), (two, 5):
+        expected = list(queryset.order_by("id"))
+        with statements(per_scatter(unions), using="photos"):
+            assert fetch(queryset.order_by("id"), stream=stream) == expected
 
 
 def test_two_phases(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,8 @@ from tests.integration.storm.ledger import (
 #: Rows of a process; above this number it rather deletes.
 MOST_ROWS = 40
 _LOST = frozenset({2002, 2003, 2006, 2013, 2055, 1053, 1927, 1317})
+#: Starts of the codes of PostgreSQL for a connection that is lost, or refused while the server starts.
+_LOST_STATES = ("08", "57P")
 _IN_TRANSACTION = ("transaction", "delete with link")
 #: Raw SQL is not run again by the library.
 _RAW = ("raw topic",)
@@ -458,4 +460,8 @@ def is_no_connection(error: BaseException) -> bool:
     )
     if isinstance(error, InterfaceError):
         return True
-    return isinstance(error, OperationalError) and bool(_LOST & set(causes))
+    if not isinstance(error, OperationalError):
+        return False
+    # psycopg has no code for a connection that the client has lost.
+    state = getattr(error.__cause__, "sqlstate", "")
+    return bool(_LOST & set(causes)) or state is None or state.startswith(_LOST_STATES)

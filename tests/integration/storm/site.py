@@ -15,6 +15,7 @@ from tests.integration.shard_moves import site as shard_moves_site
 from tests.integration.storm.ledger import RowName
 from tests.python_process import PythonProcess
 from tests.services.mariadb import MariaDBServer
+from tests.services.postgresql import PostgreSQLServer
 
 #: Seconds for which processes remember where a key is.
 LEASE = 0.4
@@ -75,7 +76,7 @@ class StormSite(shard_moves_site.Site):
     :param cache: an entry of ``CACHES``.
     """
 
-    servers: list[MariaDBServer]
+    servers: list[MariaDBServer] | list[PostgreSQLServer]
 
     def set_up(self, cache: dict[str, Any]) -> None:
         self.content["caches"] = {"default": cache}
@@ -135,9 +136,20 @@ class StormSite(shard_moves_site.Site):
                 with closing(sqlite3.connect(path)) as connection:
                     yield path.stem, self._rows_in(connection.cursor(), "sqlite_master", "")
             return
+        server = self.servers[list(self.nodes).index(node)]
+        if isinstance(server, PostgreSQLServer):
+            import psycopg
+
+            database = server.address.psycopg(self.nodes[node]["NAME"])
+            with psycopg.connect(**database) as session:
+                schemas = session.execute(
+                    "SELECT nspname FROM pg_namespace WHERE nspname LIKE '%\\_000__' ORDER BY 1"
+                ).fetchall()
+                for (schema,) in schemas:
+                    yield schema, self._rows_in(session.cursor(), "pg_tables", f"{schema}.")
+            return
         import MySQLdb
 
-        server = self.servers[list(self.nodes).index(node)]
         with closing(MySQLdb.connect(**server.address.mysqldb(), charset="utf8mb4")) as connection:
             cursor = connection.cursor()
             cursor.execute("SHOW DATABASES LIKE '%\\_000__'")
@@ -148,6 +160,10 @@ class StormSite(shard_moves_site.Site):
     def _rows_in(cursor: Any, catalog: str, schema: str) -> list[tuple[str, Any]]:
         if catalog == "mysql":
             cursor.execute(f"SHOW TABLES FROM {schema.rstrip('.')}")
+        elif catalog == "pg_tables":
+            cursor.execute(
+                f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema.rstrip('.')}'"
+            )
         else:
             cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         present = {name for (name,) in cursor.fetchall()}

@@ -21,9 +21,10 @@ import pytest
 from tests.conftest import service_missing
 from tests.integration.storm.conductor import Conductor, compare
 from tests.integration.storm.site import StormSite
-from tests.services import ServiceMissing
-from tests.services.mariadb import MariaDBServer, servers
+from tests.services import ServiceMissing, mariadb, postgresql
+from tests.services.mariadb import MariaDBServer
 from tests.services.memcached import MemcachedServer
+from tests.services.postgresql import PostgreSQLServer
 from tests.services.proxy import Proxy
 
 SHORT, LONG = 15.0, 180.0
@@ -45,7 +46,7 @@ def own_servers() -> Iterator[Callable[[int], list[MariaDBServer]]]:
             missing = count - len(started)
             try:
                 if missing > 0:
-                    started.extend(stack.enter_context(servers(missing, **_DURABLE)))
+                    started.extend(stack.enter_context(mariadb.servers(missing, **_DURABLE)))
             except ServiceMissing as exc:
                 service_missing(exc)
             return started[:count]
@@ -53,33 +54,59 @@ def own_servers() -> Iterator[Callable[[int], list[MariaDBServer]]]:
         yield first
 
 
+@pytest.fixture(scope="module")
+def own_postgresql_servers() -> Iterator[list[PostgreSQLServer]]:
+    """Two PostgreSQL servers, which a test may kill."""
+    try:
+        with postgresql.servers(2) as started:
+            yield started
+    except ServiceMissing as exc:
+        service_missing(exc)
+
+
 class Weather:
     """A site, and the servers on which it is."""
 
-    def __init__(self, site: StormSite, servers: list[MariaDBServer], proxies: list[Proxy]) -> None:
+    def __init__(
+        self,
+        site: StormSite,
+        servers: list[MariaDBServer] | list[PostgreSQLServer],
+        proxies: list[Proxy],
+    ) -> None:
         self.site, self.servers, self.proxies = site, servers, proxies
 
 
-@pytest.fixture(params=["sqlite", "mariadb", pytest.param("mariadb-three", marks=pytest.mark.long)])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        "mariadb",
+        pytest.param("mariadb-three", marks=pytest.mark.long),
+        pytest.param("postgresql", marks=pytest.mark.long),
+    ]
+)
 def weather(
     request: pytest.FixtureRequest, tmp_path: Path, memcached: MemcachedServer
 ) -> Iterator[Weather]:
     folder = tmp_path / "site"
     folder.mkdir()
     with ExitStack() as stack:
-        running: list[MariaDBServer] = []
+        running: list[MariaDBServer] | list[PostgreSQLServer] = []
         proxies: list[Proxy] = []
         nodes: list[dict[str, Any]] = []
-        prefix = ""
-        if request.param.startswith("mariadb"):
-            count = 3 if request.param == "mariadb-three" else 2
-            running = request.getfixturevalue("own_servers")(count)
+        backend, prefix = "sqlite3", ""
+        if request.param != "sqlite":
+            prefix = f"s{secrets.token_hex(4)}_"
+            if request.param == "postgresql":
+                backend, running = "postgresql", request.getfixturevalue("own_postgresql_servers")
+            else:
+                count = 3 if request.param == "mariadb-three" else 2
+                backend, running = "mysql", request.getfixturevalue("own_servers")(count)
             for server in running:
                 proxy = stack.enter_context(Proxy(server.address.host, server.address.port))
                 proxies.append(proxy)
-                nodes.append(server.address.django() | {"HOST": proxy.host, "PORT": proxy.port})
-            prefix = f"s{secrets.token_hex(4)}_"
-        site = StormSite(folder, nodes, prefix, "mysql" if running else "sqlite3")
+                node = server.address.django() | {"HOST": proxy.host, "PORT": proxy.port}
+                nodes.append({**node, "NAME": f"{prefix}node"} if backend == "postgresql" else node)
+        site = StormSite(folder, nodes, prefix, backend)
         site.servers, site.prefix = running, prefix
         site.set_up({**memcached.django(), "KEY_PREFIX": secrets.token_hex(4)})
         yield Weather(site, running, proxies)
@@ -122,7 +149,7 @@ def mend(site: StormSite) -> None:
             done = site.python("manage.py", *arguments)
             assert done.code == 0, (arguments, done.out, done.err)
             reports.append(f"{arguments}: {done.out}{done.err}")
-        left = site.left() if site.backend == "mysql" else ""
+        left = "" if site.backend == "sqlite3" else site.left()
         if not left:
             return
         # The server may not have noticed yet that a process has ended.
