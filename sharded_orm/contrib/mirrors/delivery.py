@@ -19,10 +19,10 @@ from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror
 from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
 from sharded_orm.contrib.mirrors.outbox import BATCH, OutboxEntry
+from sharded_orm.contrib.mirrors.reads import aliases_of, wanted_rows
 from sharded_orm.contrib.mirrors.rows import MirrorRow, write_rows
 from sharded_orm.exceptions import KeyMoved, ShardMoved
 from sharded_orm.models.moves.repetition import repeated
-from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
 
@@ -95,9 +95,9 @@ def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Excep
     # The shards are looked up before the source is read. If a key moved after the source was read, a
     # state that is old by now could get to its new shard, which does not have the old one's versions.
     attname = mirror.key.attname
-    aliases = _aliases(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
+    aliases = aliases_of(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
     states = read_source(mirror, rows)
-    while unknown := {key for key, _ in states.values() if aliases.get(key) is None}:
+    while unknown := {key for key, _ in states.values() if key not in aliases}:
         aliases |= _placed(mirror, unknown)
         if runtime.strategy(mirror.options.group).moves_keys:
             states = read_source(mirror, rows)
@@ -105,11 +105,11 @@ def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Excep
     for row in rows:
         key, values = states.get(row.pk, (None, None))
         home = None if values is None else aliases[key]
-        former = {aliases[k] for k in row.mirror_keys.get(attname, ())}
+        former = {aliases.get(k) for k in row.mirror_keys.get(attname, ())}
         for alias in {home, *former} - {None}:
             assert alias is not None
             there = values if alias == home else None
-            by_alias[alias].append(MirrorRow(row.pk, row.version, there, row.is_new))
+            by_alias[alias].append(MirrorRow(row.pk, row.key, row.version, there, row.is_new))
     failures: dict[Any, Exception] = {}
     for alias, rows_there in sorted(by_alias.items()):
         failures = _write_on_shard(mirror, alias, rows_there) | failures
@@ -136,19 +136,6 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
 def is_outage(exc: Exception) -> bool:
     """Whether an error says nothing about the row: a server is down, or others hold its locks."""
     return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
-
-
-def _aliases(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str | None]:
-    """Return the shards of ``keys``; None for a key that has none, so no row has it."""
-    group = mirror.options.group
-    field = mirror.options.key
-    assert field is not None
-    prepared = {key: field.get_prep_value(key) for key in keys}
-    numbers = runtime.strategy(group).locate_many(dict.fromkeys(prepared.values()))
-    return {
-        key: None if (number := numbers[value]) is None else runtime.shard(group, number).alias
-        for key, value in prepared.items()
-    }
 
 
 def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
@@ -182,12 +169,9 @@ def read_source(
         return states
     keys = list(dict.fromkeys(row.key for row in rows))
     with unbound():
-        matching: Any = ShardedQuerySet(source.model).uncached().order_by()
-        matching = matching.filter(
+        matching = wanted_rows(mirror).filter(
             **{f"{source.key.attname}__in": keys, "pk__in": [row.pk for row in rows]}
-        ).exclude(**{f"{mirror.key.attname}__isnull": True})
-        if mirror.condition is not None:
-            matching = matching.filter(mirror.condition)
+        )
         found = list(matching.values_list(*mirror.names))
     pk_at = mirror.names.index(source.pk.attname)
     key_at = mirror.names.index(mirror.key.attname)

@@ -84,7 +84,7 @@ class CheckMirrors(Action):
             "--sample",
             type=_share,
             metavar="PERCENT",
-            help="Compare only so many percent of the pages of 1000 rows, drawn at random.",
+            help="Compare only so many percent of the chunks of some thousand rows, drawn at random.",
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
@@ -93,12 +93,14 @@ class CheckMirrors(Action):
         different = 0
         for mirror in chosen:
             different += self._check(command, mirror, options)
-        if different and not options["repair"]:
-            raise CommandError(f"{different} rows differ; --repair mends them.")
+        if different:
+            remedy = "could not be mended." if options["repair"] else "differ; --repair mends them."
+            raise CommandError(f"{different} rows {remedy}")
 
     def _check(
         self, command: BaseCommand, mirror: declaration.Mirror, options: dict[str, Any]
     ) -> int:
+        """Return the number of rows that differ, or of those that could not be mended."""
         report, shown = ComparisonReport(), 0
         for report in comparison.compare(
             mirror,
@@ -108,14 +110,17 @@ class CheckMirrors(Action):
         ):
             for difference in report.differences[shown:]:
                 ending = ": repaired" if options["repair"] else ""
-                command.stdout.write(f"{difference}{ending}")
+                if (exc := report.failures.get(difference)) is not None:
+                    command.stderr.write(f"{difference}: {exc}")
+                else:
+                    command.stdout.write(f"{difference}{ending}")
             shown = len(report.differences)
         if options["verbosity"]:
             pending = f", {report.pending} not delivered yet" if report.pending else ""
             command.stdout.write(
                 f"{mirror.label}: {report.compared} rows compared, {shown} differ{pending}."
             )
-        return shown
+        return len(report.failures) if options["repair"] else shown
 
 
 class BuildMirror(Action):
