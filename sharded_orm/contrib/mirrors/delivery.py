@@ -8,7 +8,7 @@ state. Delivering twice, late or in another order does no harm.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from django.db import InterfaceError, OperationalError
 
 from sharded_orm import runtime
-from sharded_orm.contrib.mirrors.declaration import Mirror
+from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
 from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
 from sharded_orm.contrib.mirrors.outbox import BATCH, OutboxEntry
 from sharded_orm.contrib.mirrors.reads import aliases_of, wanted_rows
@@ -39,12 +39,15 @@ class RowToDeliver:
 
 
 def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
-    """Return one :class:`RowToDeliver` for each row among ``entries``, with its highest version."""
-    by_pk: dict[Any, list[OutboxEntry]] = defaultdict(list)
+    """Return one :class:`RowToDeliver` for each row among ``entries``, with its highest version.
+
+    Rows with the same id under different shard keys are different rows.
+    """
+    by_row: dict[tuple[Any, Any], list[OutboxEntry]] = defaultdict(list)
     for entry in entries:
-        by_pk[entry.written.pk].append(entry)
+        by_row[entry.written.pk, entry.written.key].append(entry)
     rows = []
-    for pk, same in by_pk.items():
+    for (pk, key), same in by_row.items():
         keys: dict[str, frozenset[Any]] = {}
         for entry in same:
             for name, values in entry.written.mirror_keys.items():
@@ -52,7 +55,7 @@ def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
         last = max(same, key=lambda entry: entry.version)
         is_new = len(same) == 1 and last.written.is_new
         inserted = last.written.inserted if is_new else None
-        rows.append(RowToDeliver(pk, last.written.key, last.version, keys, is_new, inserted))
+        rows.append(RowToDeliver(pk, key, last.version, keys, is_new, inserted))
     return rows
 
 
@@ -65,13 +68,25 @@ def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any
     Costs for each mirror and 500 rows: a read of the source's shards, and a transaction on each shard
     that has or had the rows.
 
-    :returns: the rows that did not reach every mirror, by primary key, with the first error.
+    :returns: the ids of rows that did not reach every mirror, with the first error.
     """
     failures: dict[Any, Exception] = {}
     for mirror in mirrors:
-        for start in range(0, len(rows), BATCH):
-            failures = _deliver_batch(mirror, rows[start : start + BATCH]) | failures
+        for batch in _batches(rows):
+            failures = _deliver_batch(mirror, batch) | failures
     return failures
+
+
+def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
+    """Yield all rows in batches that have each id once."""
+    by_pk: dict[Any, list[RowToDeliver]] = defaultdict(list)
+    for row in rows:
+        by_pk[row.pk].append(row)
+    while by_pk:
+        each_once = [same.pop(0) for same in by_pk.values()]
+        for start in range(0, len(each_once), BATCH):
+            yield each_once[start : start + BATCH]
+        by_pk = {pk: same for pk, same in by_pk.items() if same}
 
 
 def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
@@ -172,7 +187,13 @@ def read_source(
         matching = wanted_rows(mirror).filter(
             **{f"{source.key.attname}__in": keys, "pk__in": [row.pk for row in rows]}
         )
-        found = list(matching.values_list(*mirror.names))
+        found = list(matching.values_list(*mirror.names, source.key.attname))
     pk_at = mirror.names.index(source.pk.attname)
     key_at = mirror.names.index(mirror.key.attname)
-    return {values[pk_at]: (values[key_at], values) for values in found}
+    key_texts = {row.pk: text_of(source.key, row.key) for row in rows}
+    return {
+        values[pk_at]: (values[key_at], tuple(values))
+        for *values, key in found
+        # The id may be used under the key of another one of the rows, too.
+        if text_of(source.key, key) == key_texts.get(values[pk_at])
+    }

@@ -36,6 +36,9 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
         asked.
     """
     source = mirror.source
+    texts = {
+        pk: None if key is None else text_of(source.key, key) for pk, key in source_keys.items()
+    }
     with unbound():
         rows = wanted_rows(mirror).filter(pk__in=list(source_keys))
         if None in source_keys.values():
@@ -43,7 +46,12 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
         else:
             rows = rows.filter(**{f"{source.key.attname}__in": list(set(source_keys.values()))})
         names = (source.pk.attname, source.key.attname, *mirror.names)
-        return {pk: (key, tuple(values)) for pk, key, *values in rows.values_list(*names)}
+        return {
+            pk: (key, tuple(values))
+            for pk, key, *values in rows.values_list(*names)
+            # The id may be used under the key of another one of the rows, too.
+            if texts.get(pk) in (None, text_of(source.key, key))
+        }
 
 
 def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:

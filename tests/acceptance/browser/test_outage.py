@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from selenium.webdriver.common.by import By
 
 from tests.acceptance.browser.admin import HERE, LINK, MAP, MESSAGE, PHOTOS, ROW, SHARD
@@ -132,6 +133,7 @@ print("said", author.username, Photo.objects.filter(owner=owner).first().get_abs
 """
 
 
+@pytest.mark.long_on("mariadb", "postgresql")
 def test_a_comment_whose_author_is_on_a_lost_shard_arrives_later(
     visitor: Browser, site: Site
 ) -> None:

@@ -129,9 +129,7 @@ mirror_rows._write_locked = unguarded
 
 
 def test_delayed_repeated_and_reordered_deliveries_do_no_harm(site: Site) -> None:
-    for seed in (1, 2):
-        out = site.run(_STORM.format(seed=seed, count=150, ablation=""))
-        assert out == "True 0"
+    assert site.run(_STORM.format(seed=1, count=150, ablation="")) == "True 0"
 
 
 @pytest.mark.parametrize("ablation", [_NO_VERSIONS, _NO_KEYS], ids=["versions", "keys"])
