@@ -89,7 +89,7 @@ _STEAL_LEASES = """
 import os, time
 from sharded_orm.contrib.mirrors import relay
 from sharded_orm.models import OperationRun
-# The row stays as if another process had taken the run over; it ends with the file.
+# A relay whose row is gone has lost its lease. Another one begins, while the first ends its batch.
 for _ in range(3000):
     if os.path.exists({lost!r}):
         break
