@@ -90,17 +90,21 @@ class CheckMirrors(Action):
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         names = options["mirrors"]
         chosen = [build.find_mirror(name) for name in names] if names else declaration.mirrors()
-        different = 0
+        different, problems = 0, list[str]()
         for mirror in chosen:
-            different += self._check(command, mirror, options)
-        if different:
-            remedy = "could not be mended." if options["repair"] else "differ; --repair mends them."
-            raise CommandError(f"{different} rows {remedy}")
+            different += self._check(command, mirror, options, problems)
+        if problems:
+            raise problems_error(problems)
+        if different and not options["repair"]:
+            raise CommandError(f"{different} rows differ; --repair mends them.")
 
     def _check(
-        self, command: BaseCommand, mirror: declaration.Mirror, options: dict[str, Any]
+        self,
+        command: BaseCommand,
+        mirror: declaration.Mirror,
+        options: dict[str, Any],
+        problems: list[str],
     ) -> int:
-        """Return the number of rows that differ, or of those that could not be mended."""
         report, shown = ComparisonReport(), 0
         for report in comparison.compare(
             mirror,
@@ -111,16 +115,16 @@ class CheckMirrors(Action):
             for difference in report.differences[shown:]:
                 ending = ": repaired" if options["repair"] else ""
                 if (exc := report.failures.get(difference)) is not None:
-                    command.stderr.write(f"{difference}: {exc}")
-                else:
-                    command.stdout.write(f"{difference}{ending}")
+                    problems.append(f"{difference}: {exc}")
+                    ending = ": not repaired"
+                command.stdout.write(f"{difference}{ending}")
             shown = len(report.differences)
         if options["verbosity"]:
             pending = f", {report.pending} not delivered yet" if report.pending else ""
             command.stdout.write(
                 f"{mirror.label}: {report.compared} rows compared, {shown} differ{pending}."
             )
-        return len(report.failures) if options["repair"] else shown
+        return shown
 
 
 class BuildMirror(Action):
