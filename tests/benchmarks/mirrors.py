@@ -18,33 +18,22 @@ CALLS, ROWS = 20, 20_000
 
 _PROGRAM = """
 import json, time
-from sharded_orm.backends.write_hooks import followers
 from sharded_orm.contrib.mirrors import capture, comparison, relay
 from sharded_orm.contrib.mirrors.build import find_mirror
 mirror = find_mirror("WrittenNote")
 mirror.source.mirrors[:] = [mirror]  # One mirror, as an application of Yupoo's kind has.
-finders, deliver = list(followers._finders), capture.TransactionChanges.deliver_after_commit
+deliver = capture.TransactionChanges.deliver_after_commit
 numbers = iter(range(10**6, 10**9))
 
-def create():
+def create(model):
     # Owner 1 is on the first server, author 2 on the second one.
-    return Note.objects.create(note_id=next(numbers), owner_id=1, author_id=2, text="a comment of some length")
-
-def in_block():
-    with sharded_orm.atomic(Note, owner_id=1):
-        return create()
+    with sharded_orm.atomic(model, owner_id=1):
+        return model.objects.create(note_id=next(numbers), owner_id=1, author_id=2, text="a comment of some length")
 
 def by_hand():
-    n = in_block()
-    with sharded_orm.atomic(WrittenNote, author_id=2):
-        WrittenNote.objects.create(note_id=n.pk, owner_id=1, author_id=2, text=n.text, price=0, changed_at=n.changed_at)
-
-def plainly(write):
-    followers._finders.clear()
-    try:
-        write()
-    finally:
-        followers._finders.extend(finders)
+    n = create(PlainNote)
+    with sharded_orm.atomic(PlainWrittenNote, author_id=2):
+        PlainWrittenNote.objects.create(note_id=n.pk, owner_id=1, author_id=2, text=n.text, price=0, changed_at=n.changed_at)
 
 def undelivered(write):
     capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
@@ -64,16 +53,12 @@ def pairs(ours, other):
     return [(seconds(ours), seconds(other)) for _ in range({rounds})]
 
 result = {{
-    "outbox": pairs(lambda: undelivered(in_block), lambda: plainly(in_block)),
-    "both": pairs(in_block, lambda: plainly(by_hand)),
+    "outbox": pairs(lambda: undelivered(lambda: create(Note)), lambda: create(PlainNote)),
+    "both": pairs(lambda: create(Note), by_hand),
 }}
-def clear():
-    # The plain writes have left rows without a mirror.
-    for alias in aliases("books"):
-        for model in (Note, WrittenNote, VerifiedNote, OutboxRow, RowVersion):
-            QuerySet(model, using=alias)._raw_delete(alias)
-
-plainly(clear)
+for alias in aliases("books"):
+    for model in (Note, WrittenNote, VerifiedNote, OutboxRow, RowVersion):
+        QuerySet(model, using=alias)._raw_delete(alias)
 rows = [Note(note_id=next(numbers), owner_id=number % 8 + 1, author_id=number % 8 + 1, text="a comment of some length") for number in range({rows})]
 undelivered(lambda: Note.objects.bulk_create(rows))
 began = time.perf_counter()

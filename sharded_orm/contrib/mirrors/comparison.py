@@ -1,26 +1,24 @@
-"""Compares mirrors with their sources, page by page."""
+"""Compares mirrors with their sources, chunk by chunk."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror
-from sharded_orm.contrib.mirrors.differences import (
-    ComparisonReport,
-    Suspect,
-    aliases_of,
-    mirror_rows,
-    settle,
-    source_rows,
-)
+from sharded_orm.contrib.mirrors.differences import ComparisonReport, Suspect, settle
+from sharded_orm.contrib.mirrors.outbox import BATCH
+from sharded_orm.contrib.mirrors.reads import aliases_of, wanted_rows
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
-#: Rows that are compared at once.
-PAGE = 1000
+#: The most rows of both sides that are compared at once, unless there are very many shards.
+CHUNK = 8000
+#: The rows of a shard that a chunk may have in any case.
+FROM_SHARD = 50
 
 
 def compare(
@@ -30,86 +28,121 @@ def compare(
     newest_first: bool = False,
     sample: float | None = None,
 ) -> Iterator[ComparisonReport]:
-    """Compare ``mirror`` with its source. Yield the report after each page of rows.
+    """Compare ``mirror`` with its source. Yield the report after each chunk.
 
-    Costs two queries per page of 1000 rows of each side, and some more for pages with differences.
+    A chunk is a range of primary keys, with the rows of all shards. So each row is read once. Costs two
+    queries per chunk and shard of each side, and some more for chunks with differences.
 
     :param repair: whether rows that differ are mended.
     :param newest_first: whether rows with the highest primary keys come first.
-    :param sample: the share of pages that are compared, such as 0.1; None for all.
+    :param sample: the share of chunks that are compared, such as 0.1; None for all.
     """
     report = ComparisonReport()
-    for pages, suspects_of in (
-        (_source_pages(mirror, newest_first), _suspects_of_source),
-        (_mirror_pages(mirror, newest_first), _suspects_of_mirror),
-    ):
-        for alias, rows in pages:
-            if sample is not None and random.random() >= sample:
-                continue
-            report.compared += len(rows)
-            suspects = suspects_of(mirror, alias, rows)
-            if suspects:
-                settle(mirror, suspects, report, repair=repair)
-            yield report
+    sides = _Sides(mirror, newest_first)
+    for after, until in sides.chunks():
+        if sample is not None and random.random() >= sample:
+            continue
+        compared, batches = _compare_chunk(mirror, sides, after, until)
+        report.compared += compared
+        for suspects in batches:
+            settle(mirror, suspects, report, repair=repair)
+        yield report
 
 
-def _source_pages(mirror: Mirror, newest_first: bool) -> Iterator[tuple[str, list[Any]]]:
-    names = [mirror.source.pk.attname, mirror.source.key.attname, *mirror.names]
-    rows: Any = ShardedQuerySet(mirror.source.model)
-    rows = rows.exclude(**{f"{mirror.key.attname}__isnull": True})
-    if mirror.condition is not None:
-        rows = rows.filter(mirror.condition)
-    yield from _pages(rows, mirror.source.options.group, names, newest_first)
+class _Sides:
+    """Reads ranges of rows of the source and of its mirror."""
 
+    def __init__(self, mirror: Mirror, newest_first: bool) -> None:
+        self._newest_first = newest_first
+        mirrored: Any = ShardedQuerySet(mirror.model)
+        source = mirror.source
+        self._source = [(s.alias, wanted_rows(mirror)) for s in _shards(source.options.group)]
+        self._mirror = [(s.alias, mirrored) for s in _shards(mirror.options.group)]
+        self._source_names = (*mirror.names, source.key.attname)
+        self._mirror_names = mirror.attributes
 
-def _mirror_pages(mirror: Mirror, newest_first: bool) -> Iterator[tuple[str, list[Any]]]:
-    key = mirror.options.key
-    assert key is not None
-    own = [mirror.own_source_key.attname] if mirror.own_source_key is not None else []
-    names = [mirror.model._meta.pk.attname, key.attname, *own]
-    rows: Any = ShardedQuerySet(mirror.model)
-    yield from _pages(rows, mirror.options.group, names, newest_first)
-
-
-def _pages(
-    rows: Any, group: str, names: Sequence[str], newest_first: bool
-) -> Iterator[tuple[str, list[Any]]]:
-    for shard in runtime.group(group).shards():
-        last: Any = None
+    def chunks(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the primary keys after which a chunk begins, and with which it ends; None for no limit."""
+        after = None
         while True:
+            until = self._boundary(after)
+            yield after, until
+            if until is None:
+                return
+            after = until
+
+    def _boundary(self, after: Any) -> Any:
+        shards = [*self._source, *self._mirror]
+        position = max(FROM_SHARD, CHUNK // len(shards))
+        pks: list[Any] = []
+        for alias, rows in shards:
             with unbound():
-                page = rows.using(shard.alias).uncached()
-                page = page.order_by("-pk" if newest_first else "pk")
-                if last is not None:
-                    page = page.filter(**{f"pk__{'lt' if newest_first else 'gt'}": last})
-                page = list(page.values_list(*names)[:PAGE])
-            if not page:
-                break
-            last = page[-1][0]
-            yield shard.alias, page
+                behind = self._range(rows.using(alias), after, None)
+                behind = behind.order_by("-pk" if self._newest_first else "pk")
+                pks += behind.values_list("pk", flat=True)[position : position + 1]
+        # Any order of Python's will do: a row of any shard is before the end of the first chunk that it is
+        # not behind.
+        return (max if self._newest_first else min)(pks, default=None)
+
+    def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of rows in the order of :attr:`Mirror.names`, and then the shard key."""
+        for _, row in self._rows(self._source, self._source_names, after, until):
+            yield row
+
+    def mirror_rows(self, after: Any, until: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yield the alias of each row, and its values in the order of :attr:`Mirror.attributes`."""
+        return self._rows(self._mirror, self._mirror_names, after, until)
+
+    def _rows(
+        self, shards: list[tuple[str, Any]], names: tuple[str, ...], after: Any, until: Any
+    ) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        for alias, rows in shards:
+            with unbound():
+                found = self._range(rows.using(alias), after, until).order_by()
+                for row in list(found.values_list(*names)):
+                    yield alias, row
+
+    def _range(self, rows: Any, after: Any, until: Any) -> Any:
+        behind, up_to = ("lt", "gte") if self._newest_first else ("gt", "lte")
+        if after is not None:
+            rows = rows.filter(**{f"pk__{behind}": after})
+        if until is not None:
+            rows = rows.filter(**{f"pk__{up_to}": until})
+        return rows.uncached()
 
 
-def _suspects_of_source(mirror: Mirror, alias: str, rows: Sequence[Any]) -> list[Suspect]:
-    """Return those rows of the source whose mirror is missing or has other values."""
-    key = mirror.names.index(mirror.key.attname)
-    expected = {row[0]: (row[1], row[2:]) for row in rows}
-    stored = mirror_rows(mirror, {values[key] for _, values in expected.values()}, expected)
-    return [
-        Suspect(pk, source_key, frozenset([values[key]]))
-        for pk, (source_key, values) in expected.items()
-        if stored.get(pk) != values
-    ]
+def _compare_chunk(
+    mirror: Mirror, sides: _Sides, after: Any, until: Any
+) -> tuple[int, list[list[Suspect]]]:
+    """Return the number of rows, and those that differ or are on another shard than their source wants.
+
+    :returns: the suspects in batches, each with a primary key once.
+    """
+    pk_at = mirror.names.index(mirror.source.pk.attname)
+    key_at = mirror.names.index(mirror.key.attname)
+    own = mirror.own_source_key
+    own_at = None if own is None else mirror.attributes.index(own.attname)
+    source = list(sides.source_rows(after, until))
+    stored = {(alias, row[pk_at]): row for alias, row in sides.mirror_rows(after, until)}
+    count = len(source) + len(stored)
+    homes = aliases_of(mirror, {row[key_at] for row in source})
+    suspects: dict[Any, Suspect] = {}
+    twice = []
+    for row in source:
+        pk, key = row[pk_at], row[key_at]
+        # A second row with the same id finds nothing, and is suspect.
+        if stored.pop((homes.get(key, ""), pk), None) != row[:-1]:
+            suspect = Suspect(pk, row[-1], frozenset([key]))
+            if suspects.setdefault(pk, suspect) is not suspect:
+                twice.append([suspect])
+    for (alias, pk), row in stored.items():
+        known = suspects.get(pk, Suspect(pk, None if own_at is None else row[own_at], frozenset()))
+        suspects[pk] = replace(
+            known, mirror_keys=known.mirror_keys | {row[key_at]}, aliases=known.aliases | {alias}
+        )
+    every = list(suspects.values())
+    return count, [every[n : n + BATCH] for n in range(0, len(every), BATCH)] + twice
 
 
-def _suspects_of_mirror(mirror: Mirror, alias: str, rows: Sequence[Any]) -> list[Suspect]:
-    """Return those rows of the mirror that have no source which wants them there."""
-    homes = aliases_of(mirror, {row[1] for row in rows})
-    sources = source_rows(mirror, {row[0]: row[2] if len(row) > 2 else None for row in rows})
-    key = mirror.names.index(mirror.key.attname)
-    suspects = []
-    for pk, mirror_key, *own in rows:
-        _, values = sources.get(pk, (None, None))
-        if values is None or values[key] != mirror_key or homes.get(mirror_key) != alias:
-            source_key = own[0] if own else None
-            suspects.append(Suspect(pk, source_key, frozenset([mirror_key]), frozenset([alias])))
-    return suspects
+def _shards(group: str) -> Any:
+    return runtime.group(group).shards()

@@ -8,7 +8,7 @@ state. Delivering twice, late or in another order does no harm.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 from django.db import InterfaceError, OperationalError
 
 from sharded_orm import runtime
-from sharded_orm.contrib.mirrors.declaration import Mirror
+from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
 from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
 from sharded_orm.contrib.mirrors.outbox import BATCH, OutboxEntry
+from sharded_orm.contrib.mirrors.reads import aliases_of, wanted_rows
 from sharded_orm.contrib.mirrors.rows import MirrorRow, write_rows
 from sharded_orm.exceptions import KeyMoved, ShardMoved
 from sharded_orm.models.moves.repetition import repeated
-from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
 
@@ -39,12 +39,15 @@ class RowToDeliver:
 
 
 def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
-    """Return one :class:`RowToDeliver` for each row among ``entries``, with its highest version."""
-    by_pk: dict[Any, list[OutboxEntry]] = defaultdict(list)
+    """Return one :class:`RowToDeliver` for each row among ``entries``, with its highest version.
+
+    Rows with the same id under different shard keys are different rows.
+    """
+    by_row: dict[tuple[Any, Any], list[OutboxEntry]] = defaultdict(list)
     for entry in entries:
-        by_pk[entry.written.pk].append(entry)
+        by_row[entry.written.pk, entry.written.key].append(entry)
     rows = []
-    for pk, same in by_pk.items():
+    for (pk, key), same in by_row.items():
         keys: dict[str, frozenset[Any]] = {}
         for entry in same:
             for name, values in entry.written.mirror_keys.items():
@@ -52,7 +55,7 @@ def rows_to_deliver(entries: Iterable[OutboxEntry]) -> list[RowToDeliver]:
         last = max(same, key=lambda entry: entry.version)
         is_new = len(same) == 1 and last.written.is_new
         inserted = last.written.inserted if is_new else None
-        rows.append(RowToDeliver(pk, last.written.key, last.version, keys, is_new, inserted))
+        rows.append(RowToDeliver(pk, key, last.version, keys, is_new, inserted))
     return rows
 
 
@@ -65,13 +68,25 @@ def deliver(rows: Sequence[RowToDeliver], mirrors: Sequence[Mirror]) -> dict[Any
     Costs for each mirror and 500 rows: a read of the source's shards, and a transaction on each shard
     that has or had the rows.
 
-    :returns: the rows that did not reach every mirror, by primary key, with the first error.
+    :returns: the ids of rows that did not reach every mirror, with the first error.
     """
     failures: dict[Any, Exception] = {}
     for mirror in mirrors:
-        for start in range(0, len(rows), BATCH):
-            failures = _deliver_batch(mirror, rows[start : start + BATCH]) | failures
+        for batch in _batches(rows):
+            failures = _deliver_batch(mirror, batch) | failures
     return failures
+
+
+def _batches(rows: Sequence[RowToDeliver]) -> Iterator[list[RowToDeliver]]:
+    """Yield all rows in batches that have each id once."""
+    by_pk: dict[Any, list[RowToDeliver]] = defaultdict(list)
+    for row in rows:
+        by_pk[row.pk].append(row)
+    while by_pk:
+        each_once = [same.pop(0) for same in by_pk.values()]
+        for start in range(0, len(each_once), BATCH):
+            yield each_once[start : start + BATCH]
+        by_pk = {pk: same for pk, same in by_pk.items() if same}
 
 
 def _deliver_batch(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Exception]:
@@ -95,9 +110,9 @@ def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Excep
     # The shards are looked up before the source is read. If a key moved after the source was read, a
     # state that is old by now could get to its new shard, which does not have the old one's versions.
     attname = mirror.key.attname
-    aliases = _aliases(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
+    aliases = aliases_of(mirror, {key for row in rows for key in row.mirror_keys.get(attname, ())})
     states = read_source(mirror, rows)
-    while unknown := {key for key, _ in states.values() if aliases.get(key) is None}:
+    while unknown := {key for key, _ in states.values() if key not in aliases}:
         aliases |= _placed(mirror, unknown)
         if runtime.strategy(mirror.options.group).moves_keys:
             states = read_source(mirror, rows)
@@ -105,11 +120,11 @@ def _deliver_to(mirror: Mirror, rows: Sequence[RowToDeliver]) -> dict[Any, Excep
     for row in rows:
         key, values = states.get(row.pk, (None, None))
         home = None if values is None else aliases[key]
-        former = {aliases[k] for k in row.mirror_keys.get(attname, ())}
+        former = {aliases.get(k) for k in row.mirror_keys.get(attname, ())}
         for alias in {home, *former} - {None}:
             assert alias is not None
             there = values if alias == home else None
-            by_alias[alias].append(MirrorRow(row.pk, row.version, there, row.is_new))
+            by_alias[alias].append(MirrorRow(row.pk, row.key, row.version, there, row.is_new))
     failures: dict[Any, Exception] = {}
     for alias, rows_there in sorted(by_alias.items()):
         failures = _write_on_shard(mirror, alias, rows_there) | failures
@@ -136,19 +151,6 @@ def _write_on_shard(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> di
 def is_outage(exc: Exception) -> bool:
     """Whether an error says nothing about the row: a server is down, or others hold its locks."""
     return isinstance(exc, OperationalError | InterfaceError | MirrorRaced)
-
-
-def _aliases(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str | None]:
-    """Return the shards of ``keys``; None for a key that has none, so no row has it."""
-    group = mirror.options.group
-    field = mirror.options.key
-    assert field is not None
-    prepared = {key: field.get_prep_value(key) for key in keys}
-    numbers = runtime.strategy(group).locate_many(dict.fromkeys(prepared.values()))
-    return {
-        key: None if (number := numbers[value]) is None else runtime.shard(group, number).alias
-        for key, value in prepared.items()
-    }
 
 
 def _placed(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
@@ -182,13 +184,16 @@ def read_source(
         return states
     keys = list(dict.fromkeys(row.key for row in rows))
     with unbound():
-        matching: Any = ShardedQuerySet(source.model).uncached().order_by()
-        matching = matching.filter(
+        matching = wanted_rows(mirror).filter(
             **{f"{source.key.attname}__in": keys, "pk__in": [row.pk for row in rows]}
-        ).exclude(**{f"{mirror.key.attname}__isnull": True})
-        if mirror.condition is not None:
-            matching = matching.filter(mirror.condition)
-        found = list(matching.values_list(*mirror.names))
+        )
+        found = list(matching.values_list(*mirror.names, source.key.attname))
     pk_at = mirror.names.index(source.pk.attname)
     key_at = mirror.names.index(mirror.key.attname)
-    return {values[pk_at]: (values[key_at], values) for values in found}
+    key_texts = {row.pk: text_of(source.key, row.key) for row in rows}
+    return {
+        values[pk_at]: (values[key_at], tuple(values))
+        for *values, key in found
+        # The id may be used under the key of another one of the rows, too.
+        if text_of(source.key, key) == key_texts.get(values[pk_at])
+    }

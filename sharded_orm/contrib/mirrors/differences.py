@@ -7,16 +7,16 @@ not a difference: a relay will deliver it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.db.models import QuerySet
 
 from sharded_orm import runtime
-from sharded_orm.contrib.mirrors.declaration import Mirror, Source, text_of
+from sharded_orm.contrib.mirrors.declaration import Mirror, Source, text_of, value_of
 from sharded_orm.contrib.mirrors.delivery import deliver, rows_to_deliver
 from sharded_orm.contrib.mirrors.outbox import (
     OutboxEntry,
@@ -26,7 +26,10 @@ from sharded_orm.contrib.mirrors.outbox import (
     record,
     remove,
 )
-from sharded_orm.contrib.mirrors.rows import MirrorRow, stored_versions, write_rows
+from sharded_orm.contrib.mirrors.reads import aliases_of, source_rows
+from sharded_orm.contrib.mirrors.relay import MOST_ATTEMPTS
+from sharded_orm.contrib.mirrors.rows import MirrorRow, StoredVersion, stored_versions, write_rows
+from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
@@ -68,7 +71,7 @@ class Difference:
 
 
 #: A difference, what to write, and the version that the shard had before the source was read.
-Finding = tuple[Difference, MirrorRow, int | None]
+Finding = tuple[Difference, MirrorRow, StoredVersion | None]
 
 
 @dataclass
@@ -78,12 +81,14 @@ class ComparisonReport:
     :param compared: number of rows that were read from the source and from the mirror, taken together.
     :param pending: number of rows that differ because a relay has not delivered them yet.
     :param repaired: number of differences that were mended.
+    :param failures: the differences that could not be mended, with the errors.
     """
 
     compared: int = 0
     pending: int = 0
     repaired: int = 0
     differences: list[Difference] = field(default_factory=list)
+    failures: dict[Difference, Exception] = field(default_factory=dict)
 
     @property
     def counts(self) -> Counter[Kind]:
@@ -103,51 +108,6 @@ class Suspect:
     source_key: Any
     mirror_keys: frozenset[Any]
     aliases: frozenset[str] = frozenset()
-
-
-def mirror_rows(mirror: Mirror, keys: Iterable[Any], pks: Iterable[Any]) -> dict[Any, Any]:
-    """Return the values of rows of the mirror, read from the shards of ``keys``, by primary key."""
-    key = mirror.options.key
-    assert key is not None
-    with unbound():
-        rows: Any = ShardedQuerySet(mirror.model).uncached().order_by()
-        rows = rows.filter(**{f"{key.attname}__in": list(keys), "pk__in": list(pks)})
-        found = rows.values_list(mirror.model._meta.pk.attname, *mirror.attributes)
-        return {pk: tuple(values) for pk, *values in found}
-
-
-def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
-    """Return the shard key and values of the rows that the mirror is to have, by primary key.
-
-    :param source_keys: the shard keys of the source, by primary key. If one is None, all shards are
-        asked.
-    """
-    source = mirror.source
-    with unbound():
-        rows: Any = ShardedQuerySet(source.model).uncached().order_by()
-        rows = rows.filter(pk__in=list(source_keys))
-        if None in source_keys.values():
-            rows = rows.scatter()
-        else:
-            rows = rows.filter(**{f"{source.key.attname}__in": list(set(source_keys.values()))})
-        rows = rows.exclude(**{f"{mirror.key.attname}__isnull": True})
-        if mirror.condition is not None:
-            rows = rows.filter(mirror.condition)
-        names = (source.pk.attname, source.key.attname, *mirror.names)
-        return {pk: (key, tuple(values)) for pk, key, *values in rows.values_list(*names)}
-
-
-def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
-    """Return the shards of those ``keys`` that have one."""
-    group, field = mirror.options.group, mirror.options.key
-    assert field is not None
-    prepared = {key: field.get_prep_value(key) for key in keys}
-    numbers = runtime.strategy(group).locate_many(dict.fromkeys(prepared.values()))
-    return {
-        key: runtime.shard(group, number).alias
-        for key, value in prepared.items()
-        if (number := numbers[value]) is not None
-    }
 
 
 # ##### A closer look #####
@@ -181,8 +141,11 @@ def settle(
         for difference, row, version in found:
             report.differences.append(difference)
             if repair:
-                _repair(mirror, difference, row, version)
-                report.repaired += 1
+                try:
+                    _repair(mirror, difference, row, version)
+                    report.repaired += 1
+                except (Error, ShardedOrmError) as exc:
+                    report.failures[difference] = exc
 
 
 def _look(
@@ -206,7 +169,7 @@ def _look(
                 by_alias[homes[k]].add(suspect.pk)
         if suspect.pk in wanted and (k := wanted[suspect.pk][1][key]) in homes:
             by_alias[homes[k]].add(suspect.pk)
-    versions: dict[tuple[str, Any], int | None] = {}
+    versions: dict[tuple[str, Any], StoredVersion | None] = {}
     for alias, pks in by_alias.items():
         for pk, version in stored_versions(mirror, alias, pks).items():
             versions[alias, pk] = version
@@ -236,10 +199,13 @@ def _look(
             else:
                 kind = Kind.MISPLACED if pk in existing else Kind.ORPHANED
             version = versions[alias, pk]
+            number, key_then = (0, source_key) if version is None else version
+            if version is not None and version.key is not None:
+                key_then = value_of(mirror.source.key, version.key)
             differing[pk].append(
                 (
                     Difference(mirror, kind, pk, alias, source_key),
-                    MirrorRow(pk, version or 0, there),
+                    MirrorRow(pk, key_then, number, there),
                     version,
                 )
             )
@@ -247,7 +213,7 @@ def _look(
         if pk not in seen and homes.get(values[key]) is None:
             # The key has no shard yet. A delivery gives it one.
             difference = Difference(mirror, Kind.MISSING, pk, None, source_key)
-            differing[pk].append((difference, MirrorRow(pk, 0, values), None))
+            differing[pk].append((difference, MirrorRow(pk, source_key, 0, values), None))
     return wanted, differing
 
 
@@ -268,7 +234,7 @@ def _source_keys(mirror: Mirror, suspects: Sequence[Suspect]) -> dict[Any, Any]:
 def _recorded(
     mirror: Mirror, suspects: Sequence[Suspect], findings: dict[Any, list[Finding]]
 ) -> dict[Any, list[OutboxEntry]]:
-    """Return what the outboxes have of ``suspects``, by primary key."""
+    """Return what the outboxes have of ``suspects``, by primary key, without dead letters."""
     source = mirror.source
     texts = [text_of(source.pk, suspect.pk) for suspect in suspects]
     strategy = runtime.strategy(source.options.group)
@@ -285,7 +251,8 @@ def _recorded(
         ]
     recorded: dict[Any, list[OutboxEntry]] = defaultdict(list)
     for shard in shards:
-        for row in outbox_rows(shard.alias).filter(source=source.label, row__in=texts):
+        rows = outbox_rows(shard.alias).filter(source=source.label, row__in=texts)
+        for row in rows.filter(attempts__lt=MOST_ATTEMPTS):
             entry = entry_of(source, row)
             recorded[entry.written.pk].append(entry)
     return recorded
@@ -298,12 +265,21 @@ def _is_pending(mirror: Mirror, entry: OutboxEntry, found: Sequence[Finding]) ->
     """
     keys = entry.written.mirror_keys.get(mirror.key.attname, frozenset())
     aliases = set(aliases_of(mirror, keys).values())
-    is_newest = all(entry.version > (version or -1) for _, _, version in found)
+    is_newest = all(_may_be_newer(mirror, entry, version) for _, _, version in found)
     return any(
-        entry.version > (version or -1)
+        _may_be_newer(mirror, entry, version)
         and (is_newest or difference.alias is None or difference.alias in aliases)
         for difference, _, version in found
     )
+
+
+def _may_be_newer(mirror: Mirror, entry: OutboxEntry, version: StoredVersion | None) -> bool:
+    if version is None or version.key not in (
+        None,
+        text_of(mirror.source.key, entry.written.key),
+    ):
+        return True  # Whoever delivers it asks the source.
+    return entry.version > version.number
 
 
 def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
@@ -315,7 +291,7 @@ def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
         s.pk: [
             (
                 Difference(mirror, Kind.STALE, s.pk, None, s.source_key),
-                MirrorRow(s.pk, 0, None),
+                MirrorRow(s.pk, s.source_key, 0, None),
                 None,
             )
         ]
@@ -324,10 +300,15 @@ def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
     recorded = _recorded(mirror, suspects, found)
     entries = [entry for of_row in recorded.values() for entry in of_row]
     deliver(rows_to_deliver(entries), mirror.source.mirrors)
-    settle(mirror, suspects, ComparisonReport(), repair=True)
+    report = ComparisonReport()
+    settle(mirror, suspects, report, repair=True)
+    for exc in report.failures.values():
+        raise exc
 
 
-def _repair(mirror: Mirror, difference: Difference, row: MirrorRow, version: int | None) -> None:
+def _repair(
+    mirror: Mirror, difference: Difference, row: MirrorRow, version: StoredVersion | None
+) -> None:
     """Mend one row, unless somebody has delivered it since it was compared."""
     if row.values is None:
         assert difference.alias is not None
@@ -339,11 +320,11 @@ def _repair(mirror: Mirror, difference: Difference, row: MirrorRow, version: int
     if recorded is None:
         return  # The source's row has gone since, which has an outbox row of its own.
     alias, entry = recorded
-    if version is not None and version >= entry.version:
+    if not _may_be_newer(mirror, entry, version):
         # The source was restored from a backup, and counts from an earlier number again. Its versions
         # must win from now on.
         assert difference.alias is not None
-        reset = MirrorRow(row.pk, entry.version - 1, row.values)
+        reset = MirrorRow(row.pk, difference.source_key, entry.version - 1, row.values)
         write_rows(mirror, difference.alias, [reset], unchanged={row.pk: version})
     for exc in deliver(rows_to_deliver([entry]), mirror.source.mirrors).values():
         raise exc

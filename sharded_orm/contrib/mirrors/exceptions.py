@@ -32,6 +32,13 @@ class MirrorRaced(MirrorError, IntegrityError):
     """
 
 
+class IdUsedTwice(MirrorError, RuntimeError):
+    """Two rows of a source have the same id under different shard keys, and a mirror can have only one.
+
+    The row that came second stays in the outbox.
+    """
+
+
 class VersionsExhausted(MirrorError, DataError):
     """The versions of the rows of a source do not fit into 63 bits any more."""
 

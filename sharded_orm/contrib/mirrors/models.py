@@ -50,12 +50,15 @@ class RowVersion(models.Model):
     """The version of a row of a mirror on this shard, also of a row that was removed.
 
     A row of the mirror is written only together with a higher version, under the lock of this row.
+    Versions under different shard keys of the source cannot be compared: each shard counts for itself.
     """
 
     pk = models.CompositePrimaryKey("mirror", "row")
     #: The label of the mirror.
     mirror: models.CharField[str, str] = ExactCharField(max_length=100)
     row: models.CharField[str, str] = ExactCharField(max_length=255)
+    #: The shard key that the row of the source had, as text; NULL if it was not known.
+    key: models.CharField[str | None, str | None] = ExactCharField(max_length=255, null=True)
     version: models.BigIntegerField[int, int] = models.BigIntegerField()
 
     class Meta:

@@ -10,7 +10,8 @@ from django.db.models.query import ModelIterable
 
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.contrib.mirrors.declaration import Mirror, declarations
-from sharded_orm.contrib.mirrors.differences import Suspect, mend, source_rows
+from sharded_orm.contrib.mirrors.differences import Suspect, mend
+from sharded_orm.contrib.mirrors.reads import source_rows
 from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from django.db import IntegrityError, connections, transaction
 from django.db.models import F, QuerySet
 
-from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
-from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
+from sharded_orm.contrib.mirrors.declaration import Mirror, text_of, value_of
+from sharded_orm.contrib.mirrors.exceptions import IdUsedTwice, MirrorRaced
 from sharded_orm.contrib.mirrors.models import RowVersion
+from sharded_orm.contrib.mirrors.reads import aliases_of, rows_of_id
 from sharded_orm.contrib.mirrors.statements import insert_version
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
-
-logger = logging.getLogger("sharded_orm.mirrors")
 
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_mirror", default=False)
 # A collision is over as soon as the other writer has committed, so already a second one is rare.
@@ -36,16 +34,25 @@ def _writing_mirror() -> Iterator[None]:
         _writing.reset(token)
 
 
+class StoredVersion(NamedTuple):
+    """The version that a shard has of a row, and the shard key of the source to which it belongs, as text."""
+
+    number: int
+    key: str | None
+
+
 @dataclass(frozen=True)
 class MirrorRow:
     """What a row of a mirror is to be on one shard.
 
+    :param source_key: the shard key of the row of the source; None if it is not known.
     :param values: its values in the order of :attr:`Mirror.attributes`; None if the row is not to be
         on this shard.
     :param is_new: whether the row was probably never there. This saves a statement.
     """
 
     pk: Any
+    source_key: Any
     version: int
     values: Sequence[Any] | None
     is_new: bool = False
@@ -56,7 +63,7 @@ def write_rows(
     alias: str,
     rows: Sequence[MirrorRow],
     *,
-    unchanged: Mapping[Any, int | None] | None = None,
+    unchanged: Mapping[Any, StoredVersion | None] | None = None,
 ) -> None:
     """Make rows of ``mirror`` on the shard ``alias`` what ``rows`` say, unless they are newer already.
 
@@ -67,6 +74,7 @@ def write_rows(
     :param unchanged: for repairs: the versions that the shard had before the source was read, by primary
         key. A row is written if, and only if, it has this version still. None for the ordinary rule.
     :raises MirrorRaced: other processes write the same rows all the time.
+    :raises IdUsedTwice: the source has one of the ids twice.
     :raises django.db.IntegrityError: a constraint of the mirror refuses a row.
     """
     rows = sorted(rows, key=lambda row: _text(mirror, row))  # Others lock them in the same order.
@@ -90,31 +98,25 @@ def _write_locked(
     mirror: Mirror,
     alias: str,
     rows: Sequence[MirrorRow],
-    unchanged: Mapping[Any, int | None] | None,
+    unchanged: Mapping[Any, StoredVersion | None] | None,
 ) -> None:
     known = _lock_versions(mirror, alias, rows)
-
-    def is_newer(row: MirrorRow) -> bool:
-        version = known.get(_text(mirror, row))
-        if unchanged is not None:
-            return version == unchanged[row.pk]
-        return version is None or row.version > version
-
-    newer = list(filter(is_newer, rows))
+    newer: list[MirrorRow] = []
     for row in rows:
-        # A relay was faster, or the id was used before, under another shard key with numbers of its own.
-        if row.is_new and unchanged is None and known.get(_text(mirror, row), 0) > row.version:
-            logger.warning(
-                "the new row %r of %s on %r counts as older than what the shard had. If its id was used"
-                " before under another shard key, run 'manage.py mirrors check --repair'.",
-                row.pk,
-                mirror.label,
-                alias,
-            )
+        stored_version = known.get(_text(mirror, row))
+        if unchanged is not None:
+            if stored_version == unchanged[row.pk]:
+                newer.append(row)
+        elif stored_version is None or stored_version.key in (None, _key_text(mirror, row)):
+            if stored_version is None or row.version > stored_version.number:
+                newer.append(row)
+        elif (decided := _decided_by_source(mirror, alias, row, stored_version.key)) is not None:
+            newer.append(decided)
     _insert_versions(mirror, alias, [row for row in newer if _text(mirror, row) not in known])
     for row in newer:
         if _text(mirror, row) in known:
-            _versions(mirror, alias, [row]).update(version=row.version)
+            versions = _versions(mirror, alias, [row])
+            versions.update(version=row.version, key=_key_text(mirror, row))
     gone = [row.pk for row in newer if row.values is None]
     present = [row for row in newer if row.values is not None]
     own_key = mirror.options.key
@@ -142,11 +144,42 @@ def _write_locked(
     _insert(mirror, alias, [row for row in present if row.pk not in stored])
 
 
-def stored_versions(mirror: Mirror, alias: str, pks: Iterable[Any]) -> dict[Any, int | None]:
+def _decided_by_source(
+    mirror: Mirror, alias: str, row: MirrorRow, stored_key: str
+) -> MirrorRow | None:
+    """Return what the shard is to have of an id that it had under another shard key; None if it stays.
+
+    The two versions cannot be compared, so the source decides. It is read while the version is locked, so
+    no delivery that had this lock before has read a newer state.
+    """
+    source = mirror.source
+    keys = value_of(source.key, stored_key), row.source_key
+    rows = rows_of_id(mirror, row.pk, keys)
+    position = mirror.names.index(mirror.key.attname)
+    homes = aliases_of(mirror, {values[position] for values in rows.values()})
+    former, own = (
+        values if (values := rows.get(key)) and homes.get(values[position]) == alias else None
+        for key in (text_of(source.key, key) for key in keys)
+    )
+    if own is None:
+        return None
+    if former is not None:
+        raise IdUsedTwice(
+            f"{source.model.__name__}(pk={row.pk!r}) exists under the shard keys {keys[0]!r} and"
+            f" {keys[1]!r}, and {mirror.label} can have only one row with this id. It keeps that"
+            f" of {keys[0]!r}. Delete one of the two. If a relay has given up meanwhile, run 'manage.py"
+            " mirrors relay --once --retry-dead'."
+        )
+    return replace(row, values=own)
+
+
+def stored_versions(
+    mirror: Mirror, alias: str, pks: Iterable[Any]
+) -> dict[Any, StoredVersion | None]:
     """Return the versions of rows on the shard ``alias``, by primary key. None if it never had the row."""
     texts = {pk: text_of(mirror.source.pk, pk) for pk in pks}
     stored = _version_rows(alias).filter(mirror=mirror.label, row__in=texts.values())
-    known = dict(stored.values_list("row", "version"))
+    known = _by_row(stored)
     return {pk: known.get(text) for pk, text in texts.items()}
 
 
@@ -173,6 +206,11 @@ def _text(mirror: Mirror, row: MirrorRow) -> str:
     return text_of(mirror.source.pk, row.pk)
 
 
+def _key_text(mirror: Mirror, row: MirrorRow) -> str | None:
+    key = row.source_key
+    return None if key is None else text_of(mirror.source.key, key)
+
+
 def _versions(mirror: Mirror, alias: str, rows: Iterable[MirrorRow]) -> QuerySet[RowVersion]:
     texts = [_text(mirror, row) for row in rows]
     return _version_rows(alias).filter(mirror=mirror.label, row__in=texts)
@@ -182,10 +220,16 @@ def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> N
     try:
         if len(rows) == 1:
             (row,) = rows
-            insert_version(alias, mirror.label, _text(mirror, row), row.version)
+            text, key = _text(mirror, row), _key_text(mirror, row)
+            insert_version(alias, mirror.label, text, key, row.version)
         elif rows:
             _version_rows(alias).bulk_create(
-                RowVersion(mirror=mirror.label, row=_text(mirror, row), version=row.version)
+                RowVersion(
+                    mirror=mirror.label,
+                    row=_text(mirror, row),
+                    key=_key_text(mirror, row),
+                    version=row.version,
+                )
                 for row in rows
             )
     except IntegrityError as exc:
@@ -195,7 +239,9 @@ def _insert_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> N
         ) from exc
 
 
-def _lock_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> dict[str, int]:
+def _lock_versions(
+    mirror: Mirror, alias: str, rows: Sequence[MirrorRow]
+) -> dict[str, StoredVersion]:
     """Return the versions of those of ``rows`` that the shard has or had, and lock them."""
     versions = _versions(mirror, alias, rows)
     if connections[alias].features.has_select_for_update:
@@ -203,4 +249,9 @@ def _lock_versions(mirror: Mirror, alias: str, rows: Sequence[MirrorRow]) -> dic
     else:
         # Without row locks, a transaction that reads first may fail when it begins to write.
         versions.update(version=F("version"))
-    return dict(versions.values_list("row", "version"))
+    return _by_row(versions)
+
+
+def _by_row(versions: QuerySet[RowVersion]) -> dict[str, StoredVersion]:
+    found = versions.values_list("row", "version", "key")
+    return {row: StoredVersion(version, key) for row, version, key in found}

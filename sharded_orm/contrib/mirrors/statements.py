@@ -31,7 +31,7 @@ def insert_outbox_row(alias: str, *values: Any) -> int:
 
 
 def insert_version(alias: str, *values: Any) -> None:
-    """Insert a row of :class:`RowVersion`: mirror, row and version.
+    """Insert a row of :class:`RowVersion`: mirror, row, key and version.
 
     :raises django.db.IntegrityError: the shard has a version of the row already.
     """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from selenium.webdriver.common.by import By
 
 from tests.acceptance.browser.admin import HERE, LINK, MAP, MESSAGE, PHOTOS, ROW, SHARD
 from tests.acceptance.browser.chrome import Browser
-from tests.acceptance.browser.site import FRAGILE, Site
+from tests.acceptance.browser.site import FRAGILE, Site, log_in
 
 LOST = "photos_00008"  # The first shard on the node.
 
@@ -111,3 +114,48 @@ def test_node_killed_before_saving(browser: Browser, site: Site) -> None:
     assert all("503" in complaint for complaint in browser.complaints())
     browser.open(row)
     assert browser.values("[name=title]") == title
+
+
+# Prints a user whose shard is on the fragile node, and the path of a photo on the other one.
+_AUTHOR = f"""
+from django.contrib.auth import get_user_model
+from sharded_orm import runtime
+from testproject.photos.models import Photo
+def node(user):
+    shard = runtime.locate("photos", user.pk)
+    return shard and shard.node
+users = list(get_user_model().objects.filter(is_active=True, is_staff=False).order_by("pk"))
+author = next(user for user in users if node(user) == "{FRAGILE}")
+author.set_password("a password")
+author.save()
+owner = next(user for user in users if node(user) not in (None, "{FRAGILE}"))
+print("said", author.username, Photo.objects.filter(owner=owner).first().get_absolute_url())
+"""
+
+
+@pytest.mark.long_on("mariadb", "postgresql")
+def test_a_comment_whose_author_is_on_a_lost_shard_arrives_later(
+    visitor: Browser, site: Site
+) -> None:
+    output = site.project.manage("shell", "--no-imports", "-c", _AUTHOR)
+    (said,) = (line for line in output.splitlines() if line.startswith("said "))
+    _, author, photo = said.split()
+    text, mine = "Written while my shard was away", f"/photos/{author}/comments/"
+    visitor.open(photo)
+    visitor.driver.delete_all_cookies()
+    visitor.open(photo)
+    visitor.follow("main a[href^='/login/']")
+    log_in(visitor, replace(site, user=author, password="a password"))
+    with site.node_down():
+        visitor.fill(text=text)
+        visitor.follow("form.stack button")
+        assert text in visitor.texts(".comments > li")[-1]
+        visitor.picture("accepted")
+    only_pictures_are_missing(visitor)
+    visitor.open(mine)
+    assert text not in visitor.text
+    site.project.manage("mirrors", "relay", "--once")
+    visitor.open(mine)
+    assert text in visitor.text
+    visitor.picture("arrived")
+    visitor.driver.delete_all_cookies()

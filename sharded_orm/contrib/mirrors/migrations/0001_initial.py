@@ -43,6 +43,7 @@ class Migration(migrations.Migration):
                 ),
                 ("mirror", sharded_orm.models.fields.ExactCharField(max_length=100)),
                 ("row", sharded_orm.models.fields.ExactCharField(max_length=255)),
+                ("key", sharded_orm.models.fields.ExactCharField(max_length=255, null=True)),
                 ("version", models.BigIntegerField()),
             ],
             options={

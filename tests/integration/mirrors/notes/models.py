@@ -66,6 +66,40 @@ class WrittenNote(ShardedModel):
         cache = True
 
 
+class PlainNote(ShardedModel):
+    """As ``Note``, but without mirrors: what benchmarks compare with."""
+
+    note_id = TicketField(primary_key=True)
+    owner_id = models.BigIntegerField()
+    author_id = models.BigIntegerField(null=True)
+    text = models.CharField(max_length=100)
+    price = models.DecimalField(max_digits=8, decimal_places=2, default=0)
+    is_public = models.BooleanField(default=True)
+    changed_at = models.DateTimeField(auto_now=True)
+    answers = models.ForeignKey("self", models.CASCADE, null=True)
+
+    class ShardMeta:
+        group = "books"
+        shard_key = "owner_id"
+        cache = True
+
+
+class PlainWrittenNote(ShardedModel):
+    """As ``WrittenNote``, but written by hand."""
+
+    note_id = models.BigIntegerField(primary_key=True)
+    author_id = models.BigIntegerField()
+    owner_id = models.BigIntegerField()
+    text = models.CharField(max_length=100)
+    price = models.DecimalField(max_digits=8, decimal_places=2)
+    changed_at = models.DateTimeField()
+
+    class ShardMeta:
+        group = "books"
+        shard_key = "author_id"
+        cache = True
+
+
 class PublicNote(ShardedModel):
     """In another group, and only some of the rows."""
 

@@ -84,20 +84,26 @@ class CheckMirrors(Action):
             "--sample",
             type=_share,
             metavar="PERCENT",
-            help="Compare only so many percent of the pages of 1000 rows, drawn at random.",
+            help="Compare only so many percent of the chunks of some thousand rows, drawn at random.",
         )
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         names = options["mirrors"]
         chosen = [build.find_mirror(name) for name in names] if names else declaration.mirrors()
-        different = 0
+        different, problems = 0, list[str]()
         for mirror in chosen:
-            different += self._check(command, mirror, options)
+            different += self._check(command, mirror, options, problems)
+        if problems:
+            raise problems_error(problems)
         if different and not options["repair"]:
             raise CommandError(f"{different} rows differ; --repair mends them.")
 
     def _check(
-        self, command: BaseCommand, mirror: declaration.Mirror, options: dict[str, Any]
+        self,
+        command: BaseCommand,
+        mirror: declaration.Mirror,
+        options: dict[str, Any],
+        problems: list[str],
     ) -> int:
         report, shown = ComparisonReport(), 0
         for report in comparison.compare(
@@ -108,6 +114,9 @@ class CheckMirrors(Action):
         ):
             for difference in report.differences[shown:]:
                 ending = ": repaired" if options["repair"] else ""
+                if (exc := report.failures.get(difference)) is not None:
+                    problems.append(f"{difference}: {exc}")
+                    ending = ": not repaired"
                 command.stdout.write(f"{difference}{ending}")
             shown = len(report.differences)
         if options["verbosity"]:

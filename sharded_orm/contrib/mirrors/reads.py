@@ -1,0 +1,79 @@
+"""Reads both sides of a mirror, and where its rows belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sharded_orm import runtime
+from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
+from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.bound_key import unbound
+
+
+def wanted_rows(mirror: Mirror) -> Any:
+    """Return a queryset of the source's rows that belong in the mirror."""
+    rows: Any = ShardedQuerySet(mirror.source.model).uncached().order_by()
+    rows = rows.exclude(**{f"{mirror.key.attname}__isnull": True})
+    return rows if mirror.condition is None else rows.filter(mirror.condition)
+
+
+def mirror_rows(mirror: Mirror, keys: Iterable[Any], pks: Iterable[Any]) -> dict[Any, Any]:
+    """Return the values of rows of the mirror, read from the shards of ``keys``, by primary key."""
+    key = mirror.options.key
+    assert key is not None
+    with unbound():
+        rows: Any = ShardedQuerySet(mirror.model).uncached().order_by()
+        rows = rows.filter(**{f"{key.attname}__in": list(keys), "pk__in": list(pks)})
+        found = rows.values_list(mirror.model._meta.pk.attname, *mirror.attributes)
+        return {pk: tuple(values) for pk, *values in found}
+
+
+def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
+    """Return the shard key and values of the rows that the mirror is to have, by primary key.
+
+    :param source_keys: the shard keys of the source, by primary key. If one is None, all shards are
+        asked.
+    """
+    source = mirror.source
+    texts = {
+        pk: None if key is None else text_of(source.key, key) for pk, key in source_keys.items()
+    }
+    with unbound():
+        rows = wanted_rows(mirror).filter(pk__in=list(source_keys))
+        if None in source_keys.values():
+            rows = rows.scatter()
+        else:
+            rows = rows.filter(**{f"{source.key.attname}__in": list(set(source_keys.values()))})
+        names = (source.pk.attname, source.key.attname, *mirror.names)
+        return {
+            pk: (key, tuple(values))
+            for pk, key, *values in rows.values_list(*names)
+            # The id may be used under the key of another one of the rows, too.
+            if texts.get(pk) in (None, text_of(source.key, key))
+        }
+
+
+def aliases_of(mirror: Mirror, keys: Iterable[Any]) -> dict[Any, str]:
+    """Return the shards of those ``keys`` that have one."""
+    group, field = mirror.options.group, mirror.options.key
+    assert field is not None
+    prepared = {key: field.get_prep_value(key) for key in keys}
+    numbers = runtime.strategy(group).locate_many(dict.fromkeys(prepared.values()))
+    return {
+        key: runtime.shard(group, number).alias
+        for key, value in prepared.items()
+        if (number := numbers[value]) is not None
+    }
+
+
+def rows_of_id(mirror: Mirror, pk: Any, source_keys: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the rows with one id that the mirror is to have, by the text of the source's shard key.
+
+    There are several only if an id was used again, under another shard key. One query per shard.
+    """
+    field = mirror.source.key
+    with unbound():
+        rows = wanted_rows(mirror).filter(**{f"{field.attname}__in": list(source_keys), "pk": pk})
+        found = rows.values_list(field.attname, *mirror.names)
+        return {text_of(field, key): tuple(values) for key, *values in found}

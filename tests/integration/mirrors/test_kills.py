@@ -1,0 +1,167 @@
+"""Writers and relays die at each of their statements, and at any time. Then a relay makes both sides equal."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from tests.integration.mirrors.site import PREAMBLE, Site
+from tests.patience import PATIENCE
+
+#: The process dies at a point with this number: before or after a statement or commit.
+_POINTS = """
+import os, signal
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+from sharded_orm.contrib.mirrors import relay, removal
+point = 0
+def pass_point():
+    global point
+    point += 1
+    if point == {dies_at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+def around(owner, name):
+    method = getattr(owner, name)
+    def wrapper(self, *args, **kwargs):
+        pass_point()
+        result = method(self, *args, **kwargs)
+        pass_point()
+        return result
+    setattr(owner, name, wrapper)
+around(CursorWrapper, "execute")
+around(CursorWrapper, "executemany")
+around(BaseDatabaseWrapper, "_commit")
+removal.REMOVED_AT_ONCE = 1  # Each delivery also removes its row from the outbox.
+"""
+_WRITER = """
+n = note(1, 2, "first")
+n.author_id, n.text = 3, "second"
+n.save()
+with sharded_orm.atomic(Note, owner_id=4):
+    m = note(4, 5, "third")
+    Note.objects.filter(owner_id=4).update(text="fourth")
+n.delete()
+print(point)
+"""
+_LEFT_TO_RELAYS = """
+from sharded_orm.contrib.mirrors import capture
+capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
+for model in (Note, WrittenNote, PublicNote, VerifiedNote):
+    for alias in aliases(model.ShardMeta.group):
+        QuerySet(model, using=alias)._raw_delete(alias)
+""" + _WRITER.replace("print(point)", "")
+_RELAY = """
+point = 0
+relay.relay(min_age=0)
+print(point)
+"""
+_STATE = """
+from sharded_orm.contrib.mirrors import relay
+while relay.relay(min_age=0).delivered:
+    pass
+print(differences(), outbox())
+"""
+
+
+def _points(site: Site, program: str) -> int:
+    """Return how many points the program has. The first run places keys and gets ids, so it has more."""
+    for _ in range(2):
+        points = int(site.run(_POINTS.format(dies_at=0) + program))
+    return points
+
+
+@pytest.mark.long
+def test_a_writer_dies_around_each_statement_and_commit(site: Site) -> None:
+    points = _points(site, _WRITER)
+    assert points > 60
+    killed = 0
+    for dies_at in range(1, points + 1):
+        done = site.python("run", PREAMBLE + _POINTS.format(dies_at=dies_at) + _WRITER)
+        killed += done.code == -signal.SIGKILL
+        assert site.run(_STATE) == "[] 0", dies_at
+    assert (
+        killed > points * 0.9
+    )  # Where a key or block of ids is known already, there are fewer points.
+
+
+@pytest.mark.long
+def test_a_relay_dies_around_each_statement_and_commit(site: Site) -> None:
+    site.run(_LEFT_TO_RELAYS)
+    points = int(site.run(_POINTS.format(dies_at=0) + _RELAY))
+    assert points > 60
+    killed = 0
+    for dies_at in range(1, points + 1):
+        site.run(_LEFT_TO_RELAYS)
+        done = site.python("run", PREAMBLE + _POINTS.format(dies_at=dies_at) + _RELAY)
+        killed += done.code == -signal.SIGKILL
+        assert site.run(_STATE) == "[] 0", dies_at
+    assert killed > points * 0.9
+
+
+#: Works until the alarm ends the process, without a chance to clean up.
+_MORTAL = """
+import random, signal
+from django.db import OperationalError
+from sharded_orm.contrib.mirrors import relay, removal
+removal.REMOVED_AT_ONCE = 3
+chance = random.Random({seed})
+signal.setitimer(signal.ITIMER_REAL, {seconds})
+"""
+_ANY_WRITES = """
+owner = {seed} % 4 + 1
+while True:
+    try:
+        notes = list(Note.objects.uncached().filter(owner_id=owner))
+        what = chance.random()
+        if len(notes) < 3 or what < 0.2:
+            note(owner, chance.choice([None, *range(1, 9)]), str(chance.random()))
+        elif what < 0.35:
+            chance.choice(notes).delete()
+        elif what < 0.5:
+            Note.objects.filter(owner_id=owner).update(author_id=chance.randint(1, 8))
+        elif what < 0.65:
+            with sharded_orm.atomic(Note, owner_id=owner):
+                note(owner, 1, str(chance.random()))
+                Note.objects.filter(owner_id=owner, pk=notes[0].pk).update(is_public=chance.random() < 0.5)
+        else:
+            n = chance.choice(notes)
+            n.author_id, n.text = chance.choice([None, *range(1, 9)]), str(chance.random())
+            n.save()
+    except OperationalError:
+        pass  # Locks of others.
+"""
+_RELAYS = """
+while True:
+    relay.relay(min_age=0)
+"""
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(10, id="some"),
+        pytest.param(500, id="many", marks=pytest.mark.long),
+    ],
+)
+def test_writers_and_relays_die_at_any_time(site: Site, kills: int) -> None:
+    chance = random.Random(kills)
+    killed = 0
+    while killed < kills:
+        programs = [_ANY_WRITES, _ANY_WRITES, _RELAYS] * (2 if kills > 10 else 1)
+        processes = [
+            site.start(
+                "run",
+                PREAMBLE
+                + _MORTAL.format(seed=killed + number, seconds=chance.uniform(0.01, 0.5))
+                + program.replace("{seed}", str(killed + number)),
+            )
+            for number, program in enumerate(programs)
+        ]
+        for process in processes:
+            _, err = process.communicate(timeout=PATIENCE)
+            assert process.returncode == -signal.SIGALRM, err
+            killed += 1
+        assert site.run(_STATE) == "[] 0", killed
+    print(f"{killed} processes were killed")
