@@ -14,7 +14,7 @@ from django.db import models
 from django.db.models.expressions import Value
 
 from sharded_orm.contrib.lookups.lookup import Lookup
-from sharded_orm.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.models.fields import ExactCharField
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field

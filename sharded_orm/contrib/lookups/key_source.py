@@ -8,7 +8,7 @@ from typing import Any
 from sharded_orm.contrib.lookups import entries
 from sharded_orm.contrib.lookups.declaration import lookups_of
 from sharded_orm.contrib.lookups.states import is_served
-from sharded_orm.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 
 
 class EntryKeySource:

@@ -25,7 +25,7 @@ from sharded_orm.contrib.lookups.declaration import (
 )
 from sharded_orm.contrib.lookups.entries import Place, StoredEntry
 from sharded_orm.contrib.lookups.reservation import ATTEMPTS, has_row, is_over
-from sharded_orm.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.options import target_field

@@ -52,8 +52,8 @@ class LookupState(models.Model):
     served_since: models.DateTimeField[datetime | None, datetime | None] = models.DateTimeField(
         null=True
     )
-    #: Whether its entries are those of a unique lookup. None, of an old version: build it again.
-    unique: models.BooleanField[bool | None, bool | None] = models.BooleanField(null=True)
+    #: Whether its entries are those of a unique lookup.
+    unique: models.BooleanField[bool, bool] = models.BooleanField()
 
     class Meta:
         db_table = "sharded_orm_lookup_state"

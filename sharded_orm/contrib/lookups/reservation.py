@@ -19,7 +19,7 @@ from sharded_orm.contrib.lookups.transaction import (
     TransactionEntries,
     ended_changes,
 )
-from sharded_orm.exceptions import LookupValueTaken
+from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
 from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound

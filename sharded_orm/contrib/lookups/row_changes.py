@@ -24,7 +24,7 @@ from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_of, pla
 from sharded_orm.contrib.lookups.entries import Place
 from sharded_orm.contrib.lookups.reservation import refuse_taken, reserve
 from sharded_orm.contrib.lookups.transaction import EntryChange, TransactionEntries
-from sharded_orm.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.models.cached.insert_keys import returned_keys
 from sharded_orm.routing.where_clause import compares_as
 

@@ -20,7 +20,7 @@ from django.db import Error
 
 from sharded_orm.contrib.lookups import entries
 from sharded_orm.contrib.lookups.entries import Place
-from sharded_orm.exceptions import LookupExpired, LookupRefused
+from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
 

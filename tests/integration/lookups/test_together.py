@@ -16,7 +16,8 @@ from sharded_orm import ShardedModel, atomic, bound, runtime
 from sharded_orm.contrib.lookups import Lookup
 from sharded_orm.contrib.lookups.checks import check_lookups
 from sharded_orm.contrib.lookups.declaration import ModelLookup
-from sharded_orm.exceptions import LookupRefused, TwoPhaseUnavailable
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
+from sharded_orm.exceptions import TwoPhaseUnavailable
 from sharded_orm.models.sharding.options import shard_options
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import differences, entries

@@ -11,7 +11,7 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
-from sharded_orm.exceptions import LookupValueTaken
+from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
 from tests.finders.models import Account, PlainAccount
 from tests.integration.lookups.conftest import differences
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO

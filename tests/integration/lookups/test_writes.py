@@ -18,7 +18,7 @@ from sharded_orm.contrib.lookups import entries as store
 from sharded_orm.contrib.lookups import maintenance, row_changes, states
 from sharded_orm.contrib.lookups import transaction as lookup_transaction
 from sharded_orm.contrib.lookups.models import LookupEntry
-from sharded_orm.exceptions import LookupExpired, LookupRefused, LookupValueTaken
+from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused, LookupValueTaken
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import differences, entries
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO

@@ -20,6 +20,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("served_since", models.DateTimeField(null=True)),
+                ("unique", models.BooleanField()),
             ],
             options={
                 "db_table": "sharded_orm_lookup_state",
