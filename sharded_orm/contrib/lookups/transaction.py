@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from django.db import Error
 
+from sharded_orm.backends.write_hooks.statement_changes import StatementChange, StatementWatcher
 from sharded_orm.contrib.lookups import entries
 from sharded_orm.contrib.lookups.entries import Place
 from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
@@ -75,18 +76,14 @@ def _forget_changes_of_parent() -> None:
 os.register_at_fork(after_in_child=_forget_changes_of_parent)
 
 
-class EntryChange:
-    """What one statement has changed in lookups."""
+class EntryChange(StatementChange):
+    """What one statement has changed in lookups. It is complete if each row has its entries."""
 
     def __init__(self) -> None:
         self.fresh, self.taken, self.old = (uuid4().hex for _ in range(3))
         self.has_fresh = self.has_taken = self.has_old = False
         #: The entries of the new values.
         self.places: Collection[Place] = ()
-        #: Whether each row that the statement has written has its entries.
-        self.is_complete = False
-        #: Whether the statement was rolled back with a savepoint.
-        self.is_undone = False
 
     def tokens(self) -> tuple[str, ...]:
         return self.fresh, self.taken, self.old
@@ -109,31 +106,18 @@ class EntryChange:
         return [self.taken, self.old] if self.has_taken or self.has_old else []
 
 
-class TransactionEntries:
-    """The changes of one transaction. A :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher`.
+class TransactionEntries(StatementWatcher[EntryChange]):
+    """The changes of one transaction.
 
     :param connection: the connection object of the shard, in a transaction.
     """
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._changes: list[EntryChange] = []
-        #: The number of changes at the time that each savepoint was set.
-        self._savepoints: dict[str, int] = {}
+        super().__init__(connection)
         self._began = time.monotonic()
         self._is_committed_at_once = entries.is_committed_at_once()
         self._may_be_committed = False
         self._writer: str | None = None
-
-    @classmethod
-    def of(cls, connection: Any) -> TransactionEntries:
-        """Return the object of the open transaction of ``connection``."""
-        for watcher in connection.commit_watchers:
-            if isinstance(watcher, cls):
-                return watcher
-        own = cls(connection)
-        connection.commit_watchers += (own,)
-        return own
 
     @property
     def writer(self) -> str:
@@ -167,7 +151,7 @@ class TransactionEntries:
         :raises LookupRefused: a statement is committed whose entries could not be written.
         :raises LookupExpired: others have taken this transaction's writer for dead.
         """
-        if not all(change.is_complete or change.is_undone for change in self._changes):
+        if self.incomplete():
             raise LookupRefused(
                 f"The transaction on {self._connection.alias!r} was rolled back: it contains rows whose"
                 " lookups could not be written. Let the error of the write leave the block of atomic()."
@@ -190,14 +174,6 @@ class TransactionEntries:
 
     def may_commit(self) -> None:
         self._may_be_committed = True
-
-    def savepoint(self, sid: str) -> None:
-        self._savepoints[sid] = len(self._changes)
-
-    def savepoint_rolled_back(self, sid: str) -> None:
-        # This object was made after an unknown savepoint was set, so all its changes are undone.
-        for change in self._changes[self._savepoints.get(sid, 0) :]:
-            change.is_undone = True
 
     def ended(self, committed: bool | None) -> None:
         if committed is None or (self._may_be_committed and not committed):

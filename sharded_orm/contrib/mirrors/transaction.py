@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from sharded_orm.backends.write_hooks.statement_changes import StatementChange, StatementWatcher
 from sharded_orm.contrib.mirrors.declaration import Source
 from sharded_orm.contrib.mirrors.delivery import deliver, rows_to_deliver
 from sharded_orm.contrib.mirrors.exceptions import WriteNotFollowed
@@ -19,44 +20,35 @@ from sharded_orm.models.moves.confirmation import in_transaction
 logger = logging.getLogger("sharded_orm.mirrors")
 
 
-class SourceChange:
-    """What one statement has changed in a source."""
+class SourceChange(StatementChange):
+    """What one statement has changed in a source.
+
+    It is complete if each row that the statement has changed is in the outbox: so as long as the
+    statement is not sent.
+    """
+
+    is_complete = True
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.entries: Sequence[OutboxEntry] = ()
-        #: Whether each row that the statement has changed is in the outbox.
-        self.is_complete = True
-        #: Whether the statement was rolled back with a savepoint.
-        self.is_undone = False
         self.is_delivered = False
 
 
-class TransactionChanges:
-    """The changes of one transaction. A :class:`~sharded_orm.backends.write_hooks.followers.CommitWatcher`.
+class TransactionChanges(StatementWatcher[SourceChange]):
+    """The changes of one transaction: what is delivered after its commit.
+
+    What a statement commits implicitly is in the outbox, so a relay delivers it.
 
     :param connection: the connection object of the shard, in a transaction.
     """
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._changes: list[SourceChange] = []
-        #: The number of changes at the time that each savepoint was set.
-        self._savepoints: dict[str, int] = {}
+        super().__init__(connection)
         self._hook: Callable[[], None] | None = None
         #: Whether the transaction may be, or has been, committed. While it is open, Django calls the
         #: hook in tests only.
         self._may_deliver = True
-
-    @classmethod
-    def of(cls, connection: Any) -> TransactionChanges:
-        """Return the object of the open transaction of ``connection``."""
-        for watcher in connection.commit_watchers:
-            if isinstance(watcher, cls):
-                return watcher
-        own = cls(connection)
-        connection.commit_watchers += (own,)
-        return own
 
     def add(self, source: Source) -> SourceChange:
         """Return the change of a statement that is not executed yet."""
@@ -101,24 +93,12 @@ class TransactionChanges:
 
         :raises WriteNotFollowed: a statement is committed whose rows are not in the outbox.
         """
-        for change in self._changes:
-            if not change.is_complete and not change.is_undone:
-                raise WriteNotFollowed(
-                    f"The transaction on {self._connection.alias!r} was rolled back: it has changed rows of"
-                    f" {change.source.model.__name__} that could not be written into the outbox. Let the"
-                    " error of the write leave the block of atomic()."
-                )
-
-    def may_commit(self) -> None:
-        """What a statement commits implicitly is in the outbox, so a relay finds it."""
-
-    def savepoint(self, sid: str) -> None:
-        self._savepoints[sid] = len(self._changes)
-
-    def savepoint_rolled_back(self, sid: str) -> None:
-        # This object was made after an unknown savepoint was set, so all its changes are undone.
-        for change in self._changes[self._savepoints.get(sid, 0) :]:
-            change.is_undone = True
+        for change in self.incomplete():
+            raise WriteNotFollowed(
+                f"The transaction on {self._connection.alias!r} was rolled back: it has changed rows of"
+                f" {change.source.model.__name__} that could not be written into the outbox. Let the"
+                " error of the write leave the block of atomic()."
+            )
 
     def ended(self, committed: bool | None) -> None:
         # If the end is unknown, the transaction may be committed later. Whoever read the rows now would
