@@ -32,6 +32,7 @@ def configure(content: dict[str, Any]) -> None:
             "django.contrib.contenttypes",
             "sharded_orm",
             "tests.integration.promotion.entries",
+            *content.get("apps", ()),
         ],
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
