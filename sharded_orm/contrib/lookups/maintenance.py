@@ -21,11 +21,11 @@ from sharded_orm.contrib.lookups import entries, states
 from sharded_orm.contrib.lookups.declaration import (
     ModelLookup,
     declared_inexact,
-    lookups_by_label,
+    lookups_by_name,
 )
-from sharded_orm.contrib.lookups.entries import Place, StoredEntry
-from sharded_orm.contrib.lookups.reservation import ATTEMPTS, has_row, is_over
+from sharded_orm.contrib.lookups.entries import EntryTable, Place, StoredEntry
 from sharded_orm.contrib.lookups.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.reservation import ATTEMPTS, has_row, is_over
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.options import target_field
@@ -73,7 +73,7 @@ def selected(names: Sequence[str]) -> list[ModelLookup]:
 
     :raises LookupRefused: there is no such lookup, or its model cannot have it.
     """
-    lookups = {lookup.name: lookup for own in lookups_by_label().values() for lookup in own}
+    lookups = lookups_by_name()
     for name in names or lookups:
         if name not in lookups:
             raise LookupRefused(
@@ -287,23 +287,30 @@ def _write(lookup: ModelLookup, place: Place, key: str, entry: StoredEntry | Non
 
 
 def _compare_entries(lookup: ModelLookup, differences: LookupDifferences, *, repair: bool) -> None:
-    last = 0
     with unbound(), request_cache.uncached():
-        while batch := list(entries.after(lookup.name, last, BATCH)):
-            last = batch[-1][0]
-            differences.entries += len(batch)
-            for entry in _without_row(lookup, [entry for _, entry in batch]):
-                if not is_over(lookup, entry):
-                    continue
-                # The writer cannot commit its row any more; perhaps it has since the first look.
-                if not has_row(lookup, entry):
-                    differences.surplus += 1
-                    differences.example(
-                        f"{lookup.field.name}={entry.place.value!r} for the key {entry.key!r}: no row"
-                        " has this value"
-                    )
-                    if repair:
-                        differences.repaired += entries.remove_entry(entry)
+        for table in entries.tables_of(lookup.name):
+            _compare_entries_in(table, lookup, differences, repair=repair)
+
+
+def _compare_entries_in(
+    table: EntryTable, lookup: ModelLookup, differences: LookupDifferences, *, repair: bool
+) -> None:
+    last = 0
+    while batch := list(entries.after(table, lookup.name, last, BATCH)):
+        last = batch[-1][0]
+        differences.entries += len(batch)
+        for entry in _without_row(lookup, [entry for _, entry in batch]):
+            if not is_over(lookup, entry):
+                continue
+            # The writer cannot commit its row any more; perhaps it has since the first look.
+            if not has_row(lookup, entry):
+                differences.surplus += 1
+                differences.example(
+                    f"{lookup.field.name}={entry.place.value!r} for the key {entry.key!r}: no row"
+                    " has this value"
+                )
+                if repair:
+                    differences.repaired += entries.remove_entry(entry)
 
 
 def _without_row(lookup: ModelLookup, batch: Sequence[StoredEntry]) -> Iterator[StoredEntry]:

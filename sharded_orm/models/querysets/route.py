@@ -61,6 +61,11 @@ def scoped(alias: str) -> Iterator[None]:
         _scope.reset(token)
 
 
+def is_scoped() -> bool:
+    """Whether :func:`scoped` is in force."""
+    return _scope.get() is not None
+
+
 @dataclass(frozen=True)
 class Route:
     """The shards that a query goes to, and the reason.
@@ -191,7 +196,7 @@ def colocation_on(options: ShardOptions, alias: str) -> Colocation:
 
 # plain_key() accepts only values of these types. Such a value is hashable and contains no
 # expression.
-_PLAIN_KEYS = frozenset({int, str, UUID})
+PLAIN_KEYS = frozenset({int, str, UUID})
 
 
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
@@ -212,22 +217,11 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
     AND. One of them is an equality with the shard key, or with an id that carries its shard, and
     no other condition names another value for these columns. Sends nothing.
     """
-    where = query.where
-    if (
-        _joins(query)
-        or query.combinator
-        or query.annotations
-        or query.select_related
-        or query.extra
-        or query.extra_tables
-        or where.negated
-        or where.connector != AND
-        or ((ordered or query.distinct_fields) and not ordering.is_plain(query))
-    ):
+    if not has_one_table(query, ordered=ordered):
         return None
     key, value, columns = options.key, None, options.columns
     lookup: Any
-    for lookup in where.children:
+    for lookup in query.where.children:
         if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
             return None
         field = lookup.lhs.target
@@ -247,11 +241,30 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             if value is not None and (type(value) is not type(lookup.rhs) or value != lookup.rhs):
                 return None
             value = lookup.rhs
-            if type(value) not in _PLAIN_KEYS:
+            if type(value) not in PLAIN_KEYS:
                 return None
         elif hasattr(lookup.rhs, "resolve_expression"):
             return None
     return value
+
+
+def has_one_table(query: Query, *, ordered: bool) -> bool:
+    """Whether ``query`` reads one table, with conditions that are joined by AND. Sends nothing.
+
+    The conditions themselves are not looked at. What is selected reads no other table.
+    """
+    where = query.where
+    return not (
+        _joins(query)
+        or query.combinator
+        or query.annotations
+        or query.select_related
+        or query.extra
+        or query.extra_tables
+        or where.negated
+        or where.connector != AND
+        or ((ordered or query.distinct_fields) and not ordering.is_plain(query))
+    )
 
 
 def names_shards(options: ShardOptions, query: Query) -> bool:
