@@ -131,11 +131,14 @@ class RoutedQuerySet(CachedQuerySet[M]):
             if alias is not None:
                 return alias
         query_route, group = self._find_route(ordered=ordered)
-        if len(query_route.shards) == 1:
+        if len(query_route.shards) == 1 and not query_route.by_values:
             return query_route.aliases[0]
         if len(query_route.shards) > 1 and self._scatters:
             scattered.announce(self.model, query_route)
-        return targets(options, group, self.query, query_route)
+        destinations = targets(options, group, self.query, query_route)
+        if len(destinations) == 1 and destinations[0].hidden is None:
+            return destinations[0].shard.alias
+        return destinations
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
         """Raise :exc:`CrossShardRelation` unless the shard ``alias`` has all rows that the query

@@ -14,6 +14,7 @@ from django.db.models.lookups import Exact
 from django.db.models.sql import Query
 
 from sharded_orm import runtime
+from sharded_orm.models.moves.scatter import keys_left_out
 from sharded_orm.models.querysets.route import PLAIN_KEYS, has_one_table
 from sharded_orm.models.sharding import key_sources
 from sharded_orm.models.sharding.expressions import is_known, is_plain_value
@@ -41,6 +42,11 @@ def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
 
 
 def alias_of(group: str, key_guess: KeyGuess) -> str | None:
-    """Return the alias of the shard of a guess; None if it has none."""
+    """Return the alias of the shard of a guess; None if it has none.
+
+    None also if the shard has rows of keys that are moving. The second copy of a row proves nothing.
+    """
     shard = None if key_guess.key is None else runtime.locate(group, key_guess.key)
-    return None if shard is None else shard.alias
+    if shard is None or shard.number in keys_left_out(group):
+        return None
+    return shard.alias

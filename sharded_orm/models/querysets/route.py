@@ -82,6 +82,9 @@ class Route:
     #: as the database that had the table before the model was sharded. None if ``using()`` names a
     #: shard of the group, or was not called.
     outside: str | None = None
+    #: Whether a source of keys has named the shards. Then the conditions name no key, and rows that another
+    #: key has left behind on its way to another shard match them, too.
+    by_values: bool = False
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -138,8 +141,10 @@ def find_route(
     bound = _bound_of_combination(options, query) if query.combinator else _bound(options, query)
     if bound is None:
         bound = _bound_of_hints(options, hints)
-    if bound is None and not scatter:
-        bound = _bound_of_scope(options) or _bound_of_known_keys(options, query)
+    by_values = False
+    if bound is None and not scatter and (bound := _bound_of_scope(options)) is None:
+        bound = _bound_of_known_keys(options, query)
+        by_values = bound is not None
     shards = bound.shards if bound is not None else None
     colocation(options, shards).check(query, ordered=ordered)
     if bound is None and not scatter:
@@ -149,7 +154,8 @@ def find_route(
     # the directory may have named a shard that the older one lacks.
     group = runtime.group(options.group)
     if bound is not None:
-        return Route(group.name, tuple(sorted(bound.shards)), bound.reason), group
+        numbers = tuple(sorted(bound.shards))
+        return Route(group.name, numbers, bound.reason, by_values=by_values), group
     return Route(group.name, tuple(range(group.count)), "the query scatters"), group
 
 
@@ -344,13 +350,13 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     """Return each shard of ``route``, paired with the query to send to it.
 
     While a key moves, two shards may have its rows. The query for one of them then hides the second
-    copy. If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's
+    copy, unless the query names the keys of its rows on one shard. If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's
     keys.
 
     :param group: the shard group that ``options`` names.
     """
     shards = _shards(group, route.shards)
-    if len(shards) < 2:
+    if len(shards) < 2 and not route.by_values:
         return [Target(shard, query) for shard in shards]
     hidden = {
         number: RowsOfKeys(options.group, keys)

@@ -140,7 +140,7 @@ def test_readers_beside_a_value_that_goes_from_key_to_key(accounts: Any) -> None
     for reader in readers:
         reader.start()
     try:
-        for number in range(1, 151):
+        for number in range(1, 41):
             key = (ONE, TWO)[number % 2]
             row = Account.objects.create(id=100 + key, user_id=key, email="hot@x", serial=number)
             row.delete()

@@ -22,7 +22,7 @@ from sharded_orm.models.sharding.options import shard_options
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import differences, entries
 from tests.integration.two_phase.conftest import app as app
-from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
+from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.queries.moves.hand_move import HandMove, before_statement
 
 pytestmark = [
@@ -51,6 +51,16 @@ def test_a_key_moves(accounts: Any) -> None:
     Account.objects.filter(email="ada@x").update(serial=8)
     assert differences() == {}
     assert Account.objects.get(serial=8).email == "ada@x"
+    # Another key on the old shard gets the value that an old row there still has.
+    Account.objects.filter(email="ada@x").update(email="ada@y", serial=9)
+    Account.objects.create(id=3, user_id=NEAR, email="ada@x", serial=7)
+    assert Account.objects.get(email="ada@x").id == 3
+    assert {row.id for row in Account.objects.filter(serial=7)} == {2, 3}
+    assert Account.objects.filter(email="ada@x").update(note="n") == 1
+    Account.objects.filter(user_id=NEAR).delete()
+    # The old row is no proof of what was remembered.
+    assert not Account.objects.filter(email="ada@x").exists()
+    assert Account.objects.get(email="ada@y").serial == 9
 
 
 def test_a_migration_writes_rows(accounts: Any) -> None:

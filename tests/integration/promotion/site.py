@@ -229,7 +229,7 @@ class Site:
             cwd=ROOT,
             env={**inherited, **environment},
             stdin=PIPE,
-            prepared=prepared_by(prepare),
+            prepared=prepared_by(prepare, *self.apps),
         )
 
     def manage(self, *arguments: str, answer: str = "", **environment: str) -> Done:
