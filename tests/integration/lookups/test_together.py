@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.core import checks
+from django.core.management import call_command
 from django.db import connections, models
 from django.db.migrations.state import ProjectState
 from django.test.utils import CaptureQueriesContext, isolate_apps
@@ -61,6 +62,18 @@ def test_a_key_moves(accounts: Any) -> None:
     # The old row is no proof of what was remembered.
     assert not Account.objects.filter(email="ada@x").exists()
     assert Account.objects.get(email="ada@y").serial == 9
+
+
+def test_a_key_moves_while_its_lookup_is_built(accounts: Any) -> None:
+    """It leaves a shard that was not read yet, for one that was."""
+    runtime.placement_lease()._poll = None
+    runtime.strategy("photos").forget()  # type: ignore[attr-defined]
+    call_command("lookups", "drop", "finders.account.email")
+    move = HandMove(ONE, {Account._meta.db_table: "user_id"}, int(SHARD[ONE][-5:]), 1)
+    with before_statement(2, move.whole):
+        call_command("lookups", "build", "finders.account.email")
+    assert Account.objects.get(email="ada@x")._state.db == "photos_00001"
+    assert differences() == {}
 
 
 def test_a_migration_writes_rows(accounts: Any) -> None:
