@@ -51,7 +51,7 @@ class LookupTable(ShardedModel, EntryColumns):
     of the rows. Only the lookups write to the table.
     """
 
-    id = models.BigAutoField(primary_key=True)
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
 
     class Meta:
         abstract = True

@@ -27,7 +27,10 @@ def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
 
     Each row of such a query has the value, and the query reads no other rows. Sends nothing.
     """
-    if not key_sources.has_key_sources() or not has_one_table(query, ordered=ordered):
+    model = query.model
+    if model is None or not key_sources.has_key_sources():
+        return None
+    if not has_one_table(query, ordered=ordered):
         return None
     key_guess = None
     lookup: Any
@@ -37,7 +40,7 @@ def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
         if not is_plain_value(lookup.rhs):
             return None
         if key_guess is None and compares_as(Exact, lookup) and type(lookup.rhs) in PLAIN_KEYS:
-            key_guess = key_sources.guess(query.model, lookup.lhs.target, lookup.rhs)
+            key_guess = key_sources.guess(model, lookup.lhs.target, lookup.rhs)
     return key_guess
 
 

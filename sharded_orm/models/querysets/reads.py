@@ -20,6 +20,7 @@ from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
 from sharded_orm.models.querysets.raw import RawKeyQuerySet
 from sharded_orm.models.sharding.instance_shard import on_shard_of
+from sharded_orm.models.sharding.key_sources import KeyGuess
 from sharded_orm.models.sharding.options import colocated_alias, target_field
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
 from sharded_orm.models.sharding.type_variables import M
@@ -77,12 +78,17 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         try:
             has_rows = confirmed(self._options.group, read)
         finally:
-            key_guess, self._may_guess, self._guess = self._guess, False, None
+            key_guess = self._guess_of_read()
             if key_guess is not None and not has_rows:
                 key_guess.forget()
         if has_rows or key_guess is None or key_guess.key is None:
             return has_rows
         return confirmed(self._options.group, read)
+
+    def _guess_of_read(self) -> KeyGuess | None:
+        """Return the guess of the read that has ended. The next read makes its own."""
+        key_guess, self._may_guess, self._guess = self._guess, False, None
+        return key_guess
 
     def _fetch_rows(self) -> bool:
         # If a key has moved, this is called again. Then drop the rows of the earlier attempt.
