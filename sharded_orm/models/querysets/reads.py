@@ -70,7 +70,9 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         self._proved(self._fetch_rows)
 
     def _proved(self, read: Callable[[], bool]) -> bool:
-        """Run ``read``, first where a source of keys remembers the row; see :mod:`.guesses`.
+        """Run ``read``, perhaps first where a source of keys remembers the row.
+
+        See :mod:`sharded_orm.models.querysets.guesses`.
 
         :param read: reads, and returns whether there are rows.
         """
