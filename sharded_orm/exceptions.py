@@ -47,9 +47,6 @@
     │   ├── TicketServerBehind     (OperationalError)      a server would repeat ids
     │   └── TicketServersUnavailable (OperationalError)    no ticket server answers
     ├── CacheUnavailable           (OperationalError)      a cache server is down, so a write is refused
-    ├── LookupValueTaken           (IntegrityError)        a row on any shard has this unique value, or may get it
-    ├── LookupRefused              (RuntimeError)          a lookup cannot follow a write
-    ├── LookupExpired              (OperationalError)      a transaction was open too long for its lookups
     ├── AdminError
     │   ├── InvalidFocus           (LookupError)           a URL names a wrong shard or key
     │   ├── InvalidObjectID        (LookupError)           a URL leads to no row
@@ -418,25 +415,6 @@ class CacheUnavailable(ShardedOrmError, OperationalError):
     """A write was refused, because a cache server is down and entries could not be invalidated.
 
     If the error was raised at the commit of a transaction, the transaction was rolled back.
-    """
-
-
-class LookupValueTaken(ShardedOrmError, IntegrityError):
-    """Another row has the value of a unique lookup, on whatever shard, or a transaction may give it one.
-
-    The block of ``atomic()`` is rolled back, as after the error of a unique index.
-    """
-
-
-class LookupRefused(ShardedOrmError, RuntimeError):
-    """A lookup cannot follow a write, so the write was refused, or its transaction rolled back."""
-
-
-class LookupExpired(ShardedOrmError, OperationalError):
-    """A transaction was open for too long after it wrote to a lookup, and others have taken a value over.
-
-    It was rolled back. Only if the database cannot tell whether the session of a writer still exists, as
-    on SQLite.
     """
 
 

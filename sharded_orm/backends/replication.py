@@ -19,6 +19,7 @@ from django.db.utils import load_backend
 from django.utils.module_loading import import_string
 
 from sharded_orm.backends.features import features_of
+from sharded_orm.backends.two_phase.branch import BranchName
 
 #: What the operator's account is to do: fence a primary, promote a replica, or end the replication
 #: after a split.
@@ -191,6 +192,13 @@ class ReplicationServer(ABC):
         """Return for how many seconds replication has had nothing to execute.
 
         Return None if the server does not tell.
+        """
+
+    @abstractmethod
+    def prepared_branches(self) -> list[BranchName]:
+        """Return the prepared branches of this library, of all sites. One query.
+
+        On MySQL, the account needs the privilege XA_RECOVER_ADMIN.
         """
 
     # ##### Reasons against a promotion, as sentences without a full stop #####

@@ -7,7 +7,7 @@ from itertools import count
 
 from sharded_orm.contrib.lookups import entries, states
 from sharded_orm.contrib.lookups.declaration import lookups_of
-from tests.benchmarks.finders.models import Found, Numbered
+from tests.benchmarks.finders.models import Found, Known, Numbered
 from tests.benchmarks.models import Photo
 from tests.benchmarks.report import Line, at_most
 from tests.benchmarks.site import START, Site
@@ -21,18 +21,21 @@ FIRST = 10**9
 def reads_and_inserts(site: Site, rounds: Rounds) -> Iterator[Line]:
     """Compare with the same queries by the key, and with inserts without lookups."""
     user, pk = site.photo(7)
-    (lookup,) = lookups_of(Found)
-    key = lookup.key_text(user)
-    place = entries.Place(lookup.name, lookup.text(pk), lookup.slot(pk, key))
-    entries.add([place], [key], "benchmark", "")
-    states.serve(lookup)
-    measured = compare(
-        lambda: Found.objects.get(photo_id=pk),
-        lambda: Photo.objects.get(user_id=user, photo_id=pk),
-        rounds,
-        number=CALLS,
-    )
+    for model in (Found, Known):
+        (lookup,) = lookups_of(model)
+        key = lookup.key_text(user)
+        place = entries.Place(lookup.name, lookup.text(pk), lookup.slot(pk, key))
+        entries.add([place], [key], "benchmark", "")
+        states.serve(lookup)
+    states.serve(*lookups_of(Numbered))
+
+    def with_key() -> Photo:
+        return Photo.objects.get(user_id=user, photo_id=pk)
+
+    measured = compare(lambda: Found.objects.get(photo_id=pk), with_key, rounds, number=CALLS)
     yield at_most(2.2, "get() by a lookup", "get() with the key", measured)
+    measured = compare(lambda: Known.objects.get(photo_id=pk), with_key, rounds, number=CALLS)
+    yield at_most(1.3, "get() by a unique lookup, remembered", "get() with the key", measured)
     ids = count(FIRST)
 
     def insert(model: type[Photo] | type[Numbered]) -> None:

@@ -6,6 +6,7 @@ from django.db import models
 
 from sharded_orm import ShardedModel
 from sharded_orm.contrib.lookups import Lookup
+from sharded_orm.contrib.lookups.tables import LookupTable
 from sharded_orm.models.fields import ExactCharField
 
 
@@ -28,8 +29,24 @@ class Account(ShardedModel, AccountFields):
         lookups = ["serial", Lookup("email", unique=True)]
 
 
+class EmailEntry(LookupTable):
+    class ShardMeta(LookupTable.ShardMeta):
+        group = "events"
+
+
+class Member(ShardedModel, AccountFields):
+    """As :class:`Account`. The entries of its addresses are on shards of their own."""
+
+    email = ExactCharField(max_length=60, null=True)
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+        lookups = ["serial", Lookup("email", unique=True, table="finders.EmailEntry")]
+
+
 class PlainAccount(AccountFields):
-    """The twin of :class:`Account` in one database."""
+    """The twin of :class:`Account` and :class:`Member` in one database."""
 
     email = ExactCharField(max_length=60, null=True, unique=True)
 

@@ -6,6 +6,7 @@ session that prepared it is connected. It answers then as if there were no such 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from MySQLdb import IntegrityError, MySQLError, OperationalError
@@ -46,6 +47,11 @@ def prepared(pool: NodePool) -> list[BranchName]:
         pool.discard(session)
         raise
     pool.release(session)
+    return branches_in(rows)
+
+
+def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
+    """Return the branches of this library in the result of ``XA RECOVER``."""
     branches = []
     for number, length, _, data in rows:
         name = data if isinstance(data, bytes) else str(data).encode()

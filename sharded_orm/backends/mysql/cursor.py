@@ -23,6 +23,7 @@ from sharded_orm.backends.mysql.session import FORGET_INSERT_ID, NodeSession, is
 from sharded_orm.backends.mysql.statement_kind import (
     SEVERAL_STATEMENTS,
     StatementKind,
+    calls_stored_function,
     classify,
     reason,
 )
@@ -227,7 +228,10 @@ class LeaseMixin(BaseCursor):
                 raise ProgrammingError(
                     _OUT_OF_SYNC, "Commands out of sync: a cursor has results left to read"
                 )
-            if kind and mode is _TRANSACTION:
+            if mode is _TRANSACTION and (
+                # A reader commits before the decision of a block in two phases.
+                kind or (connection.transaction.plain_only and calls_stored_function(query))
+            ):
                 connection.transaction.only_reads = False
             sent = True
             if prefix:

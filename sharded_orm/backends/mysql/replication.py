@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from django.db import Error, OperationalError
 from django.db.backends.mysql.base import DatabaseWrapper
 
+from sharded_orm.backends.mysql.branches import branches_in
 from sharded_orm.backends.mysql.gtids import missing, positions
 from sharded_orm.backends.replication import (
     FenceTexts,
@@ -18,6 +19,7 @@ from sharded_orm.backends.replication import (
     ReplicationStatus,
     Task,
 )
+from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.mysql_flavor import MySQLFlavor
 from sharded_orm.topology.aliases import complete
 
@@ -228,6 +230,9 @@ class MySQLReplicationServer(ReplicationServer):
             " WHERE COMMAND = 'Slave_SQL' AND STATE LIKE 'Slave has read all relay log%%'"
         )
         return min((float(row["milliseconds"]) / 1000 for row in rows), default=None)
+
+    def prepared_branches(self) -> list[BranchName]:
+        return branches_in(list(row.values()) for row in self._rows("XA RECOVER"))
 
     # ##### Reasons against a promotion #####
 

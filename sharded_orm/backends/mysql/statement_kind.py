@@ -95,6 +95,26 @@ _ANALYZE_TABLE = re.compile(r"ANALYZE\s+((NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLE\b"
 _LOAD_ROWS = re.compile(r"LOAD\s+(DATA|XML)\b")
 _HOST_OR_SYSTEM = re.compile(r"(?<=[\w?])@(?=[\w?])|@@")
 
+# Functions and words that may stand before a parenthesis in a read that changes nothing.
+_HARMLESS_WORDS = """
+    SELECT FROM WHERE AND OR NOT IN EXISTS AS ON ANY ALL SOME VALUES ROW USING OVER UNION EXCEPT INTERSECT BY
+    THEN ELSE WHEN CASE LIKE REGEXP RLIKE BETWEEN IS JOIN DISTINCT HAVING XOR DIV MOD BINARY INTERVAL AGAINST
+    COUNT SUM AVG MIN MAX STD STDDEV STDDEV_POP STDDEV_SAMP VARIANCE VAR_POP VAR_SAMP BIT_AND BIT_OR BIT_XOR
+    GROUP_CONCAT JSON_ARRAYAGG JSON_OBJECTAGG JSON_OBJECT JSON_ARRAY JSON_EXTRACT JSON_UNQUOTE JSON_VALUE
+    JSON_CONTAINS JSON_CONTAINS_PATH JSON_TYPE JSON_VALID JSON_LENGTH COALESCE IF IFNULL NULLIF ISNULL GREATEST
+    LEAST LOWER LCASE UPPER UCASE LENGTH CHAR_LENGTH SUBSTRING SUBSTR SUBSTRING_INDEX TRIM LTRIM RTRIM LEFT RIGHT
+    LPAD RPAD LOCATE POSITION INSTR REPLACE REVERSE REPEAT CONCAT CONCAT_WS FORMAT ELT FIELD MD5 SHA SHA1 SHA2
+    CRC32 HEX UNHEX CHAR ASCII ORD CAST CONVERT SIGNED UNSIGNED DECIMAL DATETIME EXTRACT DATE TIME YEAR QUARTER
+    MONTH WEEK WEEKDAY DAYOFWEEK DAYOFMONTH DAYOFYEAR DAY HOUR MINUTE SECOND MICROSECOND NOW CURDATE CURTIME
+    UTC_TIMESTAMP UNIX_TIMESTAMP FROM_UNIXTIME DATE_ADD DATE_SUB DATE_FORMAT STR_TO_DATE TIMESTAMP TIMESTAMPDIFF
+    TIMESTAMPADD DATEDIFF TIMEDIFF LAST_DAY MAKEDATE MAKETIME CONVERT_TZ ROUND ABS CEIL CEILING FLOOR POW POWER
+    SQRT SIGN LN LOG LOG2 LOG10 EXP TRUNCATE PI RAND MATCH UUID VERSION DATABASE SCHEMA CONNECTION_ID ROW_NUMBER
+    RANK DENSE_RANK PERCENT_RANK CUME_DIST NTILE LAG LEAD FIRST_VALUE LAST_VALUE NTH_VALUE
+"""
+_HARMLESS = frozenset(_HARMLESS_WORDS.split())
+# A function of a certain schema is none of the server's.
+_CALL = re.compile(r"(\.\s*)?(\w+|\?)\s*\(")
+
 
 def classify(sql: str | bytes | bytearray) -> StatementKind:
     """Return the kind of the statement ``sql``. Results for short statements are cached."""
@@ -110,6 +130,19 @@ def reads_insert_id(sql: str | bytes | bytearray) -> bool:
     """
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
     return _INSERT_ID.search(text.upper()) is not None
+
+
+def calls_stored_function(sql: str | bytes | bytearray) -> bool:
+    """Whether ``sql``, a statement of the kind READ, may call a function that is not one of the server's.
+
+    Such a function may write.
+    """
+    text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
+    bare = _bare(text)
+    return bare is None or any(
+        schema or (word not in _HARMLESS and not word.isdigit())
+        for schema, word in _CALL.findall(bare.upper())
+    )
 
 
 def reason(sql: str | bytes | bytearray) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -73,9 +74,13 @@ def prepared(pool: PostgreSQLPool) -> list[BranchName]:
         pool.discard(session)
         raise
     pool.release(session)
-    return [
-        BranchName(*gid.removeprefix(_PREFIX).split(":", 1)) for (gid,) in rows if ":" in gid[12:]
-    ]
+    return branches_named(gid for (gid,) in rows)
+
+
+def branches_named(names: Iterable[str]) -> list[BranchName]:
+    """Return the branches of this library among prepared transactions with these names."""
+    ours = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
+    return [BranchName(*name.split(":", 1)) for name in ours if ":" in name]
 
 
 def end(pool: PostgreSQLPool, branch: BranchName, *, commit: bool) -> Completion:

@@ -15,6 +15,7 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from psycopg.conninfo import conninfo_to_dict
 
 from sharded_orm.backends.postgresql import replication_queries as queries
+from sharded_orm.backends.postgresql.branches import branches_named
 from sharded_orm.backends.postgresql.server_probe import SilentServer, is_silent
 from sharded_orm.backends.postgresql.sql_quotes import quoted
 from sharded_orm.backends.replication import (
@@ -25,6 +26,7 @@ from sharded_orm.backends.replication import (
     Task,
 )
 from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
+from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.topology.aliases import complete
 
 #: The database from which an operator works. It stays open.
@@ -167,6 +169,12 @@ class PostgreSQLReplicationServer(ReplicationServer):
             if row["age"] is not None:
                 return max(float(row["age"]), 0.0)
         return None
+
+    def prepared_branches(self) -> list[BranchName]:
+        rows = self._rows(
+            "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = ANY(%s)", self._databases
+        )
+        return branches_named(str(row["gid"]) for row in rows)
 
     # ##### Reasons against a promotion #####
 

@@ -169,7 +169,8 @@ _HARMLESS_WORDS = """
     TIMESTAMP TIME INTERVAL BIT TEXT INTEGER BIGINT
 """
 _HARMLESS = frozenset(_HARMLESS_WORDS.split())
-_CALL = re.compile(r"(\w+|\?)\s*\(")
+# A function of another schema is none of the server's.
+_CALL = re.compile(r"((?<!PG_CATALOG)\.\s*)?(\w+|\?)\s*\(")
 
 
 def classify(sql: str) -> PostgreSQLKind:
@@ -227,7 +228,8 @@ def is_repeatable(sql: str) -> bool:
     """
     bare = _strip(sql)
     return bare is not None and all(
-        word in _HARMLESS for word in _CALL.findall(bare.upper()) if not word.isdigit()
+        not schema and (word in _HARMLESS or word.isdigit())
+        for schema, word in _CALL.findall(bare.upper())
     )
 
 

@@ -13,11 +13,14 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import models
 from django.db.models.expressions import Value
 
+from sharded_orm import runtime
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.lookup import Lookup
-from sharded_orm.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.tables import LookupTable
 from sharded_orm.models.fields import ExactCharField
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.sharding.options import ShardOptions, shard_options, target_field
+from sharded_orm.routing.modulo import ModuloStrategy
 
 #: The largest number of characters of a value or shard key.
 MAX_VALUE, MAX_KEY = 255, 100
@@ -38,6 +41,8 @@ class ModelLookup:
     field: Any
     unique: bool
     options: ShardOptions
+    #: The name of the model with the entries; None for the table of the global database.
+    table_name: str | None = None
 
     @cached_property
     def name(self) -> str:
@@ -47,6 +52,12 @@ class ModelLookup:
     @property
     def key(self) -> Any:
         return self.options.key
+
+    @cached_property
+    def table(self) -> ShardOptions | None:
+        """The options of the model with the entries; None for the table of the global database."""
+        model = None if self.table_name is None else _model(self.table_name)
+        return None if model is None else shard_options(model)
 
     @cached_property
     def problem(self) -> str | None:
@@ -61,6 +72,8 @@ class ModelLookup:
                 return f"needs the {what} in the model's own table"
             if (problem := _problem_of_field(field, MAX_KEY)) is not None:
                 return f"cannot use the {what} {field.name!r}, which {problem}"
+        if (problem := self._problem_of_table()) is not None:
+            return problem
         field = self.field
         if isinstance(field, EmbeddedShardMixin):
             return "is not needed: the id holds the number of the shard"
@@ -69,6 +82,23 @@ class ModelLookup:
         if isinstance(field, models.AutoField) or field.generated or field.has_db_default():
             return "needs a field whose value is known before the insert, not one of the database"
         return _problem_of_field(field, MAX_VALUE)
+
+    def _problem_of_table(self) -> str | None:
+        if self.table_name is None:
+            return None
+        model = _model(self.table_name)
+        if model is None or not issubclass(model, LookupTable) or self.table is None:
+            return f"names the table {self.table_name!r}, which is no model that derives from LookupTable"
+        if self.table.group == self.options.group:
+            return (
+                f"has its table {self.table_name!r} in the group of its rows, {self.table.group!r}"
+            )
+        if not isinstance(runtime.strategy(self.table.group), ModuloStrategy):
+            return (
+                f"has its table {self.table_name!r} in group {self.table.group!r}, whose strategy is not"
+                " 'modulo'"
+            )
+        return None
 
     def text(self, value: Any) -> str:
         """Return the form in which ``value``, prepared for the database, is stored in the lookup.
@@ -94,6 +124,13 @@ class ModelLookup:
             return ""
         pk_text = _text(self.model._meta.pk, pk, self.name, MAX_VALUE)
         return hashlib.sha256(f"{pk_text}\0{key_text}".encode()).hexdigest()
+
+
+def _model(name: str) -> Any:
+    try:
+        return apps.get_model(name)
+    except (LookupError, ValueError):
+        return None
 
 
 def _problem_of_field(field: Any, most: int) -> str | None:
@@ -178,13 +215,19 @@ def lookups_by_label() -> dict[str, tuple[ModelLookup, ...]]:
         if options is None or options.key is None:
             continue
         own = tuple(
-            ModelLookup(model, field, bool(each.unique), options)
+            ModelLookup(model, field, bool(each.unique), options, each.table)
             for each in declared(model)
             if (field := own_field(model, each)) is not None
         )
         if own:
             lookups[model._meta.label_lower] = own
     return lookups
+
+
+@lru_cache(maxsize=1)
+def lookups_by_name() -> dict[str, ModelLookup]:
+    """Return the lookups of all installed models, keyed by :attr:`ModelLookup.name`."""
+    return {lookup.name: lookup for own in lookups_by_label().values() for lookup in own}
 
 
 def own_field(model: Any, lookup: Any) -> Any:

@@ -3,24 +3,48 @@
 The statements are autonomous: a rollback of the caller's transaction does not undo them, and its
 snapshot does not hide entries of others. Inside Django's ``TestCase`` they are a part of the test's
 transaction.
+
+The entries of a lookup are in the table of the global database, or in one of the project, on the shard that
+the value names.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from sharded_orm import runtime
 from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.backends.write_hooks.session_id import SessionID
+from sharded_orm.contrib.lookups.declaration import lookups_by_name
 from sharded_orm.contrib.lookups.entry_statements import EntryStatements
+from sharded_orm.contrib.lookups.models import LookupEntry
 
 #: The largest number of entries that one statement writes, and of values that one reads. Old SQLite takes
 #: 999 parameters.
 BATCH, MAX_VALUES = 100, 500
 _connections = AutonomousConnections()
+R = TypeVar("R")
+
+
+class EntryTable(NamedTuple):
+    """A table with entries on one database.
+
+    :param group: the shard group of the database; "" for the global one.
+    """
+
+    alias: str
+    name: str
+    group: str = ""
+
+
+#: The table of all lookups that name no other.
+GLOBAL_TABLE: Final = EntryTable(DEFAULT_DB_ALIAS, LookupEntry._meta.db_table)
 
 
 class Place(NamedTuple):
@@ -56,6 +80,30 @@ def writer_session(text: str) -> SessionID:
     return SessionID(server, account, int(number))
 
 
+def table_of(lookup: str, value: str) -> EntryTable:
+    """Return the table with the entries of a value."""
+    declared = lookups_by_name().get(lookup)
+    options = None if declared is None else declared.table
+    if options is None:
+        return GLOBAL_TABLE
+    shard = runtime.locate(options.group, value)
+    assert shard is not None  # The strategy computes it.
+    return EntryTable(shard.alias, options.model._meta.db_table, options.group)
+
+
+def tables_of(lookup: str) -> list[EntryTable]:
+    """Return all tables with entries of a lookup."""
+    declared = lookups_by_name().get(lookup)
+    options = None if declared is None else declared.table
+    if options is None:
+        return [GLOBAL_TABLE]
+    name, group = options.model._meta.db_table, runtime.group(options.group)
+    return [
+        EntryTable(runtime.shard_in(group, number).alias, name, options.group)
+        for number in range(group.count)
+    ]
+
+
 def is_committed_at_once() -> bool:
     """Whether statements are committed at once. False inside Django's ``TestCase``."""
     return _connections.get(DEFAULT_DB_ALIAS).commits
@@ -64,21 +112,24 @@ def is_committed_at_once() -> bool:
 def add(
     places: Sequence[Place], keys: Sequence[str], token: str, writer: str, *, is_open: bool = True
 ) -> list[int]:
-    """Store entries that do not exist yet. One statement per :data:`BATCH` entries.
+    """Store entries that do not exist yet. One statement per table and :data:`BATCH` entries.
 
     :returns: the positions of those entries that exist already, which are left as they are. Costs one
         query more if there are any.
     """
     taken: list[int] = []
     now = time.time()
-    for numbers in _batches(range(len(places)), BATCH):
-        rows = [(*places[n], keys[n], token, is_open, writer, now) for n in numbers]
-        params = [value for row in rows for value in row]
-        stored = _run(_statements().insert(len(rows)), params)
-        if stored != len(rows):
-            own = {entry.place for entry in of_tokens([token])}
-            taken += [n for n in numbers if places[n] not in own]
-    return taken
+    positions: defaultdict[EntryTable, list[int]] = defaultdict(list)
+    for number, place in enumerate(places):
+        positions[table_of(place.lookup, place.value)].append(number)
+    for table, of_table in positions.items():
+        for numbers in _batches(of_table, BATCH):
+            rows = [(*places[n], keys[n], token, is_open, writer, now) for n in numbers]
+            params = [value for row in rows for value in row]
+            if _run(table, _statements(table).insert(len(rows)), params) != len(rows):
+                own = {entry.place for entry in of_tokens(table, [token])}
+                taken += [n for n in numbers if places[n] not in own]
+    return sorted(taken)
 
 
 def take(
@@ -94,90 +145,132 @@ def take(
 
     :param former: the entry as it was read, which must be unchanged; None for any.
     """
+    table = table_of(place.lookup, place.value)
     params = [key, token, is_open, writer, time.time(), *place]
     if former is not None:
         params += [former.token, former.written_at]
-    return bool(_run(_statements().take(former is not None), params))
+    return bool(_run(table, _statements(table).take(former is not None), params))
 
 
 def mark(places: Iterable[Place], token: str, writer: str) -> None:
     """Make existing entries those of the change ``token``, whose transaction may remove them."""
     now = time.time()
-    by_lookup: dict[str, list[Place]] = {}
+    groups: defaultdict[tuple[EntryTable, str], list[Place]] = defaultdict(list)
     for place in places:
-        by_lookup.setdefault(place.lookup, []).append(place)
-    for lookup, of_lookup in by_lookup.items():
-        for some in _batches(of_lookup, BATCH):
+        groups[table_of(place.lookup, place.value), place.lookup].append(place)
+    for (table, lookup), of_table in groups.items():
+        for some in _batches(of_table, BATCH):
             values = [value for place in some for value in (place.value, place.slot)]
-            _run(_statements().mark(len(some)), (token, True, writer, now, lookup, *values))
+            params = (token, True, writer, now, lookup, *values)
+            _run(table, _statements(table).mark(len(some)), params)
 
 
-def remove(tokens: Sequence[str]) -> None:
+def remove(table: EntryTable, tokens: Sequence[str]) -> None:
     """Remove the entries of changes. One statement per :data:`BATCH` changes."""
     for some in _batches(tokens, BATCH):
-        _run(_statements().remove(len(some)), some)
+        _run(table, _statements(table).remove(len(some)), some)
 
 
-def close(tokens: Sequence[str]) -> None:
+def close(table: EntryTable, tokens: Sequence[str]) -> None:
     """Note that the transactions of these changes have ended, and leave their entries."""
     for some in _batches(tokens, BATCH):
-        _run(_statements().close(len(some)), (False, *some))
+        _run(table, _statements(table).close(len(some)), (False, *some))
 
 
 def entry_at(place: Place) -> StoredEntry | None:
-    return next(_read(_statements().at_place(), place), None)
+    table = table_of(place.lookup, place.value)
+    return next(_read(table, _statements(table).at_place(), place), None)
 
 
-def of_tokens(tokens: Sequence[str]) -> Iterator[StoredEntry]:
+def of_tokens(table: EntryTable, tokens: Sequence[str]) -> Iterator[StoredEntry]:
     """Return the entries that changes have written last."""
     for some in _batches(tokens, BATCH):
-        yield from _read(_statements().of_tokens(len(some)), some)
+        yield from _read(table, _statements(table).of_tokens(len(some)), some)
 
 
-def renew(tokens: Sequence[str]) -> None:
+def renew(table: EntryTable, tokens: Sequence[str]) -> None:
     """Note that the transactions of these changes are still open."""
     for some in _batches(tokens, BATCH):
-        _run(_statements().renew(len(some)), (time.time(), *some))
+        _run(table, _statements(table).renew(len(some)), (time.time(), *some))
 
 
 def of_values(lookup: str, values: Sequence[str]) -> Iterator[StoredEntry]:
     """Return the entries of a lookup with one of ``values``."""
-    for some in _batches(values, MAX_VALUES):
-        yield from _read(_statements().of_values(len(some)), (lookup, *some))
+    by_table: defaultdict[EntryTable, list[str]] = defaultdict(list)
+    for value in values:
+        by_table[table_of(lookup, value)].append(value)
+    for table, of_table in by_table.items():
+        for some in _batches(of_table, MAX_VALUES):
+            yield from _read(table, _statements(table).of_values(len(some)), (lookup, *some))
 
 
-def keys_of_values(lookup: str, values: Sequence[str]) -> list[str]:
-    """Return the shard keys of the entries with one of ``values``, each once.
+def keys_of_values(lookup: str, values: Sequence[str]) -> list[str] | None:
+    """Return the shard keys of the entries with one of ``values``, each once. One query.
 
     :param values: at most :data:`MAX_VALUES`.
+    :returns: None if the values have their entries in several tables.
     """
     if not values:
         return []
-    rows = _rows(_statements().keys_of_values(len(values)), (lookup, *values))
+    table, *others = {table_of(lookup, value) for value in values}
+    if others:
+        return None
+    rows = _rows(table, _statements(table).keys_of_values(len(values)), (lookup, *values))
     return [row[0] for row in rows]
 
 
-def after(lookup: str, last: int, limit: int) -> Iterator[tuple[int, StoredEntry]]:
+def after(
+    table: EntryTable, lookup: str, last: int, limit: int
+) -> Iterator[tuple[int, StoredEntry]]:
     """Return the next entries of a lookup with their ids, in the order of the ids.
 
     :param last: the id of the last entry that was read; 0 at first.
     """
-    for number, *row in _rows(_statements().after(limit), (lookup, last)):
+    for number, *row in _rows(table, _statements(table).after(limit), (lookup, last)):
         yield int(number), _entry(row)
 
 
 def count_of(lookup: str) -> int:
-    return int(_rows(_statements().count(), (lookup,))[0][0])
+    """Return the number of entries. One query per table."""
+    return sum(
+        int(_rows(table, _statements(table).count(), (lookup,))[0][0])
+        for table in tables_of(lookup)
+    )
 
 
 def remove_entry(entry: StoredEntry) -> bool:
     """Remove an entry if it is unchanged, and return whether it was."""
-    return bool(_run(_statements().remove_entry(), (*entry.place, entry.token, entry.written_at)))
+    table = table_of(entry.place.lookup, entry.place.value)
+    params = (*entry.place, entry.token, entry.written_at)
+    return bool(_run(table, _statements(table).remove_entry(), params))
 
 
 def remove_lookup(lookup: str) -> int:
-    """Remove all entries of a lookup, and return their number."""
-    return _run(_statements().remove_lookup(), (lookup,))
+    """Remove all entries of a lookup, and return their number. One statement per table."""
+    return sum(
+        _run(table, _statements(table).remove_lookup(), (lookup,)) for table in tables_of(lookup)
+    )
+
+
+def outside_transactions(run: Callable[[], R]) -> R:
+    """Return the result of ``run``, called outside of the transactions of this thread."""
+    results: list[R] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(run())
+        except BaseException as exc:
+            errors.append(exc)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=call, name="sharded_orm lookups")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -191,26 +284,41 @@ def _entry(row: Sequence[Any]) -> StoredEntry:
     return StoredEntry(place, key, token, bool(is_open), writer, float(written_at))
 
 
-def _read(sql: str, params: Sequence[Any]) -> Iterator[StoredEntry]:
-    return map(_entry, _rows(sql, params))
+def _read(table: EntryTable, sql: str, params: Sequence[Any]) -> Iterator[StoredEntry]:
+    return map(_entry, _rows(table, sql, params))
 
 
-def _rows(sql: str, params: Sequence[Any]) -> Sequence[Any]:
-    with _connection().cursor() as cursor:
+def _rows(table: EntryTable, sql: str, params: Sequence[Any]) -> Sequence[Any]:
+    def read(cursor: Any) -> Sequence[Any]:
         cursor.execute(sql, params)
         rows: Sequence[Any] = cursor.fetchall()
         return rows
 
+    return _with_cursor(table, read)
 
-def _run(sql: str, params: Sequence[Any]) -> int:
-    with _connection().cursor() as cursor:
+
+def _run(table: EntryTable, sql: str, params: Sequence[Any]) -> int:
+    def run(cursor: Any) -> int:
         cursor.execute(sql, params)
         return int(cursor.rowcount)
 
-
-def _connection() -> Any:
-    return _connections.get(DEFAULT_DB_ALIAS).connection
+    return _with_cursor(table, run)
 
 
-def _statements() -> EntryStatements:
-    return EntryStatements.of(connections[DEFAULT_DB_ALIAS].ops)
+def _with_cursor(table: EntryTable, use: Callable[[Any], R]) -> R:
+    if not table.group:
+        with _connections.get(table.alias).connection.cursor() as cursor:
+            return use(cursor)
+
+    def use_shard() -> R:
+        with connections[table.alias].cursor() as cursor:
+            return use(cursor)
+
+    group: Any = connections[table.group]
+    if group.is_in_transaction() and is_committed_at_once():
+        return outside_transactions(use_shard)
+    return use_shard()
+
+
+def _statements(table: EntryTable) -> EntryStatements:
+    return EntryStatements.of(connections[table.alias].ops, table.name)

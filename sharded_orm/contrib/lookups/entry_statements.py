@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 from django.db.models.constants import OnConflict
 
-from sharded_orm.contrib.lookups.models import LookupEntry
-
 #: The columns of an entry, in the order of the statements.
 COLUMNS = ("lookup", "value", "slot", "key", "token", "is_open", "writer", "written_at")
 
@@ -17,14 +15,15 @@ class EntryStatements:
     """The statements for one kind of database. Compiling them by the ORM takes longer than to run them.
 
     :param ops: the operations of a connection object of Django.
+    :param table: name of the table.
     """
 
-    _by_kind: ClassVar[dict[type, EntryStatements]] = {}
+    _by_kind: ClassVar[dict[tuple[type, str], EntryStatements]] = {}
 
-    def __init__(self, ops: Any) -> None:
+    def __init__(self, ops: Any, table: str) -> None:
         quoted = {name: ops.quote_name(name) for name in (*COLUMNS, "id")}
         self._id, self._quoted = quoted.pop("id"), quoted
-        self._table = ops.quote_name(LookupEntry._meta.db_table)
+        self._table = ops.quote_name(table)
         self._columns = ", ".join(quoted.values())
         self._row = " AND ".join(f"{quoted[name]} = %s" for name in COLUMNS[:3])
         # A transaction that renews its entries changes the time only.
@@ -35,13 +34,14 @@ class EntryStatements:
         )
 
     @classmethod
-    def of(cls, ops: Any) -> EntryStatements:
-        statements = cls._by_kind.get(type(ops))
+    def of(cls, ops: Any, table: str) -> EntryStatements:
+        kind = type(ops), table
+        statements = cls._by_kind.get(kind)
         if statements is None:
-            statements = cls._by_kind[type(ops)] = cls(ops)
+            statements = cls._by_kind[kind] = cls(ops, table)
         return statements
 
-    @cache  # noqa: B019  # there is one instance per kind of database
+    @cache  # noqa: B019  # there is one instance per kind of database and table
     def insert(self, count: int) -> str:
         verb, rest = self._insert
         rows = ", ".join([_list(len(COLUMNS))] * count)
@@ -79,7 +79,7 @@ class EntryStatements:
     def of_values(self, count: int) -> str:
         return self._select(self._columns, self._of_values(count))
 
-    @cache  # noqa: B019  # there is one instance per kind of database
+    @cache  # noqa: B019  # there is one instance per kind of database and table
     def keys_of_values(self, count: int) -> str:
         return self._select(f"DISTINCT {self._quoted['key']}", self._of_values(count))
 

@@ -3,39 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sharded_orm.contrib.lookups import entries
-from sharded_orm.contrib.lookups.declaration import lookups_of
-from sharded_orm.contrib.lookups.states import is_served
-from sharded_orm.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_of
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
+from sharded_orm.contrib.lookups.states import is_known_to_be_served, is_served
+
+#: The largest number of values whose keys a process remembers.
+MAX_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True)
+class EntryGuess:
+    """A :class:`~sharded_orm.models.sharding.key_sources.KeyGuess`."""
+
+    remembered: dict[tuple[str, str], Any]
+    place: tuple[str, str]
+    key: Any
+
+    def forget(self) -> None:
+        self.remembered.pop(self.place, None)
 
 
 class EntryKeySource:
     """A :class:`~sharded_orm.models.sharding.key_sources.KeySource`. Thread-safe.
 
-    One query; none for columns without a lookup. Keys of more than 500 values are not known, because a
-    row could go from a value of one query to a value of another in between.
+    One query; none for columns without a lookup. Keys of more than 500 values, or of values with entries on
+    several shards, are not known: a row could go from a value of one query to a value of another in between.
     """
 
+    def __init__(self) -> None:
+        # The keys that values of unique lookups had when this process read them last. A key may be out
+        # of date: whoever uses one makes sure of it, see sharded_orm.models.querysets.guesses.
+        self._remembered: dict[tuple[str, str], Any] = {}
+
     def keys(self, model: Any, field: Any, values: Sequence[Any]) -> Sequence[Any] | None:
-        for lookup in lookups_of(model):
-            if lookup.field.column != field.column:
-                continue
-            if lookup.problem is not None or not is_served(lookup):
-                return None
-            texts = []
-            for value in values:
-                try:
-                    texts.append(lookup.text(value))
-                except LookupRefused:
-                    if not isinstance(value, str) or str(value) != value:
-                        return None
-                    # No row has a text that is too long: its write was refused.
-            if len(texts) > entries.MAX_VALUES:
-                return None
-            return [lookup.key_of_text(text) for text in entries.keys_of_values(lookup.name, texts)]
-        return None
+        lookup = _lookup_by(model, field)
+        if lookup is None or not is_served(lookup):
+            return None
+        texts = []
+        for value in values:
+            try:
+                texts.append(lookup.text(value))
+            except LookupRefused:
+                if not isinstance(value, str) or str(value) != value:
+                    return None
+                # No row has a text that is too long: its write was refused.
+        if len(texts) > entries.MAX_VALUES:
+            return None
+        key_texts = entries.keys_of_values(lookup.name, texts)
+        if key_texts is None:
+            return None
+        keys = [lookup.key_of_text(text) for text in key_texts]
+        if lookup.unique and len(texts) == len(keys) == 1:
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()  # Without a lock, which a fork could copy.
+            self._remembered[lookup.name, texts[0]] = keys[0]
+        return keys
+
+    def guess(self, model: Any, field: Any, value: Any) -> EntryGuess | None:
+        lookup = _lookup_by(model, field)
+        if lookup is None or not lookup.unique or not is_known_to_be_served(lookup):
+            return None
+        try:
+            place = lookup.name, lookup.text(value)
+        except LookupRefused:
+            return None
+        return EntryGuess(self._remembered, place, self._remembered.get(place))
 
     def hint(self, model: Any) -> str:
         waiting = [
@@ -46,3 +82,10 @@ class EntryKeySource:
         if not waiting:
             return ""
         return f"its lookups {waiting!r} are not served yet (run 'manage.py lookups build')"
+
+
+def _lookup_by(model: Any, field: Any) -> ModelLookup | None:
+    for lookup in lookups_of(model):
+        if lookup.field.column == field.column:
+            return lookup if lookup.problem is None else None
+    return None

@@ -21,14 +21,17 @@ from sharded_orm.contrib.lookups import entries, states
 from sharded_orm.contrib.lookups.declaration import (
     ModelLookup,
     declared_inexact,
-    lookups_by_label,
+    lookups_by_name,
 )
-from sharded_orm.contrib.lookups.entries import Place, StoredEntry
+from sharded_orm.contrib.lookups.entries import EntryTable, Place, StoredEntry
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.reservation import ATTEMPTS, has_row, is_over
-from sharded_orm.exceptions import LookupRefused
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.models.sharding.options import target_field
+from sharded_orm.models.sharding.rows_of_keys import RowsOfKeys
+from sharded_orm.routing.directory import DirectoryStrategy
+from sharded_orm.routing.placement_lease import MoveList
 
 #: The number of rows, or of entries, that are compared at a time.
 BATCH = 500
@@ -73,7 +76,7 @@ def selected(names: Sequence[str]) -> list[ModelLookup]:
 
     :raises LookupRefused: there is no such lookup, or its model cannot have it.
     """
-    lookups = {lookup.name: lookup for own in lookups_by_label().values() for lookup in own}
+    lookups = lookups_by_name()
     for name in names or lookups:
         if name not in lookups:
             raise LookupRefused(
@@ -161,7 +164,16 @@ def _shards(lookup: ModelLookup) -> Iterator[Any]:
         yield runtime.shard_in(group, number)
 
 
-def _rows_of(lookup: ModelLookup, alias: str, **conditions: Any) -> Any:
+def _pages(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Iterator[list[Any]]:
+    """Return all rows with a value: primary key, shard key and value."""
+    after: dict[str, Any] = {}
+    while rows := list(_rows_of(lookup, alias, **conditions, **after).order_by("pk")[:BATCH]):
+        after = {"pk__gt": rows[-1][0]}
+        yield rows
+
+
+def _rows_of(lookup: ModelLookup, alias: str | None, **conditions: Any) -> Any:
+    """Return a query of rows on the shard ``alias``. If it is None, the conditions name the key."""
     rows: Any = ShardedQuerySet(lookup.model, using=alias).uncached()
     value = lookup.field.attname
     return rows.filter(**{f"{value}__isnull": False}, **conditions).values_list(
@@ -171,17 +183,44 @@ def _rows_of(lookup: ModelLookup, alias: str, **conditions: Any) -> Any:
 
 def _compare_rows(lookup: ModelLookup, differences: LookupDifferences, *, repair: bool) -> None:
     with unbound(), request_cache.uncached():
+        before = _moves_of(lookup, None)
         for shard in _shards(lookup):
-            last: Any = None
-            while True:
-                after: dict[str, Any] = {} if last is None else {"pk__gt": last}
-                rows = list(_rows_of(lookup, shard.alias, **after).order_by("pk")[:BATCH])
-                if not rows:
-                    break
-                last = rows[-1][0]
+            for rows in _pages(lookup, shard.alias):
                 rows = _rows_at_home(lookup, shard.number, rows)
                 differences.rows += len(rows)
                 _compare_batch(lookup, rows, differences, shard.alias, repair=repair)
+        if before is not None:
+            _compare_moved_rows(lookup, differences, before, repair=repair)
+
+
+def _moves_of(lookup: ModelLookup, since: int | None) -> MoveList | None:
+    """Return the moves of keys that are under way, and those that ended after the number ``since``.
+
+    None if keys of the group do not move.
+    """
+    strategy = runtime.strategy(lookup.options.group)
+    if not isinstance(strategy, DirectoryStrategy) or not strategy.moves_keys:
+        return None
+    return strategy.store.moves(since)
+
+
+def _compare_moved_rows(
+    lookup: ModelLookup, differences: LookupDifferences, before: MoveList, *, repair: bool
+) -> None:
+    """Compare the rows of keys that have moved since ``before``: their rows may have been nowhere.
+
+    A key may have gone from a shard that was not read yet to one that had been read.
+    """
+    group, done = lookup.options.group, set[Any]()
+    moves: MoveList | None = before
+    while moves is not None:
+        now = [move for move in (*moves.in_flight, *moves.ended) if move.group == group]
+        for key in set(RowsOfKeys(group, now).values(lookup.key)) - done:
+            for rows in _pages(lookup, None, **{lookup.key.attname: key}):
+                _compare_batch(lookup, rows, differences, None, repair=repair)
+            done.add(key)
+        later = _moves_of(lookup, moves.last)
+        moves = later if later is not None and later.last > moves.last else None
 
 
 def _rows_at_home(
@@ -205,7 +244,7 @@ def _compare_batch(
     lookup: ModelLookup,
     rows: Iterable[Sequence[Any]],
     differences: LookupDifferences,
-    alias: str,
+    alias: str | None,
     *,
     repair: bool,
 ) -> None:
@@ -215,7 +254,7 @@ def _compare_batch(
     first: dict[Place, Any] = {}
     for row, place, key in expected:
         entry = stored.get(place)
-        what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r} on {alias!r}"
+        what = f"{lookup.field.name}={place.value!r} of the row pk={row[0]!r}, key {key!r}"
         if lookup.unique and (place in first or _is_of_other_row(lookup, row, entry, key)):
             if not _still_has(lookup, alias, row):
                 continue  # The value went to another row meanwhile.
@@ -261,7 +300,7 @@ def _rows_at(lookup: ModelLookup, entry: StoredEntry) -> list[Any]:
     return list(_rows_of(lookup, shard.alias, **conditions))
 
 
-def _still_has(lookup: ModelLookup, alias: str, row: Sequence[Any]) -> bool:
+def _still_has(lookup: ModelLookup, alias: str | None, row: Sequence[Any]) -> bool:
     """Whether a row still has its value: it may have been changed since it was read."""
     conditions = {"pk": row[0], lookup.key.attname: row[1], lookup.field.attname: row[2]}
     return bool(_rows_of(lookup, alias, **conditions).exists())
@@ -287,23 +326,30 @@ def _write(lookup: ModelLookup, place: Place, key: str, entry: StoredEntry | Non
 
 
 def _compare_entries(lookup: ModelLookup, differences: LookupDifferences, *, repair: bool) -> None:
-    last = 0
     with unbound(), request_cache.uncached():
-        while batch := list(entries.after(lookup.name, last, BATCH)):
-            last = batch[-1][0]
-            differences.entries += len(batch)
-            for entry in _without_row(lookup, [entry for _, entry in batch]):
-                if not is_over(lookup, entry):
-                    continue
-                # The writer cannot commit its row any more; perhaps it has since the first look.
-                if not has_row(lookup, entry):
-                    differences.surplus += 1
-                    differences.example(
-                        f"{lookup.field.name}={entry.place.value!r} for the key {entry.key!r}: no row"
-                        " has this value"
-                    )
-                    if repair:
-                        differences.repaired += entries.remove_entry(entry)
+        for table in entries.tables_of(lookup.name):
+            _compare_entries_in(table, lookup, differences, repair=repair)
+
+
+def _compare_entries_in(
+    table: EntryTable, lookup: ModelLookup, differences: LookupDifferences, *, repair: bool
+) -> None:
+    last = 0
+    while batch := list(entries.after(table, lookup.name, last, BATCH)):
+        last = batch[-1][0]
+        differences.entries += len(batch)
+        for entry in _without_row(lookup, [entry for _, entry in batch]):
+            if not is_over(lookup, entry):
+                continue
+            # The writer cannot commit its row any more; perhaps it has since the first look.
+            if not has_row(lookup, entry):
+                differences.surplus += 1
+                differences.example(
+                    f"{lookup.field.name}={entry.place.value!r} for the key {entry.key!r}: no row"
+                    " has this value"
+                )
+                if repair:
+                    differences.repaired += entries.remove_entry(entry)
 
 
 def _without_row(lookup: ModelLookup, batch: Sequence[StoredEntry]) -> Iterator[StoredEntry]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from django.db import connections
@@ -13,13 +13,14 @@ from sharded_orm import runtime
 from sharded_orm.contrib.lookups import entries
 from sharded_orm.contrib.lookups.declaration import ModelLookup
 from sharded_orm.contrib.lookups.entries import Place, StoredEntry
+from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
+from sharded_orm.contrib.lookups.states import is_served
 from sharded_orm.contrib.lookups.transaction import (
     QUARANTINE,
     EntryChange,
     TransactionEntries,
     ended_changes,
 )
-from sharded_orm.exceptions import LookupValueTaken
 from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
@@ -40,10 +41,12 @@ def reserve(
 
     :param rows: for each entry, its lookup and the shard key of its row.
     :raises LookupValueTaken: another row has the value of a unique lookup, or may get it.
+    :raises ScatterError: a lookup is not built yet, and a shard that may have such a row does not answer.
     """
     # In one order, so that two processes do not wait for each other.
     places = sorted(rows)
     change.has_fresh, change.places = True, places
+    change.note_tables(places)
     keys = [rows[place][1] for place in places]
     for number in entries.add(places, keys, change.fresh, watcher.writer):
         place = places[number]
@@ -53,6 +56,58 @@ def reserve(
             _take_unique(connection, watcher, change, lookup, place, key)
         else:
             _take(change, watcher, place, key)
+    _refuse_rows_without_entries(connection, rows)
+
+
+def _refuse_rows_without_entries(
+    connection: Any, rows: Mapping[Place, tuple[ModelLookup, str]]
+) -> None:
+    """Refuse values of stored rows that have no entries yet, because the lookup is not built.
+
+    Called when the entries are committed: whoever writes such a value later finds them. Costs a query on
+    each shard for 500 values, and none as soon as the lookup is served.
+    """
+    places_by_lookup: dict[ModelLookup, list[Place]] = {}
+    for place, (lookup, _) in rows.items():
+        if lookup.unique:
+            places_by_lookup.setdefault(lookup, []).append(place)
+    for lookup, places in places_by_lookup.items():
+        if is_served(lookup):
+            continue
+        for start in range(0, len(places), entries.MAX_VALUES):
+            some = {place.value: place for place in places[start : start + entries.MAX_VALUES]}
+            for value in _values_of_rows(connection, lookup, list(some)):
+                raise refuse_taken(
+                    lookup, some[value], "a row that is older than the lookup has it"
+                )
+
+
+def _values_of_rows(connection: Any, lookup: ModelLookup, values: Sequence[str]) -> set[str]:
+    """Return the ``values`` that rows have, except for one row of each on the shard of ``connection``."""
+    conditions = {
+        f"{lookup.field.attname}__in": [lookup.field.to_python(value) for value in values]
+    }
+    columns = lookup.key.attname, lookup.field.attname
+
+    def elsewhere() -> set[str]:
+        rows: Any = ShardedQuerySet(lookup.model).scatter().uncached().filter(**conditions)
+        prepared = (
+            (lookup.key.get_prep_value(key), value) for key, value in rows.values_list(*columns)
+        )
+        return {
+            text(value)
+            for key, value in prepared
+            if (shard := runtime.locate(lookup.options.group, key)) is None
+            or shard.alias != connection.alias
+        }
+
+    def text(value: Any) -> str:
+        return lookup.text(lookup.field.get_prep_value(value))
+
+    with unbound():
+        rows: Any = ShardedQuerySet(lookup.model, using=connection.alias).uncached()
+        here = Counter(text(value) for _, value in rows.filter(**conditions).values_list(*columns))
+    return _outside_transactions(elsewhere) | {value for value, count in here.items() if count > 1}
 
 
 def _take(change: EntryChange, watcher: TransactionEntries, place: Place, key: str) -> None:
@@ -167,20 +222,4 @@ def _outside_transactions(read: Callable[[], R]) -> R:
     if not entries.is_committed_at_once():
         with unbound():
             return read()  # Other threads do not see what Django's TestCase has written.
-    results: list[R] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(read())
-        except BaseException as exc:
-            errors.append(exc)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run, name="sharded_orm lookups")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return entries.outside_transactions(read)

@@ -22,9 +22,9 @@ from django.db.models.sql.where import WhereNode
 from sharded_orm.contrib.lookups import entries
 from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_of, plain_value
 from sharded_orm.contrib.lookups.entries import Place
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.reservation import refuse_taken, reserve
 from sharded_orm.contrib.lookups.transaction import EntryChange, TransactionEntries
-from sharded_orm.exceptions import LookupRefused
 from sharded_orm.models.cached.insert_keys import returned_keys
 from sharded_orm.routing.where_clause import compares_as
 
@@ -286,6 +286,7 @@ def _place(lookup: ModelLookup, row: FollowedRow, value: Any) -> Place:
 def _mark(watcher: TransactionEntries, change: EntryChange, old: Sequence[Place]) -> None:
     if old:
         change.has_old = True
+        change.note_tables(old)
         entries.mark(old, change.old, watcher.writer)
 
 

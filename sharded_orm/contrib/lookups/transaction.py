@@ -11,8 +11,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 from uuid import uuid4
 
@@ -20,8 +22,8 @@ from django.db import Error
 
 from sharded_orm.backends.write_hooks.statement_changes import StatementChange, StatementWatcher
 from sharded_orm.contrib.lookups import entries
-from sharded_orm.contrib.lookups.entries import Place
-from sharded_orm.exceptions import LookupExpired, LookupRefused
+from sharded_orm.contrib.lookups.entries import EntryTable, Place
+from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused
 
 logger = logging.getLogger("sharded_orm.lookups")
 
@@ -42,10 +44,10 @@ class EndedChanges:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tokens: list[str] = []
+        self._tokens: list[tuple[EntryTable, str]] = []
         self._closed_at = time.monotonic()
 
-    def add(self, tokens: Iterable[str]) -> None:
+    def add(self, tokens: Iterable[tuple[EntryTable, str]]) -> None:
         """Note changes. Close the entries of all if they are many, or if some have waited: one statement."""
         with self._lock:
             self._tokens += tokens
@@ -54,7 +56,8 @@ class EndedChanges:
                 return
             tokens, self._tokens, self._closed_at = self._tokens, [], time.monotonic()
         try:
-            entries.close(tokens)
+            for table, of_table in _by_table(tokens).items():
+                entries.close(table, of_table)
         except Error:
             # A warning is enough. Another process that finds such an entry waits until the database
             # sessions of this process have ended.
@@ -62,7 +65,14 @@ class EndedChanges:
 
     def __contains__(self, token: str) -> bool:
         with self._lock:
-            return token in self._tokens
+            return any(token == ended for _, ended in self._tokens)
+
+
+def _by_table(tokens: Iterable[tuple[EntryTable, str]]) -> Mapping[EntryTable, list[str]]:
+    by_table: defaultdict[EntryTable, list[str]] = defaultdict(list)
+    for table, token in tokens:
+        by_table[table].append(token)
+    return by_table
 
 
 ended_changes = EndedChanges()
@@ -84,6 +94,16 @@ class EntryChange(StatementChange):
         self.has_fresh = self.has_taken = self.has_old = False
         #: The entries of the new values.
         self.places: Collection[Place] = ()
+        #: The tables with its entries.
+        self.tables: set[EntryTable] = set()
+
+    def note_tables(self, places: Iterable[Place]) -> None:
+        """Note that the entries at ``places`` are about to be written."""
+        self.tables.update(entries.table_of(place.lookup, place.value) for place in places)
+
+    def in_tables(self, tokens: Iterable[str]) -> Iterator[tuple[EntryTable, str]]:
+        """Return ``tokens``, each with every table that may have its entries."""
+        return product(self.tables, tokens)
 
     def tokens(self) -> tuple[str, ...]:
         return self.fresh, self.taken, self.old
@@ -161,9 +181,11 @@ class TransactionEntries(StatementWatcher[EntryChange]):
 
     def _renew(self) -> None:
         """Make sure that nobody has taken this transaction's entries over, nor will during the COMMIT."""
-        tokens = [token for change in self._changes for token in change.tokens()]
-        entries.renew(tokens)
-        own = {entry.place for entry in entries.of_tokens(tokens)}
+        own: set[Place] = set()
+        tokens = (pair for change in self._changes for pair in change.in_tables(change.tokens()))
+        for table, of_table in _by_table(tokens).items():
+            entries.renew(table, of_table)
+            own |= {entry.place for entry in entries.of_tokens(table, of_table)}
         places = {p for change in self._changes if not change.is_undone for p in change.places}
         if not places <= own:
             raise LookupExpired(
@@ -182,10 +204,18 @@ class TransactionEntries(StatementWatcher[EntryChange]):
             return  # The test case rolls the entries back.
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
         try:
-            entries.remove([token for change, stands in ends for token in change.surplus(stands)])
+            surplus = (
+                p for change, stands in ends for p in change.in_tables(change.surplus(stands))
+            )
+            for table, tokens in _by_table(surplus).items():
+                entries.remove(table, tokens)
             # Others may wait for values that were rolled back, so these are closed now.
-            entries.close([t for change, stands in ends if not stands for t in change.rest(False)])
-            ended_changes.add(t for change, stands in ends if stands for t in change.rest(True))
+            undone = (change for change, stands in ends if not stands)
+            rest = (pair for change in undone for pair in change.in_tables(change.rest(False)))
+            for table, tokens in _by_table(rest).items():
+                entries.close(table, tokens)
+            done = (change for change, stands in ends if stands)
+            ended_changes.add(p for change in done for p in change.in_tables(change.rest(True)))
         except Exception:
             # The transaction has ended, so its caller must not take this for an error of it.
             logger.warning(

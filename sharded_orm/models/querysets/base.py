@@ -13,16 +13,19 @@ from django.db.models.sql.where import AND, WhereNode
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, RoutingError
 from sharded_orm.models.cached.queryset import CachedQuerySet
+from sharded_orm.models.querysets.guesses import alias_of, guess_of
 from sharded_orm.models.querysets.route import (
     Route,
     colocation,
     colocation_on,
     find_route,
+    is_scoped,
     only_shard,
     plain_key,
     targets,
 )
 from sharded_orm.models.sharding.colocation import Colocation
+from sharded_orm.models.sharding.key_sources import KeyGuess
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 from sharded_orm.models.sharding.type_variables import M
@@ -40,6 +43,10 @@ class RoutedQuerySet(CachedQuerySet[M]):
     #: The alias on which the query runs at this moment, so that the query is not routed a second
     #: time. None while it does not run.
     _running_on: str | None = None
+    #: Whether the read that runs now may go where a source of keys remembers its row, and what the
+    #: source remembers. See :mod:`sharded_orm.models.querysets.guesses`.
+    _may_guess = False
+    _guess: KeyGuess | None = None
     #: The errors of the shards that failed in a read with ``scatter(partial=True)``, keyed by
     #: alias.
     failed_shards: dict[str, BaseException] = {}
@@ -118,12 +125,20 @@ class RoutedQuerySet(CachedQuerySet[M]):
         options = self._options
         if (shard := only_shard(options, self.query, ordered=ordered)) is not None:
             return shard.alias
+        if self._may_guess and not (self._scatters or self._hints or is_scoped()):
+            self._guess = guess_of(self.query, ordered=ordered)
+            alias = None if self._guess is None else alias_of(options.group, self._guess)
+            if alias is not None:
+                return alias
         query_route, group = self._find_route(ordered=ordered)
-        if len(query_route.shards) == 1:
+        if len(query_route.shards) == 1 and not query_route.by_values:
             return query_route.aliases[0]
         if len(query_route.shards) > 1 and self._scatters:
             scattered.announce(self.model, query_route)
-        return targets(options, group, self.query, query_route)
+        destinations = targets(options, group, self.query, query_route)
+        if len(destinations) == 1 and destinations[0].hidden is None:
+            return destinations[0].shard.alias
+        return destinations
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
         """Raise :exc:`CrossShardRelation` unless the shard ``alias`` has all rows that the query

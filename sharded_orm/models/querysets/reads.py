@@ -4,7 +4,7 @@ several shards are merged.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from sharded_orm.models.querysets.base import RoutedQuerySet
 from sharded_orm.models.querysets.prefetches import split_by_alias, split_lookups
 from sharded_orm.models.querysets.raw import RawKeyQuerySet
 from sharded_orm.models.sharding.instance_shard import on_shard_of
+from sharded_orm.models.sharding.key_sources import KeyGuess
 from sharded_orm.models.sharding.options import colocated_alias, target_field
 from sharded_orm.models.sharding.statements import check_aggregates, named_aggregates
 from sharded_orm.models.sharding.type_variables import M
@@ -66,17 +67,41 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         if self._result_cache is not None:
             super()._fetch_all()
             return
-        confirmed(self._options.group, self._fetch_rows)
+        self._proved(self._fetch_rows)
 
-    def _fetch_rows(self) -> None:
+    def _proved(self, read: Callable[[], bool]) -> bool:
+        """Run ``read``, perhaps first where a source of keys remembers the row.
+
+        See :mod:`sharded_orm.models.querysets.guesses`.
+
+        :param read: reads, and returns whether there are rows.
+        """
+        self._may_guess, self._guess, has_rows = True, None, False
+        try:
+            has_rows = confirmed(self._options.group, read)
+        finally:
+            key_guess = self._guess_of_read()
+            if key_guess is not None and not has_rows:
+                key_guess.forget()
+        if has_rows or key_guess is None or key_guess.key is None:
+            return has_rows
+        return confirmed(self._options.group, read)
+
+    def _guess_of_read(self) -> KeyGuess | None:
+        """Return the guess of the read that has ended. The next read makes its own."""
+        key_guess, self._may_guess, self._guess = self._guess, False, None
+        return key_guess
+
+    def _fetch_rows(self) -> bool:
         # If a key has moved, this is called again. Then drop the rows of the earlier attempt.
         self._result_cache, self._prefetch_done = None, False
         destination = self._destination()
         if isinstance(destination, str):
             self._run_on(destination, super()._fetch_all)
-            return
-        self._result_cache = list(self._rows(destination))
-        super()._fetch_all()
+        else:
+            self._result_cache = list(self._rows(destination))
+            super()._fetch_all()
+        return bool(self._result_cache)
 
     def _prepared(self) -> Any:
         if self.query.is_empty():
@@ -217,7 +242,7 @@ class ReadingQuerySet(RoutedQuerySet[M]):
     def exists(self) -> bool:
         if self._result_cache is not None:
             return super().exists()
-        return confirmed(self._options.group, self._find_any)
+        return self._proved(self._find_any)
 
     def _find_any(self) -> bool:
         destination = self._destination(ordered=self.query.is_sliced)

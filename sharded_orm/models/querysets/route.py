@@ -61,6 +61,11 @@ def scoped(alias: str) -> Iterator[None]:
         _scope.reset(token)
 
 
+def is_scoped() -> bool:
+    """Whether :func:`scoped` is in force."""
+    return _scope.get() is not None
+
+
 @dataclass(frozen=True)
 class Route:
     """The shards that a query goes to, and the reason.
@@ -77,6 +82,9 @@ class Route:
     #: as the database that had the table before the model was sharded. None if ``using()`` names a
     #: shard of the group, or was not called.
     outside: str | None = None
+    #: Whether a source of keys has named the shards. Then the conditions name no key, and rows that another
+    #: key has left behind on its way to another shard match them, too.
+    by_values: bool = False
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -133,8 +141,10 @@ def find_route(
     bound = _bound_of_combination(options, query) if query.combinator else _bound(options, query)
     if bound is None:
         bound = _bound_of_hints(options, hints)
-    if bound is None and not scatter:
-        bound = _bound_of_scope(options) or _bound_of_known_keys(options, query)
+    by_values = False
+    if bound is None and not scatter and (bound := _bound_of_scope(options)) is None:
+        bound = _bound_of_known_keys(options, query)
+        by_values = bound is not None
     shards = bound.shards if bound is not None else None
     colocation(options, shards).check(query, ordered=ordered)
     if bound is None and not scatter:
@@ -144,7 +154,8 @@ def find_route(
     # the directory may have named a shard that the older one lacks.
     group = runtime.group(options.group)
     if bound is not None:
-        return Route(group.name, tuple(sorted(bound.shards)), bound.reason), group
+        numbers = tuple(sorted(bound.shards))
+        return Route(group.name, numbers, bound.reason, by_values=by_values), group
     return Route(group.name, tuple(range(group.count)), "the query scatters"), group
 
 
@@ -191,7 +202,7 @@ def colocation_on(options: ShardOptions, alias: str) -> Colocation:
 
 # plain_key() accepts only values of these types. Such a value is hashable and contains no
 # expression.
-_PLAIN_KEYS = frozenset({int, str, UUID})
+PLAIN_KEYS = frozenset({int, str, UUID})
 
 
 def only_shard(options: ShardOptions, query: Query, *, ordered: bool = True) -> Shard | None:
@@ -212,22 +223,11 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
     AND. One of them is an equality with the shard key, or with an id that carries its shard, and
     no other condition names another value for these columns. Sends nothing.
     """
-    where = query.where
-    if (
-        _joins(query)
-        or query.combinator
-        or query.annotations
-        or query.select_related
-        or query.extra
-        or query.extra_tables
-        or where.negated
-        or where.connector != AND
-        or ((ordered or query.distinct_fields) and not ordering.is_plain(query))
-    ):
+    if not has_one_table(query, ordered=ordered):
         return None
     key, value, columns = options.key, None, options.columns
     lookup: Any
-    for lookup in where.children:
+    for lookup in query.where.children:
         if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
             return None
         field = lookup.lhs.target
@@ -247,11 +247,30 @@ def plain_key(options: ShardOptions, query: Query, *, ordered: bool = True) -> A
             if value is not None and (type(value) is not type(lookup.rhs) or value != lookup.rhs):
                 return None
             value = lookup.rhs
-            if type(value) not in _PLAIN_KEYS:
+            if type(value) not in PLAIN_KEYS:
                 return None
         elif hasattr(lookup.rhs, "resolve_expression"):
             return None
     return value
+
+
+def has_one_table(query: Query, *, ordered: bool) -> bool:
+    """Whether ``query`` reads one table, with conditions that are joined by AND. Sends nothing.
+
+    The conditions themselves are not looked at. What is selected reads no other table.
+    """
+    where = query.where
+    return not (
+        _joins(query)
+        or query.combinator
+        or query.annotations
+        or query.select_related
+        or query.extra
+        or query.extra_tables
+        or where.negated
+        or where.connector != AND
+        or ((ordered or query.distinct_fields) and not ordering.is_plain(query))
+    )
 
 
 def names_shards(options: ShardOptions, query: Query) -> bool:
@@ -331,13 +350,13 @@ def targets(options: ShardOptions, group: ShardGroup, query: Query, route: Route
     """Return each shard of ``route``, paired with the query to send to it.
 
     While a key moves, two shards may have its rows. The query for one of them then hides the second
-    copy. If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's
+    copy, unless the query names the keys of its rows on one shard. If ``query`` has a list of keys (``__in``), the query for a shard has only that shard's
     keys.
 
     :param group: the shard group that ``options`` names.
     """
     shards = _shards(group, route.shards)
-    if len(shards) < 2:
+    if len(shards) < 2 and not route.by_values:
         return [Target(shard, query) for shard in shards]
     hidden = {
         number: RowsOfKeys(options.group, keys)

@@ -12,6 +12,20 @@ from typing import Any, Protocol
 from django.db.models import Field, Model
 
 
+class KeyGuess(Protocol):
+    """What a source remembers of the only row that may have a value. It may be out of date.
+
+    The row is where the guess says only if the shard of :attr:`key` answers with it.
+    """
+
+    @property
+    def key(self) -> Any:
+        """The shard key that the row had, as the database stores it; None if it is not remembered."""
+
+    def forget(self) -> None:
+        """Note that a query did not find the row."""
+
+
 class KeySource(Protocol):
     """Knows which shard keys the rows with certain values in a column have."""
 
@@ -25,6 +39,13 @@ class KeySource(Protocol):
         :param field: a field of the model's own table.
         :param values: values as the database stores them, without None.
         :returns: the keys as the database stores them; None if the source does not know them all.
+        """
+
+    def guess(self, model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
+        """Return the guess for the row with ``value``. Sends nothing.
+
+        :returns: None if two rows may have the value at one moment, on whatever shards, or if the source
+            does not know.
         """
 
     def hint(self, model: type[Model]) -> str:
@@ -53,6 +74,15 @@ def known_keys(
         keys = source.keys(model, field, values)
         if keys is not None:
             return keys
+    return None
+
+
+def guess(model: type[Model], field: Field[Any, Any], value: Any) -> KeyGuess | None:
+    """Return the first guess of a source; see :meth:`KeySource.guess`."""
+    for source in _sources:
+        key_guess = source.guess(model, field, value)
+        if key_guess is not None:
+            return key_guess
     return None
 
 

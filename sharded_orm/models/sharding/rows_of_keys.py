@@ -52,12 +52,12 @@ class RowsOfKeys:
     def condition_of(self, model: type[Model], alias: str) -> Expression | None:
         """Return the condition for the table of ``model``, as :meth:`condition` does."""
         links, key = way_to_key(model)
-        values = self._values(key)
+        values = self.values(key)
         return (
             HasKey(Col(alias, links[0] if links else key), links, key, values) if values else None
         )
 
-    def _values(self, key: Field[Any, Any]) -> list[Any]:
+    def values(self, key: Field[Any, Any]) -> list[Any]:
         """Return the keys as values of the field ``key``.
 
         Shard keys of one group may have different types. For the directory, the number 7 and the

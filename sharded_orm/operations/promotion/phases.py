@@ -131,6 +131,9 @@ class ForwardPhases:
             warnings=record.report.warnings,
         )
         position = self._fence(old).logged
+        # Nothing can be prepared any more. What is prepared could be committed on one server only.
+        for problem in preflight.branch_problems(self._plan, old):
+            raise PromotionFailed(f"{problem[0].upper()}{problem[1:]}.")
         deadline = time.monotonic() + self._timeout
         while time.monotonic() < deadline:
             record.begin(

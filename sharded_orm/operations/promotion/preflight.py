@@ -23,6 +23,8 @@ from sharded_orm.backends.replication import (
 from sharded_orm.exceptions import PromotionRefused
 from sharded_orm.operations.promotion.plan import PromotionPlan, databases_of
 from sharded_orm.topology.model import Topology, instance_of
+from sharded_orm.two_phase.app import is_enabled
+from sharded_orm.two_phase.recovery import left_on
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_link(old, new, findings, timeout)
             _check_other_names(topology, plan, old, findings)
+            _check_branches(topology, plan, old, findings)
         _check_schemas(topology, plan, findings)
     return findings
 
@@ -347,6 +350,45 @@ def _check_other_names(
             if is_listed or not old.has_no_answer(exc):
                 findings.problems.append(old.why_no_session(name, account, exc))
     findings.problems += _aliases_on(old, identity)
+
+
+def _check_branches(
+    topology: Topology, plan: PromotionPlan, old: ReplicationServer, findings: Findings
+) -> None:
+    """Add a problem for each prepared branch on the shards that move and that cannot be ended."""
+    problems = list(branch_problems(plan, old))
+    if problems and findings.old is not None and not findings.old.closed:
+        try:
+            for move in plan.moves:
+                group = topology.groups[move.group]
+                left_on(group, [group.shard(number) for number in range(move.first, move.last + 1)])
+        except Error as exc:
+            problems.append(f"a recovery failed ({exc})")
+        else:
+            problems = list(branch_problems(plan, old))
+    findings.problems += problems
+
+
+def branch_problems(plan: PromotionPlan, old: ReplicationServer) -> Iterator[str]:
+    """Yield a problem for each prepared branch on the shards that move. One query.
+
+    None if the site has no blocks in two phases: then another site must care for its branches.
+    """
+    if not is_enabled():
+        return
+    groups = runtime.topology().groups
+    schemas = {
+        groups[move.group].schema_name(number)
+        for move in plan.moves
+        for number in range(move.first, move.last + 1)
+    }
+    for branch in old.prepared_branches():
+        if branch.schema in schemas:
+            yield (
+                f"a transaction in two phases, {branch.transaction!r}, is prepared in"
+                f" {branch.schema!r} on {old.name!r}, and a recovery must end it before. 'manage.py"
+                " transactions recover' does so when it can, and says what it waits for"
+            )
 
 
 def _is_like(server: ReplicationServer, settings: Mapping[str, Any]) -> bool:

@@ -28,7 +28,9 @@ Confirm = Callable[[PromotionPlan, Loss], bool]
 def check(
     node: str, *, to: str | None = None, options: PromotionOptions | None = None
 ) -> PromotionReport:
-    """Check whether the replica of ``node`` could replace ``node`` now. Changes nothing.
+    """Check whether the replica of ``node`` could replace ``node`` now.
+
+    Changes nothing, except that prepared branches whose outcome is decided are ended.
 
     :param to: the node that the replica must be; None accepts any node.
     :raises PromotionRefused: the replica could not replace ``node``, or another promotion is under

@@ -21,6 +21,20 @@ class Found(ShardedModel, PhotoFields):
         lookups = ["photo_id"]
 
 
+class Known(ShardedModel, PhotoFields):
+    """The photos, found by their id alone, which a process remembers."""
+
+    photo_id = TicketField(primary_key=True)
+
+    class Meta:
+        db_table = "photo"
+
+    class ShardMeta:
+        group = "photos"
+        shard_key = "user_id"
+        lookups = [Lookup("photo_id", unique=True)]
+
+
 class Numbered(ShardedModel, PhotoFields):
     """The photos, with a number that is unique over all shards."""
 

@@ -127,7 +127,11 @@ def _configure(folder: Path) -> None:
                 "photos": {
                     "STRATEGY": "modulo",
                     "RANGES": [{"range": (0, 3), "primary": "local"}],
-                }
+                },
+                "events": {
+                    "STRATEGY": "modulo",
+                    "RANGES": [{"range": (0, 1), "primary": "local"}],
+                },
             },
         },
         USE_TZ=True,
@@ -146,8 +150,10 @@ def prepare() -> None:
 
     if "tests.photos" not in settings.INSTALLED_APPS:
         call_command("migrate", verbosity=0, run_syncdb=True)
-        for number in range(4):
-            call_command("migrate", database=f"photos_{number:05}", verbosity=0, run_syncdb=True)
+        for group, count in (("photos", 4), ("events", 2)):
+            for number in range(count):
+                alias = f"{group}_{number:05}"
+                call_command("migrate", database=alias, verbosity=0, run_syncdb=True)
         call_command("lookups", "build", verbosity=0)
     for key in KEYS:  # Let each key have its shard.
         Account.objects.create(id=1000 + key, user_id=key)

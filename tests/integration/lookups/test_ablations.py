@@ -8,6 +8,7 @@ import pytest
 
 from sharded_orm.contrib.lookups import entries, reservation, row_changes
 from sharded_orm.contrib.lookups.transaction import EntryChange, TransactionEntries
+from sharded_orm.models.querysets.reads import ReadingQuerySet
 from tests.integration.lookups.test_twins import run_seed
 from tests.queries.conftest import DATABASES
 
@@ -21,7 +22,15 @@ def _forget(*args: Any, **kwargs: Any) -> None:
 def _remove_at_once(watcher: Any, change: EntryChange, old: Any) -> None:
     if old:
         entries.mark(old, change.old, watcher.writer)
-        entries.remove([change.old])
+        entries.remove(entries.GLOBAL_TABLE, [change.old])
+
+
+def _believe(rows: Any, read: Any) -> Any:
+    rows._may_guess = True
+    try:
+        return read()
+    finally:
+        rows._may_guess = False
 
 
 ABLATIONS = {
@@ -43,6 +52,11 @@ ABLATIONS = {
     ),
     "values are not reserved": (reservation, "_take_unique", _forget),
     "rows of the same value are not looked for": (reservation, "has_row", lambda *args: False),
+    "remembered keys are believed": (
+        ReadingQuerySet,
+        "_proved",
+        lambda self, read: _believe(self, read),
+    ),
     "updates are not followed": (
         row_changes.RowFollower,
         "_update",

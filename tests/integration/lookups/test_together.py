@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.core import checks
+from django.core.management import call_command
 from django.db import connections, models
 from django.db.migrations.state import ProjectState
 from django.test.utils import CaptureQueriesContext, isolate_apps
@@ -16,12 +17,13 @@ from sharded_orm import ShardedModel, atomic, bound, runtime
 from sharded_orm.contrib.lookups import Lookup
 from sharded_orm.contrib.lookups.checks import check_lookups
 from sharded_orm.contrib.lookups.declaration import ModelLookup
-from sharded_orm.exceptions import LookupRefused, TwoPhaseUnavailable
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
+from sharded_orm.exceptions import TwoPhaseUnavailable
 from sharded_orm.models.sharding.options import shard_options
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import differences, entries
 from tests.integration.two_phase.conftest import app as app
-from tests.queries.conftest import DATABASES, ONE, SHARD, TWO
+from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 from tests.queries.moves.hand_move import HandMove, before_statement
 
 pytestmark = [
@@ -50,6 +52,28 @@ def test_a_key_moves(accounts: Any) -> None:
     Account.objects.filter(email="ada@x").update(serial=8)
     assert differences() == {}
     assert Account.objects.get(serial=8).email == "ada@x"
+    # Another key on the old shard gets the value that an old row there still has.
+    Account.objects.filter(email="ada@x").update(email="ada@y", serial=9)
+    Account.objects.create(id=3, user_id=NEAR, email="ada@x", serial=7)
+    assert Account.objects.get(email="ada@x").id == 3
+    assert {row.id for row in Account.objects.filter(serial=7)} == {2, 3}
+    assert Account.objects.filter(email="ada@x").update(note="n") == 1
+    Account.objects.filter(user_id=NEAR).delete()
+    # The old row is no proof of what was remembered.
+    assert not Account.objects.filter(email="ada@x").exists()
+    assert Account.objects.get(email="ada@y").serial == 9
+
+
+def test_a_key_moves_while_its_lookup_is_built(accounts: Any) -> None:
+    """It leaves a shard that was not read yet, for one that was."""
+    runtime.placement_lease()._poll = None
+    runtime.strategy("photos").forget()  # type: ignore[attr-defined]
+    call_command("lookups", "drop", "finders.account.email")
+    move = HandMove(ONE, {Account._meta.db_table: "user_id"}, int(SHARD[ONE][-5:]), 1)
+    with before_statement(2, move.whole):
+        call_command("lookups", "build", "finders.account.email")
+    assert Account.objects.get(email="ada@x")._state.db == "photos_00001"
+    assert differences() == {}
 
 
 def test_a_migration_writes_rows(accounts: Any) -> None:

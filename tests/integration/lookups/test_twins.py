@@ -11,8 +11,8 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
-from sharded_orm.exceptions import LookupValueTaken
-from tests.finders.models import Account, PlainAccount
+from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
+from tests.finders.models import Account, Member, PlainAccount
 from tests.integration.lookups.conftest import differences
 from tests.queries.conftest import DATABASES, NEAR, ONE, TWO
 
@@ -123,7 +123,7 @@ def block(model: Any, steps: list[Step], ends: list[bool], alias: str) -> list[A
     return results
 
 
-def run_seed(seed: int, count: int) -> tuple[int, int]:
+def run_seed(seed: int, count: int, model: Any = Account) -> tuple[int, int]:
     """Return the numbers of blocks, and of those that only the shards have refused."""
     rng, ids = random.Random(seed), list[int]()
     blocks = refused = 0
@@ -131,14 +131,14 @@ def run_seed(seed: int, count: int) -> tuple[int, int]:
         if rng.random() < 0.7:
             step = Step(rng, ids)
             plain = result_of(lambda: step.run(PlainAccount))  # noqa: B023
-            compare(plain, result_of(lambda: step.run(Account)), [step])  # noqa: B023
+            compare(plain, result_of(lambda: step.run(model)), [step])  # noqa: B023
             continue
         steps = [Step(rng, ids) for _ in range(rng.randrange(1, 5))]
         ends = [rng.random() < 0.7 for _ in steps]
         is_undone = rng.random() < 0.2
         blocks += 1
         with suppress(Undo), transaction.atomic(using="photos"):
-            sharded = result_of(lambda: block(Account, steps, ends, "photos"))  # noqa: B023
+            sharded = result_of(lambda: block(model, steps, ends, "photos"))  # noqa: B023
             if is_undone or isinstance(sharded, IntegrityError):
                 raise Undo
         with suppress(Undo), transaction.atomic():
@@ -150,19 +150,19 @@ def run_seed(seed: int, count: int) -> tuple[int, int]:
             refused += 1
         else:
             compare(plain, sharded, steps)
-    rows = sorted(Account.objects.scatter().values_list(*COLUMNS))
+    rows = sorted(model.objects.scatter().values_list(*COLUMNS))
     assert rows == sorted(PlainAccount.objects.values_list(*COLUMNS))
     assert all(number == 0 for each in differences().values() for number in (each[0], each[2]))
-    Account.objects.scatter().delete()
+    model.objects.scatter().delete()
     PlainAccount.objects.all().delete()
     return blocks, refused
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_writes(accounts: Any, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "model"), [(0, Account), (1, Account), (2, Member)])
+def test_random_writes(accounts: Any, seed: int, model: Any) -> None:
     for account in accounts:
         account.delete()
-    blocks, refused = run_seed(seed, 60)
+    blocks, refused = run_seed(seed, 60, model)
     assert refused < blocks
 
 
@@ -171,4 +171,4 @@ def test_many_random_writes(accounts: Any) -> None:
     for account in accounts:
         account.delete()
     for seed in range(100, 160):
-        run_seed(seed, 120)
+        run_seed(seed, 120, (Account, Member)[seed % 2])

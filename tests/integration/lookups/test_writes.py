@@ -12,13 +12,14 @@ from django.core.management import CommandError, call_command
 from django.db import DataError, IntegrityError, connections, transaction
 from django.db.models import F, Value
 from django.db.models.functions import Upper
+from django.test.utils import CaptureQueriesContext
 
 from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.contrib.lookups import entries as store
 from sharded_orm.contrib.lookups import maintenance, row_changes, states
 from sharded_orm.contrib.lookups import transaction as lookup_transaction
+from sharded_orm.contrib.lookups.exceptions import LookupExpired, LookupRefused, LookupValueTaken
 from sharded_orm.contrib.lookups.models import LookupEntry
-from sharded_orm.exceptions import LookupExpired, LookupRefused, LookupValueTaken
 from tests.finders.models import Account, Ticket
 from tests.integration.lookups.conftest import differences, entries
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
@@ -292,6 +293,29 @@ def test_a_lookup_for_rows_that_exist_before_it(accounts: Any, monkeypatch: Any)
     assert differences() == {}
 
 
+def test_values_of_rows_that_are_older_than_the_lookup(accounts: Any) -> None:
+    call_command("lookups", "drop", "finders.account.email")
+    for key in (ONE, NEAR, TWO):
+        with pytest.raises(LookupValueTaken, match="older than the lookup"):
+            Account.objects.create(id=3, user_id=key, email="ada@x")
+    with pytest.raises(LookupValueTaken, match="older than the lookup"):
+        Account.objects.filter(user_id=TWO).update(email="ada@x")
+    rows = [Account(id=4, user_id=TWO, email="new@x"), Account(id=5, user_id=TWO, email="ada@x")]
+    with pytest.raises(LookupValueTaken, match="older than the lookup"):
+        Account.objects.bulk_create(rows)
+    # The row itself may have its value again, and so may another row when it is gone.
+    with transaction.atomic(using=SHARD[ONE]):
+        for email in ("eve@x", "ada@x"):
+            Account.objects.filter(user_id=ONE).update(email=email)
+    accounts[0].delete()
+    Account.objects.create(id=3, user_id=TWO, email="ada@x")
+    call_command("lookups", "build", "finders.account.email")
+    assert entries("email") == [("ada@x", str(TWO)), ("bob@x", str(TWO))]
+    with CaptureQueriesContext(connections[SHARD[ONE]]) as sent:
+        Account.objects.create(id=6, user_id=TWO, email="new@x")
+    assert len(sent) == 0  # Other shards are not asked any more.
+
+
 @pytest.mark.parametrize("key", [ONE, TWO])
 def test_a_build_beside_an_open_transaction(accounts: Any, key: int) -> None:
     """What a transaction has written, and removes when it is rolled back, is no entry of a row."""
@@ -300,15 +324,19 @@ def test_a_build_beside_an_open_transaction(accounts: Any, key: int) -> None:
 
     def build() -> None:
         try:
+            if key == TWO:  # A process without the declaration stores the value, too.
+                with connections[SHARD[ONE]].cursor() as cursor:
+                    cursor.execute("UPDATE finders_account SET email = 'eve@x' WHERE id = 1")
             built.append(maintenance.build(maintenance.selected(["finders.account.email"])[0]))
         finally:
             AutonomousConnections.close_all()
             connections.close_all()
 
+    email = "ada@x" if key == ONE else "eve@x"
     with pytest.raises(ZeroDivisionError), transaction.atomic(using=SHARD[key]):
         if key == ONE:
             accounts[0].delete()
-        Account.objects.create(id=3, user_id=key, email="ada@x")
+        Account.objects.create(id=3, user_id=key, email=email)
         thread = threading.Thread(target=build)
         thread.start()
         thread.join()
@@ -321,13 +349,13 @@ def test_a_build_beside_an_open_transaction(accounts: Any, key: int) -> None:
         call_command("lookups", "build", "finders.account.email")
     assert differences() == {}
     assert states.is_served(maintenance.selected(["finders.account.email"])[0])
-    assert Account.objects.get(email="ada@x").id == 1
+    assert Account.objects.get(email=email).id == 1
 
 
 def test_an_entry_that_was_renewed_is_not_taken(accounts: Any) -> None:
     entry = store.entry_at(store.Place("finders.account.email", "ada@x", ""))
     assert entry is not None
-    store.renew([entry.token])
+    store.renew(store.GLOBAL_TABLE, [entry.token])
     assert not store.take(entry.place, str(TWO), "other", "", entry)
     assert not store.remove_entry(entry)
     renewed = store.entry_at(entry.place)

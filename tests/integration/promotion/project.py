@@ -32,6 +32,7 @@ def configure(content: dict[str, Any]) -> None:
             "django.contrib.contenttypes",
             "sharded_orm",
             "tests.integration.promotion.entries",
+            *content.get("apps", ()),
         ],
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
@@ -43,9 +44,9 @@ def configure(content: dict[str, Any]) -> None:
     )
 
 
-def prepare() -> None:
-    """Set Django up for processes that are forked from this one."""
-    configure(NO_SITE)
+def prepare(*apps: str) -> None:
+    """Set Django up for processes that are forked from this one, with more names in INSTALLED_APPS."""
+    configure({**NO_SITE, "apps": apps})
     import_commands()
 
 

@@ -95,6 +95,8 @@ class Site:
     setting: dict[str, Any] = field(default_factory=dict)
     databases: dict[str, Any] = field(default_factory=dict)
     caches: dict[str, Any] = field(default_factory=dict)
+    #: More names for INSTALLED_APPS.
+    apps: list[str] = field(default_factory=list)
     groups: dict[str, Any] = field(default_factory=lambda: json.loads(json.dumps(GROUPS)))
 
     def __post_init__(self) -> None:
@@ -142,6 +144,7 @@ class Site:
                     "databases": self.databases,
                     "sharded_orm": self.setting,
                     "caches": self.caches,
+                    "apps": self.apps,
                 }
             )
         )
@@ -226,7 +229,7 @@ class Site:
             cwd=ROOT,
             env={**inherited, **environment},
             stdin=PIPE,
-            prepared=prepared_by(prepare),
+            prepared=prepared_by(prepare, *self.apps),
         )
 
     def manage(self, *arguments: str, answer: str = "", **environment: str) -> Done:

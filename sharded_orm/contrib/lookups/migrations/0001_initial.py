@@ -20,6 +20,8 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("served_since", models.DateTimeField(null=True)),
+                ("unique", models.BooleanField()),
+                ("table", sharded_orm.models.fields.ExactCharField(max_length=200)),
             ],
             options={
                 "db_table": "sharded_orm_lookup_state",

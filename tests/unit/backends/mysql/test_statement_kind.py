@@ -4,6 +4,7 @@ import pytest
 
 from sharded_orm.backends.mysql.statement_kind import (
     StatementKind,
+    calls_stored_function,
     classify,
     reason,
 )
@@ -167,3 +168,24 @@ def test_a_bulk_insert_is_a_plain_write() -> None:
 )
 def test_the_reason_tells_no_values(sql: str, why: str) -> None:
     assert reason(sql) == why
+
+
+@pytest.mark.parametrize(
+    ("sql", "may_write"),
+    [
+        (
+            "SELECT `a` FROM `t` INNER JOIN `u` ON (`t`.`id` = `u`.`t_id`) WHERE (`b` IN (1, 2))",
+            False,
+        ),
+        ("SELECT COUNT(*) AS `n`, lower(`x`) FROM (SELECT 1) s WHERE `x` = 'f(x)'", False),
+        ("SELECT take(1)", True),
+        ("SELECT `take`(1)", True),
+        ("SELECT site.lower('A')", True),
+        ("SELECT `site` . lower('A')", True),
+        ("SELECT 'a\\'', take(1)", True),
+        ("SELECT /*! take(1) */", True),
+    ],
+)
+def test_reads_that_may_call_stored_functions(sql: str, may_write: bool) -> None:
+    assert calls_stored_function(sql) is may_write
+    assert calls_stored_function(sql.encode()) is may_write

@@ -329,6 +329,8 @@ def test_statements_that_give_back_the_default_path() -> None:
         ('SELECT "my_function"(1)', False),
         ("SELECT pg_notify('a', 'b')", False),
         ("SELECT lo_create (0)", False),
+        ("SELECT pg_catalog.lower('A')", True),
+        ("SELECT mine.lower('A')", False),
     ],
 )
 def test_reads_that_call_functions_run_once(sql: str, may_run_twice: bool) -> None:

@@ -1,0 +1,66 @@
+"""The columns of entries, and tables with entries on shards (Pinterest, P11)."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from sharded_orm.models import ShardedModel
+from sharded_orm.models.fields import ExactCharField
+
+
+class EntryColumns(models.Model):
+    """The shard key of a row that has a certain value, or of a row that may get it.
+
+    Each committed row has its entry. An entry may be without a row: the row is being written or was
+    deleted, or its writer has died.
+    """
+
+    #: The lookup: ``app.model.field``.
+    lookup: models.CharField[str, str] = ExactCharField(max_length=200)
+    value: models.CharField[str, str] = ExactCharField(max_length=255)
+    #: Empty in a unique lookup; in others, it tells the row from other rows with the same value.
+    slot: models.CharField[str, str] = ExactCharField(max_length=64)
+    #: The shard key.
+    key: models.CharField[str, str] = ExactCharField(max_length=100)
+    #: Names the change that has written the entry last.
+    token: models.CharField[str, str] = ExactCharField(max_length=32)
+    #: Whether the transaction of this change may still be open, as far as the entry tells.
+    is_open: models.BooleanField[bool, bool] = models.BooleanField()
+    #: The database session of this transaction; empty if it has no identity.
+    writer: models.CharField[str, str] = ExactCharField(max_length=64)
+    #: When the entry was written, in seconds since 1970.
+    written_at: models.FloatField[float, float] = models.FloatField()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.lookup}={self.value}: key {self.key}"
+
+
+class LookupTable(ShardedModel, EntryColumns):
+    """Base class of a project's model with the entries of lookups, sharded by the value itself.
+
+    ::
+
+        class EmailEntry(LookupTable):
+            class ShardMeta(LookupTable.ShardMeta):
+                group = "emails"
+
+    The group has the strategy ``"modulo"``: the md5 of a value names the shard of its entries. It is not the group
+    of the rows. Only the lookups write to the table.
+    """
+
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
+
+    class Meta:
+        abstract = True
+        constraints = [
+            models.UniqueConstraint(
+                fields=["lookup", "value", "slot"], name="%(app_label)s_%(class)s_row"
+            )
+        ]
+        indexes = [models.Index(fields=["token"], name="%(app_label)s_%(class)s_token")]
+
+    class ShardMeta:
+        shard_key = "value"

@@ -1,0 +1,55 @@
+"""Reads at the shard that a source of keys remembers for a value. The answer proves the guess, or refutes it.
+
+If at most one row of all shards can have a value, and a shard answers with a row that has it, this is
+the row: a query of the source would change nothing. If the shard has no such row, the guess may be out
+of date, and the read is repeated with what the source says now.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models.expressions import Col
+from django.db.models.lookups import Exact
+from django.db.models.sql import Query
+
+from sharded_orm import runtime
+from sharded_orm.models.moves.scatter import keys_left_out
+from sharded_orm.models.querysets.route import PLAIN_KEYS, has_one_table
+from sharded_orm.models.sharding import key_sources
+from sharded_orm.models.sharding.expressions import is_known, is_plain_value
+from sharded_orm.models.sharding.key_sources import KeyGuess
+from sharded_orm.routing.where_clause import compares_as
+
+
+def guess_of(query: Query, *, ordered: bool) -> KeyGuess | None:
+    """Return the guess for a query of the form ``column = value AND …``; None for any other query.
+
+    Each row of such a query has the value, and the query reads no other rows. Sends nothing.
+    """
+    model = query.model
+    if model is None or not key_sources.has_key_sources():
+        return None
+    if not has_one_table(query, ordered=ordered):
+        return None
+    key_guess = None
+    lookup: Any
+    for lookup in query.where.children:
+        if type(getattr(lookup, "lhs", None)) is not Col or not is_known(type(lookup)):
+            return None
+        if not is_plain_value(lookup.rhs):
+            return None
+        if key_guess is None and compares_as(Exact, lookup) and type(lookup.rhs) in PLAIN_KEYS:
+            key_guess = key_sources.guess(model, lookup.lhs.target, lookup.rhs)
+    return key_guess
+
+
+def alias_of(group: str, key_guess: KeyGuess) -> str | None:
+    """Return the alias of the shard of a guess; None if it has none.
+
+    None also if the shard has rows of keys that are moving. The second copy of a row proves nothing.
+    """
+    shard = None if key_guess.key is None else runtime.locate(group, key_guess.key)
+    if shard is None or shard.number in keys_left_out(group):
+        return None
+    return shard.alias
