@@ -48,6 +48,7 @@ from sharded_orm.models.cached.cached_model import collations_of
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.same_key import needs_same_key
 from sharded_orm.models.text_keys import declared_inexact_collation, key_columns
@@ -386,7 +387,7 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
         if own == other:
             continue
         where = f"group {other!r}" if other is not None else "the global database"
-        if getattr(field, "db_constraint", False):
+        if getattr(field, "db_constraint", False) and not (own and has_copies(remote.model)):
             yield checks.Error(
                 f"A database cannot enforce a foreign key to {remote.model.__name__}, which is in"
                 f" {where}.",

@@ -1,0 +1,24 @@
+"""The app of reference tables: it follows the writes of their rows."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig
+
+
+class ReferencesConfig(AppConfig):
+    name = "sharded_orm.contrib.references"
+    label = "sharded_orm_references"
+    verbose_name = "Reference tables"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from sharded_orm.backends.write_hooks.followers import provide_followers
+        from sharded_orm.contrib.mirrors.companions import provide_companion
+        from sharded_orm.contrib.references.maintenance import ReferenceTables
+        from sharded_orm.contrib.references.writes import follower_of
+
+        import_module("sharded_orm.contrib.references.checks")  # The import registers the checks.
+        provide_followers(follower_of, everywhere=True)
+        provide_companion(ReferenceTables())
