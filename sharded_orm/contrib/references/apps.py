@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from django.apps import AppConfig
+from django.db.models.signals import pre_save
 
 
 class ReferencesConfig(AppConfig):
@@ -12,13 +13,17 @@ class ReferencesConfig(AppConfig):
     label = "sharded_orm_references"
     verbose_name = "Reference tables"
     default_auto_field = "django.db.models.BigAutoField"
+    #: A fixture must not say how far the copies of another site go.
+    is_left_out_of_fixtures = True
 
     def ready(self) -> None:
         from sharded_orm.backends.write_hooks.followers import provide_followers
         from sharded_orm.contrib.mirrors.companions import provide_companion
         from sharded_orm.contrib.references.maintenance import ReferenceTables
+        from sharded_orm.contrib.references.versions import refuse_fixtures
         from sharded_orm.contrib.references.writes import follower_of
 
         import_module("sharded_orm.contrib.references.checks")  # The import registers the checks.
         provide_followers(follower_of, everywhere=True)
         provide_companion(ReferenceTables())
+        pre_save.connect(refuse_fixtures)

@@ -6,7 +6,7 @@
 ``sharded_orm_references.E003``  multi-table inheritance
 ``sharded_orm_references.E004``  a primary key that consists of other keys
 ``sharded_orm_references.E005``  a foreign key with a constraint to a model without copies
-``sharded_orm_references.E006``  an ``on_delete`` between reference tables that changes rows
+``sharded_orm_references.E006``  an ``on_delete`` between reference tables that copies cannot follow
 ``sharded_orm_references.E007``  a sharded model refers to a reference table without a constraint
 ``sharded_orm_references.E008``  a sharded model refers to another field than the primary key
 ================================  =====================================================

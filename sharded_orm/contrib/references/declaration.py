@@ -128,7 +128,15 @@ def _own_reference_problems(field: Any) -> Iterator[tuple[str, str, Any]]:
                 field,
             )
         return
-    if field.remote_field.on_delete not in (CASCADE, PROTECT, RESTRICT, DO_NOTHING):
+    on_delete = field.remote_field.on_delete
+    if on_delete is CASCADE and field.null and field.related_model is not field.model:
+        yield (
+            "E006",
+            f"The foreign key {field.name!r} has on_delete=CASCADE and may be NULL, so Django deletes in an order"
+            " in which the copies cannot follow. Use PROTECT, or null=False.",
+            field,
+        )
+    if on_delete not in (CASCADE, PROTECT, RESTRICT, DO_NOTHING):
         yield (
             "E006",
             f"on_delete of {field.name!r} changes rows in the transaction that deletes others, and the copies"

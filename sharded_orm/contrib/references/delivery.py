@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, OperationalError, transaction
+from django.db import DEFAULT_DB_ALIAS, Error, transaction
 
 from sharded_orm.contrib.references.declaration import reference_models, shards
 from sharded_orm.contrib.references.differences import apply, compare_rows
@@ -22,6 +22,7 @@ from sharded_orm.contrib.references.versions import (
     versions_on,
 )
 from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 logger = logging.getLogger("sharded_orm.references")
@@ -69,7 +70,7 @@ def bring_all(
         try:
             written = bring(shard, version, anew=frozenset(anew))
         except (Error, ShardedOrmError) as exc:
-            if isinstance(exc, OperationalError | InterfaceError):
+            if is_node_gone(exc):
                 down.add(shard.node)
             report.problems.append(f"{shard.alias}: {exc}")
             continue

@@ -147,36 +147,55 @@ def _delete_orphans(found: Sequence[CopyDifference], alias: str) -> None:
         delete_copies(each.model, alias, each.orphaned)
 
 
+def copies_of(model: Any, alias: str, pks: Sequence[Any]) -> dict[Any, tuple[Any, ...]]:
+    """Return the values of copies on a shard, by primary key."""
+    found: dict[Any, tuple[Any, ...]] = {}
+    for start in range(0, len(pks), BATCH):
+        found |= _rows(model, alias, list(pks[start : start + BATCH]))
+    return found
+
+
 def delete_copies(model: Any, alias: str, pks: Sequence[Any]) -> None:
-    """Delete copies on a shard. The database refuses it if rows refer to one of them."""
+    """Delete copies on a shard. The database refuses it if other rows refer to one of them."""
+    own = [f.attname for f in copied_fields(model) if f.null and f.related_model is model]
     for start in range(0, len(pks), BATCH):
         doomed: Any = QuerySet(model, using=alias).filter(pk__in=pks[start : start + BATCH])
+        if own:
+            # They may refer to one another, and some databases look at each row by itself.
+            doomed.update(**dict.fromkeys(own))
         doomed._raw_delete(alias)
+
+
+def restore_copies(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert copies with these values on a shard."""
+    with writing_copies(), connections[alias].constraint_checks_disabled():
+        _insert(model, alias, rows)
+
+
+def _insert(model: Any, alias: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    fields = copied_fields(model)
+    objs = [
+        model(**{f.attname: value for f, value in zip(fields, row, strict=True)}) for row in rows
+    ]
+    if objs:
+        insert_rows(model, alias, objs, fields)
 
 
 def _write(found: Sequence[CopyDifference], alias: str, *, replace: bool) -> None:
     # The global database has checked the foreign keys between reference tables, and no row of the shard
     # loses the row to which it refers. So their order does not matter.
-    connection = connections[alias]
-    with connection.constraint_checks_disabled():
+    with connections[alias].constraint_checks_disabled():
         for each in found:
-            fields = copied_fields(each.model)
             if replace:
                 delete_copies(each.model, alias, [each.pk_of(row) for row in each.stale])
             else:
-                _update(each, alias, fields)
+                _update(each, alias)
         for each in found:
-            fields = copied_fields(each.model)
-            rows = [*each.missing, *each.stale] if replace else each.missing
-            objs = [
-                each.model(**{f.attname: value for f, value in zip(fields, row, strict=True)})
-                for row in rows
-            ]
-            if objs:
-                insert_rows(each.model, alias, objs, fields)
+            _insert(each.model, alias, [*each.missing, *(each.stale if replace else ())])
 
 
-def _update(found: CopyDifference, alias: str, fields: Sequence[Any]) -> None:
+def _update(found: CopyDifference, alias: str) -> None:
+    fields = copied_fields(found.model)
     for row in found.stale:
         values = {
             f.attname: value for f, value in zip(fields, row, strict=True) if not f.primary_key

@@ -18,6 +18,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import F, QuerySet
 
 from sharded_orm.contrib.mirrors.declaration import text_of, value_of
+from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 from sharded_orm.contrib.references.models import ChangedRow, TableVersion
 from sharded_orm.database_clock import DatabaseClock
 
@@ -25,6 +26,18 @@ from sharded_orm.database_clock import DatabaseClock
 GLOBAL = ""
 #: Rows that are read or written with one statement.
 BATCH = 500
+
+
+def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
+    """A receiver of ``pre_save`` that refuses rows of a fixture.
+
+    :raises InvalidReferenceModel: the fixture would say that copies are up to date.
+    """
+    if raw and sender in (TableVersion, ChangedRow):
+        raise InvalidReferenceModel(
+            f"The fixture has rows of {sender._meta.label}, which say how far the copies of another site go."
+            " Make it with 'dumpdata --exclude sharded_orm_references'."
+        )
 
 
 def versions_on(alias: str) -> QuerySet[TableVersion]:

@@ -20,7 +20,7 @@ class Continent(ReferenceModel):
 class Country(ReferenceModel):
     name = models.CharField(max_length=50)
     code = models.CharField(max_length=2, unique=True)
-    continent = models.ForeignKey(Continent, models.CASCADE, null=True)
+    continent = models.ForeignKey(Continent, models.PROTECT, null=True)
     neighbour = models.ForeignKey("self", models.PROTECT, null=True)
     area = models.DecimalField(max_digits=12, decimal_places=2, default=0)
     changed_at = models.DateTimeField(auto_now=True)
@@ -33,8 +33,14 @@ class Country(ReferenceModel):
         return self.name
 
 
+class City(ReferenceModel):
+    name = models.CharField(max_length=50)
+    country = models.ForeignKey(Country, models.CASCADE)
+    capital_of = models.ForeignKey("self", models.CASCADE, null=True)
+
+
 class Visa(ReferenceModel):
-    """A reference table without which no sharded row exists, to which sharded rows cascade."""
+    """Photos go with their visa."""
 
     name = models.CharField(max_length=50)
 
@@ -71,7 +77,7 @@ class TwinContinent(models.Model):
 class TwinCountry(models.Model):
     name = models.CharField(max_length=50)
     code = models.CharField(max_length=2, unique=True)
-    continent = models.ForeignKey(TwinContinent, models.CASCADE, null=True)
+    continent = models.ForeignKey(TwinContinent, models.PROTECT, null=True)
     neighbour = models.ForeignKey("self", models.PROTECT, null=True)
     area = models.DecimalField(max_digits=12, decimal_places=2, default=0)
 
