@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models.signals import pre_save
 
 
@@ -17,6 +18,11 @@ class ReferencesConfig(AppConfig):
     is_left_out_of_fixtures = True
 
     def ready(self) -> None:
+        if not apps.is_installed("sharded_orm.contrib.mirrors"):
+            raise ImproperlyConfigured(
+                f"{self.name!r} needs the relay and the commands of mirrors. Add"
+                " 'sharded_orm.contrib.mirrors' to INSTALLED_APPS."
+            )
         from sharded_orm.backends.write_hooks.followers import provide_followers
         from sharded_orm.contrib.mirrors.companions import provide_companion
         from sharded_orm.contrib.references.maintenance import ReferenceTables

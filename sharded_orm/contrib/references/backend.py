@@ -1,6 +1,8 @@
-"""What the global database must be able to do for reference tables."""
+"""The global database: what it must be able to do, and whether its transaction is open."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
@@ -28,3 +30,16 @@ def require_hooks() -> None:
     """
     if (problem := problem_of_backend()) is not None:
         raise InvalidReferenceModel(problem)
+
+
+def in_test_case() -> bool:
+    """Whether Django's ``TestCase`` holds a transaction open on the global database, and on all others."""
+    connection: Any = connections[DEFAULT_DB_ALIAS]
+    return any(block._from_testcase for block in connection.atomic_blocks)
+
+
+def in_transaction() -> bool:
+    """Whether this thread has a transaction of its own open on the global database."""
+    connection = connections[DEFAULT_DB_ALIAS]
+    is_open = connection.in_atomic_block or not connection.get_autocommit()
+    return is_open and not in_test_case()

@@ -1,23 +1,22 @@
 """System checks of reference tables. The ids never change. No check queries a database.
 
 ================================  =====================================================
-``sharded_orm_references.E001``  the app of mirrors is not installed
-``sharded_orm_references.E002``  the global database's backend does not report commits
-``sharded_orm_references.E003``  multi-table inheritance
-``sharded_orm_references.E004``  a primary key that consists of other keys
-``sharded_orm_references.E005``  a foreign key with a constraint to a model without copies
-``sharded_orm_references.E006``  an ``on_delete`` between reference tables that copies cannot follow
-``sharded_orm_references.E007``  a sharded model refers to a reference table without a constraint
-``sharded_orm_references.E008``  a sharded model refers to another field than the primary key
+``sharded_orm_references.E001``  the global database's backend does not report commits
+``sharded_orm_references.E002``  multi-table inheritance
+``sharded_orm_references.E003``  a primary key that consists of other keys
+``sharded_orm_references.E004``  a foreign key with a constraint to a model without copies
+``sharded_orm_references.E005``  an ``on_delete`` between reference tables that copies cannot follow
+``sharded_orm_references.E006``  a sharded model refers to a reference table without a constraint
+``sharded_orm_references.E007``  a sharded model refers to another field than the primary key
 ================================  =====================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.core import checks
 
 from sharded_orm.contrib.references.backend import problem_of_backend
@@ -30,7 +29,9 @@ def check_references(
 ) -> list[checks.CheckMessage]:
     """Check the reference models, and the foreign keys to them."""
     models = reference_models()
-    messages = list(_of_project()) if models else []
+    messages = list[checks.CheckMessage]()
+    if models and (problem := problem_of_backend()) is not None:
+        messages.append(checks.Error(problem, id="sharded_orm_references.E001"))
     for model in models:
         if app_configs is None or model._meta.app_config in app_configs:
             for number, text, where in problems_of(model):
@@ -42,14 +43,3 @@ def check_references(
                     )
                 )
     return messages
-
-
-def _of_project() -> Iterator[checks.CheckMessage]:
-    if not apps.is_installed("sharded_orm.contrib.mirrors"):
-        yield checks.Error(
-            "Reference tables need the relay and the checks of mirrors.",
-            hint="Add 'sharded_orm.contrib.mirrors' to INSTALLED_APPS.",
-            id="sharded_orm_references.E001",
-        )
-    if (problem := problem_of_backend()) is not None:
-        yield checks.Error(problem, id="sharded_orm_references.E002")

@@ -101,10 +101,10 @@ def problems_of(model: Any) -> Iterator[tuple[str, str, Any]]:
     """Yield what keeps a reference model from having copies: id of the check, sentence, field or model."""
     children = [r for r in model._meta.related_objects if getattr(r, "parent_link", False)]
     if model._meta.parents or children:
-        yield "E003", "It shares its rows with another table. Use an abstract base class.", model
+        yield "E002", "It shares its rows with another table. Use an abstract base class.", model
     if isinstance(model._meta.pk, CompositePrimaryKey) or model._meta.pk.is_relation:
         yield (
-            "E004",
+            "E003",
             "Its primary key consists of other keys. Give it a primary key of its own.",
             model,
         )
@@ -121,7 +121,7 @@ def _own_reference_problems(field: Any) -> Iterator[tuple[str, str, Any]]:
     if not issubclass(field.related_model, ReferenceModel):
         if field.db_constraint:
             yield (
-                "E005",
+                "E004",
                 f"The foreign key {field.name!r} has a constraint, and the shards have no copies of"
                 f" {field.related_model._meta.label}. Make that a reference model, or set"
                 " db_constraint=False.",
@@ -131,14 +131,14 @@ def _own_reference_problems(field: Any) -> Iterator[tuple[str, str, Any]]:
     on_delete = field.remote_field.on_delete
     if on_delete is CASCADE and field.null and field.related_model is not field.model:
         yield (
-            "E006",
+            "E005",
             f"The foreign key {field.name!r} has on_delete=CASCADE and may be NULL, so Django deletes in an order"
             " in which the copies cannot follow. Use PROTECT, or null=False.",
             field,
         )
     if on_delete not in (CASCADE, PROTECT, RESTRICT, DO_NOTHING):
         yield (
-            "E006",
+            "E005",
             f"on_delete of {field.name!r} changes rows in the transaction that deletes others, and the copies"
             " of the deleted rows go first. Use PROTECT or CASCADE, and change the rows yourself before.",
             field,
@@ -148,14 +148,14 @@ def _own_reference_problems(field: Any) -> Iterator[tuple[str, str, Any]]:
 def _reference_problems(field: Any) -> Iterator[tuple[str, str, Any]]:
     if not field.db_constraint:
         yield (
-            "E007",
+            "E006",
             f"The foreign key {field.name!r} of {field.model._meta.label} has db_constraint=False. A join"
             " would lose rows whose reference row is not copied yet. Leave it out.",
             field,
         )
     if not field.target_field.primary_key:
         yield (
-            "E008",
+            "E007",
             f"The foreign key {field.name!r} of {field.model._meta.label} refers to"
             f" {field.target_field.name!r}, which may change. Refer to the primary key.",
             field,

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, Error, transaction
 
+from sharded_orm.contrib.references.backend import in_transaction
 from sharded_orm.contrib.references.declaration import reference_models, shards
 from sharded_orm.contrib.references.differences import apply, compare_rows
 from sharded_orm.contrib.references.versions import (
@@ -58,6 +59,10 @@ def bring_all(
     """
     report = CopyReport()
     if not reference_models():
+        return report
+    if in_transaction():
+        # Its uncommitted rows would be copied.
+        report.problems.append("this thread has an open transaction on the global database")
         return report
     down: set[str] = set()
     version = global_version()

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, Error, IntegrityError, connections, transaction
+from django.db import Error, IntegrityError, transaction
 
+from sharded_orm.contrib.references.backend import in_test_case
 from sharded_orm.contrib.references.declaration import groups, shards
 from sharded_orm.contrib.references.delivery import states_on
 from sharded_orm.contrib.references.differences import (
@@ -97,9 +98,8 @@ class _Removal:
 
 
 def _refuse_open_transactions(model: Any) -> None:
-    global_connection: Any = connections[DEFAULT_DB_ALIAS]
-    if any(block._from_testcase for block in global_connection.atomic_blocks):
-        return  # In a TestCase there is an open transaction on each database.
+    if in_test_case():
+        return
     for group in groups():
         if in_transaction(group):
             raise ReferenceRowKept(

@@ -84,8 +84,11 @@ def record(rows: Mapping[Any, Iterable[Any]]) -> None:
 
     :param rows: primary keys by model.
     """
-    version = lock().number + 1
-    versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=version)
+    lock()
+    # Read the number only after it was written: at the level REPEATABLE READ, the transaction would see
+    # an earlier one.
+    versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=F("version") + 1)
+    version = global_version().number
     for model, pks in rows.items():
         texts = sorted({text_of(model._meta.pk, pk) for pk in pks})
         for start in range(0, len(texts), BATCH):
