@@ -382,6 +382,13 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
                 id="sharded_orm.E007",
             )
             continue
+        if policy is on_delete.SET_NULL and not field.null:
+            yield checks.Error(
+                f"The foreign key {field.name!r} has on_delete=SET_NULL, and cannot be NULL.",
+                hint="Set null=True, or another on_delete.",
+                obj=field,
+                id="sharded_orm.E007",
+            )
         if own is not None and own == other:
             yield from _unenforced(model, field)
         if own == other:
@@ -450,7 +457,7 @@ def _counts_per_shard(options: ShardOptions) -> bool:
 
 def _policies_hint(own: str | None, other: str | None) -> str:
     if own is not None and other is None:
-        return "on_delete to CASCADE, PROTECT or LEAVE of sharded_orm.on_delete"
+        return "on_delete to CASCADE, PROTECT, SET_NULL or LEAVE of sharded_orm.on_delete"
     return "on_delete=DO_NOTHING, and delete the rows of the other side yourself"
 
 

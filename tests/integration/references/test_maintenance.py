@@ -83,6 +83,34 @@ for owner in range(1, 9):
     assert site.run("print(Photo.objects.scatter().exclude(country__code='FR').count())") == "0"
 
 
+def test_a_copy_is_not_restored_while_its_row_is_being_deleted(site: Site) -> None:
+    site.run(FRANCE)
+    deleting = """
+import threading
+from tests.integration.references.site import PREAMBLE
+exec(PREAMBLE)
+with transaction.atomic():
+    Country.objects.all().delete()
+    print("removed", flush=True)
+    threading.Event().wait()
+"""
+    writer = site.start("run", deleting)
+    assert writer.stdout is not None and writer.stdout.readline() == "removed\n"
+    for entry in (*site.nodes.values(), site.content["databases"]["default"]):
+        entry["OPTIONS"]["timeout"] = 0.1  # Nobody else waits for the writer's lock.
+    site.save()
+    refers = (
+        "refused(IntegrityError, lambda: Photo.objects.create(owner_id=1, title='a', country_id=1))"
+    )
+    site.run(refers)
+    site.manage("mirrors", "relay", "--once", code=1)
+    site.run(refers)
+    writer.kill()
+    writer.communicate()
+    _settle(site)
+    site.run("Photo.objects.create(owner_id=1, title='a', country_id=1)")
+
+
 def test_a_relay_dies(site: Site) -> None:
     site.run(FRANCE)
     _kill(site, 'Country.objects.update(name="changed")', "delivery.global_version:1")

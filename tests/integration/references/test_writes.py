@@ -69,7 +69,11 @@ for owner in (1, 2, 3):
 photo = Photo.objects.get(owner_id=3)
 Remark.objects.create(owner_id=3, photo=photo, country=spain, text="x")
 
+for owner in (1, 2):
+    photo = Photo.objects.get(owner_id=owner)
+    Remark.objects.create(owner_id=owner, photo=photo, city=paris, text="x")
 assert france.delete() == (3, {"geo.City": 2, "geo.Country": 1})
+assert Remark.objects.scatter().filter(city=None).count() == 3
 assert refused(ProtectedError, greece.delete)
 assert refused(ReferenceRowKept, spain.delete)  # DO_NOTHING: the database itself refuses.
 assert refused(ReferenceRowKept, Country.objects.filter(code="ES").delete)
@@ -79,7 +83,7 @@ with transaction.atomic(using="books"):
 assert not differences(), differences()
 assert Country.objects.count() == 2
 City.objects.all().delete()
-assert visa.delete()[1] == {"geo.Photo": 3, "geo.Remark": 1, "geo.Visa": 1}
+assert visa.delete()[1] == {"geo.Photo": 3, "geo.Remark": 3, "geo.Visa": 1}
 assert greece.delete()[0] == spain.delete()[0] == 1
 assert not differences(), differences()
 """

@@ -63,6 +63,7 @@ class Remark(ShardedModel):
     owner_id = models.BigIntegerField()
     photo: Any = models.ForeignKey(Photo, models.CASCADE)
     country: Any = models.ForeignKey(Country, on_delete.LEAVE, null=True, related_name="remarks")
+    city: Any = models.ForeignKey(City, on_delete.SET_NULL, null=True)
     text = models.CharField(max_length=50)
 
     class ShardMeta:
