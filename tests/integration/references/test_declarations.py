@@ -122,3 +122,50 @@ form = PhotoForm({"owner_id": 1, "title": "b", "country": 99}, instance=photo)
 assert "country" in form.errors
 """
     )
+
+
+def test_fields_of_a_mirror_are_made_from_its_source(site: Site) -> None:
+    site.run(
+        """
+from django.test.utils import isolate_apps
+from sharded_orm.contrib.mirrors.exceptions import InvalidMirror
+
+def described(model):
+    return [(f.attname, type(f).__name__, f.null, f.primary_key, f.unique) for f in model._meta.concrete_fields]
+
+assert described(WrittenRemark) == [
+    ("remark_id", "BigIntegerField", False, True, True),
+    ("photo_id", "BigIntegerField", False, False, False),
+    ("country_id", "BigIntegerField", True, False, False),
+    ("text", "CharField", False, False, False),
+]
+assert WrittenRemark._meta.get_field("text").max_length == 50
+assert [name for name, *_ in described(PhotoOfVisa)] == [f.attname for f in Photo._meta.concrete_fields]
+assert not PhotoOfVisa._meta.get_field("visa_id").null and PhotoOfVisa._meta.get_field("country_id").null
+
+france = Country.objects.create(name="France", code="FR")
+visa = Visa.objects.create(name="v")
+photo = Photo.objects.create(owner_id=1, title="a", country=france, visa=visa)
+Photo.objects.create(owner_id=2, title="not in the mirror", country=france)
+Remark.objects.create(owner_id=1, photo=photo, country=france, text="x")
+Photo.objects.filter(owner_id=1).update(title="b")
+assert list(WrittenRemark.objects.filter(photo_id=photo.pk).values_list("country_id", "text")) == [(france.pk, "x")]
+assert PhotoOfVisa.objects.get(visa_id=visa.pk).title == "b"
+assert PhotoOfVisa.objects.scatter().count() == 1
+visa.delete()
+assert not PhotoOfVisa.objects.scatter().exists() and not WrittenRemark.objects.scatter().exists()
+
+def mirror(**meta):
+    with isolate_apps("tests.integration.references.geo"):
+        meta = {"group": "books", "shard_key": "owner_id", **meta}
+        return type("Copied", (ShardedModel,), {
+            "__module__": "tests.integration.references.geo.models", "ShardMeta": type("ShardMeta", (), meta)})
+
+for meta, text in (
+    ({"mirror_of": "geo.Later"}, "not loaded yet"),
+    ({"mirror_of": "geo.Photo", "fields": ["nothing"]}, "names ['nothing']"),
+    ({"mirror_of": "geo.Photo", "fields": "title"}, "must be a list"),
+):
+    assert text in refused(InvalidMirror, lambda: mirror(**meta))[1]
+"""
+    )

@@ -71,6 +71,25 @@ class Remark(ShardedModel):
         shard_key = "owner_id"
 
 
+class WrittenRemark(ShardedModel):
+    """A mirror with fields of its source, as in ``ShardMeta.fields``."""
+
+    class ShardMeta:
+        mirror_of = "geo.Remark"
+        group = "accounts"
+        shard_key = "photo_id"
+        fields = ("country", "text")
+
+
+class PhotoOfVisa(ShardedModel):
+    """A mirror with all fields of its source."""
+
+    class ShardMeta:
+        mirror_of = Photo
+        group = "accounts"
+        shard_key = "visa_id"
+
+
 class TwinContinent(models.Model):
     name = models.CharField(max_length=50, unique=True)
 
