@@ -105,11 +105,11 @@ class Colocation:
         if len(query.alias_map) < 2:
             return
         tables: dict[str, Any] = query.alias_map
-        models: dict[str, Any] = {}
+        models = {
+            alias: query.model if join.parent_alias is None else _joined_model(join.join_field)
+            for alias, join in tables.items()
+        }
         for alias, join in tables.items():
-            models[alias] = (
-                query.model if join.parent_alias is None else _joined_model(join.join_field)
-            )
             # Skip a join that Django has trimmed: it stays in alias_map with a reference count of
             # 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:

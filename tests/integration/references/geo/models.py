@@ -44,6 +44,9 @@ class Visa(ReferenceModel):
 
     name = models.CharField(max_length=50)
 
+    class ShardMeta:
+        cache = True
+
 
 class Photo(ShardedModel):
     photo_id = TicketField(primary_key=True)

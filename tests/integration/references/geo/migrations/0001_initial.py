@@ -7,154 +7,264 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Continent',
+            name="Continent",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=50, unique=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=50, unique=True)),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='PhotoOfVisa',
+            name="PhotoOfVisa",
             fields=[
-                ('photo_id', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('owner_id', models.BigIntegerField()),
-                ('title', models.CharField(max_length=50)),
-                ('views', models.IntegerField()),
-                ('country_id', models.BigIntegerField(null=True)),
-                ('visa_id', models.BigIntegerField()),
+                ("photo_id", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("owner_id", models.BigIntegerField()),
+                ("title", models.CharField(max_length=50)),
+                ("views", models.IntegerField()),
+                ("country_id", models.BigIntegerField(null=True)),
+                ("visa_id", models.BigIntegerField()),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='TwinContinent',
+            name="TwinContinent",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=50, unique=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=50, unique=True)),
             ],
         ),
         migrations.CreateModel(
-            name='Visa',
+            name="Visa",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=50)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=50)),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='WrittenRemark',
+            name="WrittenRemark",
             fields=[
-                ('remark_id', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('photo_id', models.BigIntegerField()),
-                ('country_id', models.BigIntegerField(null=True)),
-                ('text', models.CharField(max_length=50)),
+                ("remark_id", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("photo_id", models.BigIntegerField()),
+                ("country_id", models.BigIntegerField(null=True)),
+                ("text", models.CharField(max_length=50)),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='Country',
+            name="Country",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=50)),
-                ('code', models.CharField(max_length=2, unique=True)),
-                ('area', models.DecimalField(decimal_places=2, default=0, max_digits=12)),
-                ('changed_at', models.DateTimeField(auto_now=True)),
-                ('facts', models.JSONField(default=dict)),
-                ('continent', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='geo.continent')),
-                ('neighbour', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='geo.country')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=50)),
+                ("code", models.CharField(max_length=2, unique=True)),
+                ("area", models.DecimalField(decimal_places=2, default=0, max_digits=12)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                ("facts", models.JSONField(default=dict)),
+                (
+                    "continent",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, to="geo.continent"
+                    ),
+                ),
+                (
+                    "neighbour",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, to="geo.country"
+                    ),
+                ),
             ],
             options={
-                'ordering': ('name',),
+                "ordering": ("name",),
             },
         ),
         migrations.CreateModel(
-            name='City',
+            name="City",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=50)),
-                ('capital_of', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, to='geo.city')),
-                ('country', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='geo.country')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=50)),
+                (
+                    "capital_of",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.CASCADE, to="geo.city"
+                    ),
+                ),
+                (
+                    "country",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, to="geo.country"
+                    ),
+                ),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='Photo',
+            name="Photo",
             fields=[
-                ('photo_id', sharded_orm.models.fields.TicketField(primary_key=True, serialize=False)),
-                ('owner_id', models.BigIntegerField()),
-                ('title', models.CharField(max_length=50)),
-                ('views', models.IntegerField(default=0)),
-                ('country', models.ForeignKey(null=True, on_delete=sharded_orm.on_delete.PROTECT, to='geo.country')),
-                ('visa', models.ForeignKey(null=True, on_delete=sharded_orm.on_delete.CASCADE, to='geo.visa')),
+                (
+                    "photo_id",
+                    sharded_orm.models.fields.TicketField(primary_key=True, serialize=False),
+                ),
+                ("owner_id", models.BigIntegerField()),
+                ("title", models.CharField(max_length=50)),
+                ("views", models.IntegerField(default=0)),
+                (
+                    "country",
+                    models.ForeignKey(
+                        null=True, on_delete=sharded_orm.on_delete.PROTECT, to="geo.country"
+                    ),
+                ),
+                (
+                    "visa",
+                    models.ForeignKey(
+                        null=True, on_delete=sharded_orm.on_delete.CASCADE, to="geo.visa"
+                    ),
+                ),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='Remark',
+            name="Remark",
             fields=[
-                ('remark_id', sharded_orm.models.fields.TicketField(primary_key=True, serialize=False)),
-                ('owner_id', models.BigIntegerField()),
-                ('text', models.CharField(max_length=50)),
-                ('city', models.ForeignKey(null=True, on_delete=sharded_orm.on_delete.SET_NULL, to='geo.city')),
-                ('country', models.ForeignKey(null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='remarks', to='geo.country')),
-                ('photo', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='geo.photo')),
+                (
+                    "remark_id",
+                    sharded_orm.models.fields.TicketField(primary_key=True, serialize=False),
+                ),
+                ("owner_id", models.BigIntegerField()),
+                ("text", models.CharField(max_length=50)),
+                (
+                    "city",
+                    models.ForeignKey(
+                        null=True, on_delete=sharded_orm.on_delete.SET_NULL, to="geo.city"
+                    ),
+                ),
+                (
+                    "country",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="remarks",
+                        to="geo.country",
+                    ),
+                ),
+                (
+                    "photo",
+                    models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="geo.photo"),
+                ),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
         migrations.CreateModel(
-            name='TwinCountry',
+            name="TwinCountry",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=50)),
-                ('code', models.CharField(max_length=2, unique=True)),
-                ('area', models.DecimalField(decimal_places=2, default=0, max_digits=12)),
-                ('continent', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='geo.twincontinent')),
-                ('neighbour', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='geo.twincountry')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=50)),
+                ("code", models.CharField(max_length=2, unique=True)),
+                ("area", models.DecimalField(decimal_places=2, default=0, max_digits=12)),
+                (
+                    "continent",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        to="geo.twincontinent",
+                    ),
+                ),
+                (
+                    "neighbour",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, to="geo.twincountry"
+                    ),
+                ),
             ],
             options={
-                'ordering': ('name',),
+                "ordering": ("name",),
             },
         ),
         migrations.CreateModel(
-            name='TwinPhoto',
+            name="TwinPhoto",
             fields=[
-                ('photo_id', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('owner_id', models.BigIntegerField()),
-                ('title', models.CharField(max_length=50)),
-                ('views', models.IntegerField(default=0)),
-                ('country', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='geo.twincountry')),
+                ("photo_id", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("owner_id", models.BigIntegerField()),
+                ("title", models.CharField(max_length=50)),
+                ("views", models.IntegerField(default=0)),
+                (
+                    "country",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, to="geo.twincountry"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='TwinRemark',
+            name="TwinRemark",
             fields=[
-                ('remark_id', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('owner_id', models.BigIntegerField()),
-                ('text', models.CharField(max_length=50)),
-                ('country', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='remarks', to='geo.twincountry')),
-                ('photo', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='geo.twinphoto')),
+                ("remark_id", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("owner_id", models.BigIntegerField()),
+                ("text", models.CharField(max_length=50)),
+                (
+                    "country",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="remarks",
+                        to="geo.twincountry",
+                    ),
+                ),
+                (
+                    "photo",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, to="geo.twinphoto"
+                    ),
+                ),
             ],
         ),
     ]
