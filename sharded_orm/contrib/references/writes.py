@@ -122,6 +122,10 @@ class ReferenceChanges(TransactionChanges):
         super().before_commit()
         self._record()
 
+    def may_commit(self) -> None:
+        # What the next statement commits implicitly must be noted before, or no relay would find it.
+        self._record()
+
     def _record(self) -> None:
         """Note the rows, once: versions ascend in the order of commits, because they are given out last."""
         rows: dict[Any, set[Any]] = {}

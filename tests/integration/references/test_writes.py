@@ -53,6 +53,18 @@ with transaction.atomic(using="books"):
     Country.objects.filter(code="YE").update(name="Later")
     assert differences(["books_00002"])
 equal("a transaction on shards was open")
+if connections["default"].vendor == "mysql":
+    try:
+        with transaction.atomic():
+            Country.objects.filter(code="GR").update(name="committed by the next statement")
+            with connections["default"].cursor() as cursor:
+                cursor.execute("CREATE TABLE geo_other (id int)")
+            raise ValueError
+    except ValueError:
+        pass
+    assert Country.objects.get(code="GR").name.startswith("committed")
+    Visa.objects.create(name="brings what was left")
+    equal("an implicit commit")
 """
     )
 
