@@ -37,7 +37,7 @@ class ReferenceSource(Source):
         return self.pk
 
     @property
-    def keeps_values(self) -> bool:  # type: ignore[override]  # a cached property
+    def keeps_values(self) -> bool:
         return False
 
 

@@ -97,7 +97,7 @@ def _compare(found: CopyDifference, alias: str, pks: list[Any], rows: dict[Any, 
 
 
 def _rows(model: Any, alias: str, pks: list[Any]) -> dict[Any, tuple[Any, ...]]:
-    rows = QuerySet(model, using=alias).order_by().filter(pk__in=pks)
+    rows: QuerySet[Any] = QuerySet(model, using=alias).order_by().filter(pk__in=pks)
     return _by_pk(model, rows)
 
 
@@ -110,7 +110,7 @@ def _by_pk(model: Any, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
 def _pages(model: Any, alias: str) -> Iterator[dict[Any, tuple[Any, ...]]]:
     last: Any = None
     while True:
-        rows = QuerySet(model, using=alias).order_by("pk")
+        rows: QuerySet[Any] = QuerySet(model, using=alias).order_by("pk")
         if last is not None:
             rows = rows.filter(pk__gt=last)
         page = _by_pk(model, rows[:BATCH])

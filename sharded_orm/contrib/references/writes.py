@@ -72,8 +72,8 @@ class ReferenceFollower:
                 )
             return execute()
         source = ReferenceSource(self._model)
-        changes = ReferenceChanges.of(connection)
-        change = changes.add(source)
+        changes: Any = ReferenceChanges.of(connection)
+        change: ReferenceChange = changes.add(source)
         query = compiler.query
         write = ReferenceWrite(source, compiler, change)
         if isinstance(query, InsertQuery):
@@ -113,7 +113,7 @@ class ReferenceChanges(TransactionChanges):
     #: Whether rows were noted that are not delivered yet.
     _has_news = False
 
-    def add(self, source: Any) -> Any:
+    def add(self, source: Any) -> ReferenceChange:
         change = ReferenceChange(source)
         self._changes.append(change)
         return change
