@@ -22,9 +22,13 @@ from sharded_orm.exceptions import (
     TicketServerRequired,
     UnplacedKey,
 )
-from sharded_orm.models.sharding.copies import has_copies, named_model_has_copies
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.current_shard import current_alias
-from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
+from sharded_orm.models.sharding.historical import (
+    group_of_historical_model,
+    groups_of_app,
+    named_model_has_copies,
+)
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import apps
-
 
 def has_copies(model: Any) -> bool:
     """Whether each shard of each group has a table of ``model`` with copies of its global rows.
@@ -14,11 +12,3 @@ def has_copies(model: Any) -> bool:
     so a statement may join them, and may read them in a subquery.
     """
     return getattr(model, "_has_copies_on_shards", False) is True
-
-
-def named_model_has_copies(app_label: str, model_name: str) -> bool:
-    """Whether :func:`has_copies` is true for the installed model of this name."""
-    try:
-        return has_copies(apps.get_model(app_label, model_name))
-    except LookupError:
-        return False
