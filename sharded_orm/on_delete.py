@@ -26,7 +26,7 @@ from sharded_orm.models.sharding.bound_rows import refuse_other_key
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
 
-__all__ = ["CASCADE", "LEAVE", "PROTECT"]
+__all__ = ["CASCADE", "LEAVE", "PROTECT", "SET_NULL"]
 
 #: Leave the rows as they are. They then refer to a row that does not exist. The command ``shards
 #: check`` finds such rows. No shard is asked.
@@ -83,12 +83,31 @@ def PROTECT(
         DJANGO_PROTECT(collector, field, protected, using)
 
 
+def SET_NULL(
+    collector: Any, field: ForeignKey[Any, Any], sub_objs: QuerySet[Any], using: str
+) -> None:
+    """Set the foreign key of the rows to NULL on each shard first, and then delete the global row.
+
+    Each shard commits by itself. If the global row cannot be deleted after that, the foreign keys stay
+    NULL.
+
+    Cost: one UPDATE for each shard that has such rows.
+
+    :raises ScatterError: a shard did not answer; nothing was changed.
+    :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was changed.
+    """
+    rows = _dependent_rows(field, sub_objs)
+    for alias in _aliases(field, rows):
+        collector.fast_deletes.append(_ShardUpdate(rows.using(alias), field))
+
+
 # Django must not read ``sub_objs`` itself: it would look for them in the global database.
 CASCADE.lazy_sub_objs = True  # type: ignore[attr-defined]
 PROTECT.lazy_sub_objs = True  # type: ignore[attr-defined]
+SET_NULL.lazy_sub_objs = True  # type: ignore[attr-defined]
 
 #: The policies that ask shards. They are for foreign keys from shards to the global database.
-POLICIES = (CASCADE, PROTECT)
+POLICIES = (CASCADE, PROTECT, SET_NULL)
 
 
 def _dependent_rows(field: ForeignKey[Any, Any], sub_objs: QuerySet[Any]) -> ShardedQuerySet[Any]:
@@ -164,6 +183,18 @@ class _ShardDeletion:
         fast_deletes: Any = self._collector.fast_deletes
         fast_deletes += [_Deleted(label, count) for label, count in counts.items()]
         return own
+
+
+class _ShardUpdate:
+    """An item of ``fast_deletes`` that sets a foreign key to NULL on one shard, and deletes nothing."""
+
+    def __init__(self, rows: QuerySet[Any], field: ForeignKey[Any, Any]) -> None:
+        self.model: type[Model] = rows.model
+        self._rows, self._field = rows, field
+
+    def _raw_delete(self, using: str) -> int:
+        self._rows.update(**{self._field.name: None})
+        return 0
 
 
 class _Deleted:

@@ -22,8 +22,13 @@ from sharded_orm.exceptions import (
     TicketServerRequired,
     UnplacedKey,
 )
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.current_shard import current_alias
-from sharded_orm.models.sharding.historical import group_of_historical_model, groups_of_app
+from sharded_orm.models.sharding.historical import (
+    group_of_historical_model,
+    groups_of_app,
+    named_model_has_copies,
+)
 from sharded_orm.models.sharding.options import (
     ShardOptions,
     colocated_alias,
@@ -81,6 +86,8 @@ class ShardRouter:
             # then use the shard of ``instance`` (ConnectionRouter._router_func in db/utils.py).
             if instance is not None and options_of(instance) is not None:
                 return DEFAULT_DB_ALIAS
+            if has_copies(model):
+                return DEFAULT_DB_ALIAS  # Also for a row that was read from a copy on a shard.
             if model._meta.app_label == APP_LABEL and (instance is None or not instance._state.db):
                 return _alias_of_library_table(model)
             return None
@@ -201,6 +208,8 @@ class ShardRouter:
             return group is not None
         if model_name is not None:
             belongs = self._group_of_model(app_label, model_name)
+            if group is not None and named_model_has_copies(app_label, model_name):
+                return True
             return belongs == group if belongs is not None or group is not None else None
         # Without a model, the operation is RunPython or RunSQL without hints. It runs on every
         # database that has tables of the app.

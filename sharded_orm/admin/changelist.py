@@ -25,6 +25,7 @@ from sharded_orm.admin.identity import identify, is_misplaced, object_id
 from sharded_orm.admin.shard_picker import ShardPicker
 from sharded_orm.admin.shard_scope import KEY_VAR, SHARD_VAR, scope_of
 from sharded_orm.models.querysets.route import scoped
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 
 COUNT_VAR = "_count"
@@ -179,8 +180,14 @@ class ShardedChangeList(ChangeList):
         except FieldDoesNotExist:
             # Drop an ordering by a column of the global database, because no shard can join the
             # table of that column.
-            return None if global_lookup(self.model, path) is not None else ordering
-        if isinstance(field, ForeignKey) and self._leaves_group(path):
+            return (
+                None if global_lookup(self.model, path, joins_copies=True) is not None else ordering
+            )
+        if (
+            isinstance(field, ForeignKey)
+            and self._leaves_group(path)
+            and not has_copies(field.related_model)
+        ):
             # Order by the value of the foreign key. Django would order by a column of the related
             # model, whose table is in another database.
             return field.attname

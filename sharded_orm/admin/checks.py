@@ -87,7 +87,7 @@ class ShardedModelAdminChecks(_Checks):
 
 
 def _global_columns(obj: Any, path: str, label: str) -> Iterator[checks.CheckMessage]:
-    if global_lookup(obj.model, path) is None:
+    if global_lookup(obj.model, path, joins_copies=True) is None:
         return
     yield checks.Error(
         f"The value of {label!r} refers to {path!r}, which is in the global database: no shard can"

@@ -17,6 +17,7 @@ from django.db import DatabaseError
 from django.db.models import Model
 from django.db.models.constants import LOOKUP_SEP
 
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.scatter.failures import is_node_gone
 
@@ -101,12 +102,17 @@ def _lookup_notes(request: Any) -> dict[str, None]:
     return notes
 
 
-def global_lookup(model: type[Model], path: str) -> GlobalLookup | None:
+def global_lookup(
+    model: type[Model], path: str, *, joins_copies: bool = False
+) -> GlobalLookup | None:
     """Split ``path``, a lookup of ``model``, after its foreign key to the global database.
 
     Return None if ``model`` is not sharded, or if the lookup needs no column of the global
     database: ``owner``, ``owner__id`` and ``owner__isnull`` need only the foreign key's value,
     which is on the shard.
+
+    :param joins_copies: whether a column counts as one of the shard if the shard has copies of the
+        global rows. Otherwise it is looked up in the global database, which also has all choices.
     """
     if shard_options(model) is None:
         return None
@@ -120,7 +126,7 @@ def global_lookup(model: type[Model], path: str) -> GlobalLookup | None:
         if not field.is_relation or not getattr(field, "path_infos", None):
             return None
         target = field.path_infos[-1].to_opts.model
-        if shard_options(target) is None:
+        if shard_options(target) is None and not (joins_copies and has_copies(target)):
             rest = parts[index + 1 :]
             if not rest or not _leaves(field, rest[0], target):
                 return None

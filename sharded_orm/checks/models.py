@@ -48,6 +48,7 @@ from sharded_orm.models.cached.cached_model import collations_of
 from sharded_orm.models.fields import PackedIDField, TimestampedIDField
 from sharded_orm.models.fields.generated_id import EmbeddedShardMixin
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.models.sharding.same_key import needs_same_key
 from sharded_orm.models.text_keys import declared_inexact_collation, key_columns
@@ -381,12 +382,19 @@ def _relations(model: type[models.Model]) -> Iterator[checks.CheckMessage]:
                 id="sharded_orm.E007",
             )
             continue
+        if policy is on_delete.SET_NULL and not field.null:
+            yield checks.Error(
+                f"The foreign key {field.name!r} has on_delete=SET_NULL, and cannot be NULL.",
+                hint="Set null=True, or another on_delete.",
+                obj=field,
+                id="sharded_orm.E007",
+            )
         if own is not None and own == other:
             yield from _unenforced(model, field)
         if own == other:
             continue
         where = f"group {other!r}" if other is not None else "the global database"
-        if getattr(field, "db_constraint", False):
+        if getattr(field, "db_constraint", False) and not (own and has_copies(remote.model)):
             yield checks.Error(
                 f"A database cannot enforce a foreign key to {remote.model.__name__}, which is in"
                 f" {where}.",
@@ -449,7 +457,7 @@ def _counts_per_shard(options: ShardOptions) -> bool:
 
 def _policies_hint(own: str | None, other: str | None) -> str:
     if own is not None and other is None:
-        return "on_delete to CASCADE, PROTECT or LEAVE of sharded_orm.on_delete"
+        return "on_delete to CASCADE, PROTECT, SET_NULL or LEAVE of sharded_orm.on_delete"
     return "on_delete=DO_NOTHING, and delete the rows of the other side yourself"
 
 

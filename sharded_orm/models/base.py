@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.base import ModelBase
@@ -56,6 +57,11 @@ class ShardedModelBase(ModelBase):
     def __new__(
         mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
     ) -> Any:
+        if "ShardMeta" in attrs:
+            for config in apps.get_app_configs():
+                # An app may give fields to a class, because of its ShardMeta.
+                if (fields_of := getattr(config, "fields_of_sharded_model", None)) is not None:
+                    attrs = {**attrs, **fields_of(name, attrs)}
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         if not cls._meta.abstract:
             install_descriptors(cls)

@@ -99,7 +99,7 @@ class WriteMixin(ReadMixin):
                 text_keys.check_rows(shard, self.query)
         cached_model = observer.cached_model_of(self.query.model)
         run = execute
-        for follower in followers_of(self.query.model) if shard is not None else ():
+        for follower in followers_of(self.query.model, on_shard=shard is not None):
             if follower.concerns(self.query):
                 run = partial(follower.write, self, run)
         if cached_model is not None:

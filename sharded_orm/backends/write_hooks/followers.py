@@ -1,7 +1,7 @@
 """The hooks by which other parts follow the ORM's writes to a model, inside the transaction of each write.
 
-A :class:`WriteFollower` is called around each statement of the ORM that writes rows on a shard. What it
-has to do when the transaction ends, it does as a :class:`CommitWatcher` of the connection object.
+A :class:`WriteFollower` is called around each statement of the ORM that writes rows on a shard, and if
+it asks for it, also in other databases with a backend of this package. What it has to do when the transaction ends, it does as a :class:`CommitWatcher` of the connection object.
 Followers belong to higher layers: an app of Django provides them when it is ready.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class WriteFollower(Protocol):
-    """An object that is called for each statement of the ORM that writes rows of a model on a shard."""
+    """An object that is called for each statement of the ORM that writes rows of a model."""
 
     def concerns(self, query: Any) -> bool:
         """Whether :meth:`write` has to be called for the statement of ``query``. Sends nothing.
@@ -65,13 +65,22 @@ class CommitWatcher(Protocol):
 FollowerOf = Callable[[Any], WriteFollower | None]
 
 _finders: list[FollowerOf] = []
+_finders_everywhere: list[FollowerOf] = []
 
 
-def provide_followers(follower_of: FollowerOf) -> None:
-    """Add a function that names the follower of a model."""
-    _finders.append(follower_of)
+def provide_followers(follower_of: FollowerOf, *, everywhere: bool = False) -> None:
+    """Add a function that names the follower of a model.
+
+    :param everywhere: whether the followers are also called for writes in other databases than those of
+        shards.
+    """
+    (_finders_everywhere if everywhere else _finders).append(follower_of)
 
 
-def followers_of(model: Any) -> list[WriteFollower]:
-    """Return the followers of ``model``, which may be a historical model of a migration."""
-    return [follower for find in _finders if (follower := find(model)) is not None]
+def followers_of(model: Any, *, on_shard: bool) -> list[WriteFollower]:
+    """Return the followers of ``model``, which may be a historical model of a migration.
+
+    :param on_shard: whether the database of the write is a shard.
+    """
+    finders = [*_finders, *_finders_everywhere] if on_shard else _finders_everywhere
+    return [follower for find in finders if (follower := find(model)) is not None]

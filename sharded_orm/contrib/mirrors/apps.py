@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from django.apps import AppConfig
 
@@ -15,7 +17,13 @@ class MirrorsConfig(AppConfig):
     #: Each shard has the tables of this app: an outbox of its own, and the versions of its mirrors' rows.
     tables_on_shards = True
     #: What ``ShardMeta`` may say beside what the library itself knows.
-    shard_meta_names = frozenset({"mirror_of", "condition", "verify_reads"})
+    shard_meta_names = frozenset({"mirror_of", "condition", "fields", "verify_reads"})
+
+    def fields_of_sharded_model(self, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that a new class has beside those that it declares."""
+        from sharded_orm.contrib.mirrors.copied_fields import fields_of_mirror
+
+        return fields_of_mirror(name, attrs)
 
     def ready(self) -> None:
         from sharded_orm.backends.write_hooks.followers import provide_followers

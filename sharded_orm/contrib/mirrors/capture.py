@@ -76,8 +76,9 @@ class OutboxFollower:
             rows, result = write.change(execute)
         else:
             raise WriteNotFollowed(
-                f"A statement of {type(query).__name__} writes {followed.model.__name__}, which has"
-                " mirrors, and it is unknown which rows it changes. Use save(), update() or delete()."
+                f"A statement of {type(query).__name__} writes {followed.model.__name__}, which"
+                f" {followed.what}, and it is unknown which rows it changes. Use save(), update() or"
+                " delete()."
             )
         if rows:
             with _rolled_back_on_error(connection):
@@ -128,7 +129,7 @@ class SourceWrite:
             return [meta.get_field(field.name) for field in fields]
         except FieldDoesNotExist as exc:
             raise WriteNotFollowed(
-                f"{meta.label} has mirrors, but this historical model of a migration does not have all"
+                f"{meta.label} {self._source.what}, but this historical model of a migration does not have all"
                 f" fields that say where they are: {exc}. Write the rows in a later migration."
             ) from exc
 
@@ -137,7 +138,7 @@ class SourceWrite:
         if query.on_conflict is OnConflict.UPDATE:
             raise WriteNotFollowed(
                 f"bulk_create(update_conflicts=True) of {source.model.__name__} was refused: the model"
-                " has mirrors, and the database does not tell which stored rows it has updated. Use"
+                f" {source.what}, and the database does not tell which stored rows it has updated. Use"
                 " update_or_create(), or bulk_create() and bulk_update()."
             )
         pk, key = self._fields([source.pk, source.key])
@@ -148,7 +149,7 @@ class SourceWrite:
         if None in pks or None in keys:
             self._connection.needs_rollback = True
             raise WriteNotFollowed(
-                f"Rows of {source.model.__name__}, which has mirrors, were inserted, and the database"
+                f"Rows of {source.model.__name__}, which {source.what}, were inserted, and the database"
                 " has not returned their ids. Give the ids before."
             )
         if query.on_conflict is not None:
@@ -196,7 +197,7 @@ class SourceWrite:
             return [], execute()
         except (FieldError, NotSupportedError) as exc:
             raise WriteNotFollowed(
-                f"A statement writes {source.model.__name__}, which has mirrors, and its rows cannot be"
+                f"A statement writes {source.model.__name__}, which {source.what}, and its rows cannot be"
                 f" selected first: {exc}. Select their ids yourself, and write the rows by their ids."
             ) from exc
         for position, field in enumerate(identity):
@@ -206,7 +207,7 @@ class SourceWrite:
             ):
                 raise WriteNotFollowed(
                     f"update() of {field.name!r} was refused: it identifies rows of"
-                    f" {source.model.__name__}, which has mirrors. Create rows with new ids and delete these."
+                    f" {source.model.__name__}, which {source.what}. Create rows with new ids and delete these."
                 )
         rows = [
             WrittenRow(pk, key, _keys_before_and_after(mirror_keys, values, new))

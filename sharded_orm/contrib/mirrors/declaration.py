@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError, ImproperlyConfigured
@@ -83,10 +83,14 @@ class Mirror:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A model that has mirrors."""
+    """A model that has mirrors.
+
+    :cvar what: what distinguishes such a model, for error messages.
+    """
 
     model: type[Model]
     mirrors: list[Mirror] = field(default_factory=list)
+    what: ClassVar[str] = "has mirrors"
 
     @property
     def label(self) -> str:

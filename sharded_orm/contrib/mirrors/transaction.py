@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -106,16 +106,18 @@ class TransactionChanges(StatementWatcher[SourceChange]):
         self._may_deliver = committed is True
 
 
-class _Delivery:
-    """Delivers what one transaction has written to a source, after its commit."""
+class DeferrableDelivery:
+    """A delivery to shards, which waits for the end of the thread's open transactions on them.
 
-    def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
-        self._source, self._alias, self._entries = source, alias, entries
+    :param groups: the groups of the shards.
+    """
+
+    def __init__(self, groups: Iterable[str]) -> None:
+        self._groups = groups
         self._is_deferred = False
 
     def __call__(self) -> None:
-        groups = {mirror.options.group for mirror in self._source.mirrors}
-        in_use = sorted(filter(in_transaction, groups))
+        in_use = sorted(filter(in_transaction, self._groups))
         if in_use and not self._is_deferred:
             # Another transaction is open, and the delivery would become a part of it. So wait for its
             # end. (In a TestCase there is always one, so do not wait twice.)
@@ -125,6 +127,20 @@ class _Delivery:
             using = open_aliases[0] if open_aliases else in_use[0]
             transaction.on_commit(self, using=using, robust=True)
             return
+        self.deliver(may_be_rolled_back=bool(in_use))
+
+    def deliver(self, *, may_be_rolled_back: bool) -> None:
+        raise NotImplementedError
+
+
+class _Delivery(DeferrableDelivery):
+    """Delivers what one transaction has written to a source, after its commit."""
+
+    def __init__(self, source: Source, alias: str, entries: Sequence[OutboxEntry]) -> None:
+        super().__init__({mirror.options.group for mirror in source.mirrors})
+        self._source, self._alias, self._entries = source, alias, entries
+
+    def deliver(self, *, may_be_rolled_back: bool) -> None:
         failures = deliver(rows_to_deliver(self._entries), self._source.mirrors)
         for pk, exc in failures.items():
             # The row stays in the outbox. The writer has committed, so it gets no error.
@@ -134,7 +150,7 @@ class _Delivery:
                 self._source.label,
                 exc,
             )
-        if not in_use:  # Otherwise the delivery may still be rolled back.
+        if not may_be_rolled_back:
             Delivered.of_thread(self._alias).add(
                 entry.number for entry in self._entries if entry.written.pk not in failures
             )

@@ -119,7 +119,9 @@ def _select_models(
     selected = [
         model
         for app in apps.get_app_configs()
-        if app.models_module is not None and app not in excluded_apps
+        if app.models_module is not None
+        and app not in excluded_apps
+        and (labels or not getattr(app, "is_left_out_of_fixtures", False))
         for model in app.get_models()
         if (not labels or app in chosen_apps or model in named)
         and model not in excluded_models

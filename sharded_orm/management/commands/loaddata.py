@@ -19,6 +19,7 @@ from sharded_orm.exceptions import CrossKeyRelation, RoutingError, ShardedOrmErr
 from sharded_orm.management.database_option import make_optional
 from sharded_orm.models.fields import TicketField
 from sharded_orm.models.querysets.route import scoped
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import ShardOptions, shard_options
 from sharded_orm.operations.fixtures import FixtureTransaction
 
@@ -58,6 +59,13 @@ class Command(loaddata.Command):
             super().handle(*fixture_labels, **{**options, "database": self._alias})
         except Exception as exc:
             error = self._transaction.partial_commit(exc) or exc
+            copied = sorted(model._meta.label for model in self.models if has_copies(model))
+            if isinstance(error, IntegrityError) and copied and self._transaction.models_by_alias:
+                raise CommandError(
+                    f"{exc}\nRows of {copied!r} are copied to the shards after the commit, so rows of sharded"
+                    " models cannot refer to them in the same fixture. Load them before, in a fixture of"
+                    " their own."
+                ) from exc
             if isinstance(error, ShardedOrmError):
                 raise CommandError(str(error)) from exc
             raise

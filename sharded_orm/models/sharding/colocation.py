@@ -18,6 +18,7 @@ from django.db.models.sql.constants import LOUTER
 
 from sharded_orm.exceptions import CrossShardRelation
 from sharded_orm.models.sharding import ordering
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.expressions import (
     Nested,
     columns,
@@ -82,7 +83,7 @@ class Colocation:
         """
         for part in query.combined_queries:
             if part.model is not None:
-                self._check_model(query, part.model, "is combined with one on")
+                self._check_model(query, part.model, "is combined with one on", copies=False)
             self.check(part, outer)
         if (ordered or query.distinct_fields) and not ordering.is_plain(query):
             query, order = ordering.resolved(query, self._alias)
@@ -104,11 +105,16 @@ class Colocation:
         if len(query.alias_map) < 2:
             return
         tables: dict[str, Any] = query.alias_map
+        models = {
+            alias: query.model if join.parent_alias is None else _joined_model(join.join_field)
+            for alias, join in tables.items()
+        }
         for alias, join in tables.items():
             # Skip a join that Django has trimmed: it stays in alias_map with a reference count of
             # 0.
             if join.parent_alias is not None and query.alias_refcount[alias]:
-                self._check_model(query, _joined_model(join.join_field), "joins")
+                self._check_model(query, models[alias], "joins")
+                self._check_way_from_copy(query, models[join.parent_alias], models[alias])
                 self._check_join(query, join)
         # exclude() along a relation makes a subquery on the query's own model, and then removes the
         # table of this model from the subquery: see Query.trim_start(). So check also the models
@@ -117,6 +123,18 @@ class Colocation:
             for column in columns(getattr(lookup, "lhs", None)):
                 if column.alias in tables:
                     self._check_model(query, column.target.model, "reads")
+
+    def _check_way_from_copy(self, query: Query, model: Any, joined: Any) -> None:
+        """Raise if a join leads from a copy of global rows back to rows of the group.
+
+        Rows of any shard may refer to the same global row.
+        """
+        if self._group is not None and has_copies(model) and not has_copies(joined):
+            raise CrossShardRelation(
+                f"The query on {_model_name(query)} goes from {model.__name__}, whose rows are copied to all"
+                f" shards, to {joined.__name__}, and would miss its rows on other shards. Query them one"
+                " after the other."
+            )
 
     def _check_join(self, query: Query, join: Any) -> None:
         """Raise if a row that ``join`` needs may be on another shard.
@@ -142,9 +160,9 @@ class Colocation:
             " them one after the other, or name a shard with using()."
         )
 
-    def _check_model(self, query: Query, model: Any, verb: str) -> None:
+    def _check_model(self, query: Query, model: Any, verb: str, *, copies: bool = True) -> None:
         group = group_of(model)
-        if group == self._group:
+        if group == self._group or (copies and self._group is not None and has_copies(model)):
             return
         where = "in the global database" if group is None else f"in group {group!r}"
         home = "global" if self._group is None else f"group {self._group!r}"
@@ -198,6 +216,7 @@ class Colocation:
             if relation is None or relation.related_model is None:
                 continue  # For an unknown name Django raises an error that lists the choices.
             self._check_model(query, relation.related_model, "follows (select_related)")
+            self._check_way_from_copy(query, meta.model, relation.related_model)
             if deeper:
                 self._check_named_relations(query, relation.related_model._meta, deeper)
 
@@ -212,6 +231,8 @@ class Colocation:
         values of these columns are always on one shard.
         """
         inner = nested.query
+        if not inner.combinator and has_copies(inner.model):
+            return  # Each shard has all rows: check() has found that the query reads only copies.
         parts = inner.combined_queries or (inner,)
         if not inner.combinator and self._is_tied(nested, outer):
             return

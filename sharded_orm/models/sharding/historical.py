@@ -15,6 +15,7 @@ from django.db.migrations.operations import RenameModel, SeparateDatabaseAndStat
 from django.db.migrations.operations.base import Operation
 
 from sharded_orm import runtime
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import shard_options
 
 
@@ -36,6 +37,17 @@ def group_of_historical_model(app_label: str, model_name: str) -> str | None:
         return options.group if options is not None else None
     groups = groups_of_app(app_label)
     return groups.pop() if len(groups) == 1 else None
+
+
+def named_model_has_copies(app_label: str, model_name: str) -> bool:
+    """Whether :func:`has_copies` is true for the model of this name, which may have been renamed since."""
+    if app_label not in apps.app_configs:
+        return False
+    name: str | None = model_name.lower()
+    if name not in apps.all_models[app_label]:
+        module = MigrationLoader.migrations_module(app_label)[0]
+        name = _current_name(app_label, module, model_name)
+    return name is not None and has_copies(apps.get_model(app_label, name))
 
 
 def groups_of_app(app_label: str) -> set[str | None]:

@@ -17,6 +17,7 @@ from django.db.models.lookups import In
 
 from sharded_orm import runtime
 from sharded_orm.exceptions import InvalidShardKey, UnknownKeyOfRows
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import group_of, required_options, target_field
 from sharded_orm.routing.directory import DirectoryStrategy
 from sharded_orm.routing.placement_lease import KeyInFlight
@@ -34,7 +35,8 @@ class RowsOfKeys:
     def condition(self, table: str, alias: str) -> Expression | None:
         """Return a condition that is true for the rows of ``table`` that have one of the keys.
 
-        Return None if the table cannot have such rows, because its keys have another type.
+        Return None if the table cannot have such rows, because its keys have another type, or it has
+        copies of global rows.
 
         :param alias: the name of the table in the statement.
         :raises UnknownKeyOfRows: no model of the group has this table.
@@ -42,6 +44,8 @@ class RowsOfKeys:
         for model in apps.get_models(include_auto_created=True):
             if model._meta.db_table == table and group_of(model) == self.group:
                 return self.condition_of(model, alias)
+            if model._meta.db_table == table and has_copies(model):
+                return None
         names = ", ".join(repr(key.value) for key in self.keys)
         raise UnknownKeyOfRows(
             f"The statement for several shards uses the table {table!r} while keys of group"

@@ -15,6 +15,7 @@ from sharded_orm.backends.snapshot import SchemaSnapshot
 from sharded_orm.backends.two_phase.branch import TABLE as DECISIONS
 from sharded_orm.exceptions import MoveRefused
 from sharded_orm.models.fields import PackedIDField
+from sharded_orm.models.sharding.copies import has_copies
 from sharded_orm.models.sharding.options import shard_options, target_field
 from sharded_orm.operations.moves.group_keys import GroupKeys
 from sharded_orm.operations.moves.request import KeyToMove
@@ -149,12 +150,13 @@ def _tables_without_model(
 
 
 def _tables_of_shards() -> set[str]:
-    """Return the tables that each shard has for itself, by an app with ``tables_on_shards``."""
+    """Return the tables that each shard has for itself: those of apps with ``tables_on_shards``, and
+    copies of global rows."""
     return {
         model._meta.db_table
         for config in apps.get_app_configs()
-        if getattr(config, "tables_on_shards", False)
         for model in config.get_models()
+        if getattr(config, "tables_on_shards", False) or has_copies(model)
     }
 
 

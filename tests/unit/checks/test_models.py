@@ -185,11 +185,24 @@ def test_policies_are_for_foreign_keys_from_shards_to_global_models() -> None:
                 User, on_delete.PROTECT, db_constraint=False, related_name="+"
             )
             former = models.ForeignKey(User, on_delete.LEAVE, db_constraint=False, related_name="+")
+            editor = models.ForeignKey(
+                User, on_delete.SET_NULL, db_constraint=False, null=True, related_name="+"
+            )
 
             class Meta:
                 app_label = "photos_app"
 
         return Owned
+
+    def not_nullable() -> type[Any]:
+        class NotNullable(Base):
+            id = TicketField(primary_key=True)
+            owner = models.ForeignKey(User, on_delete.SET_NULL, db_constraint=False)
+
+            class Meta:
+                app_label = "photos_app"
+
+        return NotNullable
 
     def inside() -> type[Any]:
         class Inside(Base):
@@ -211,6 +224,7 @@ def test_policies_are_for_foreign_keys_from_shards_to_global_models() -> None:
         return OnlyGlobal
 
     assert declare(to_global) == set()
+    assert declare(not_nullable) == {"E007"}
     assert declare(inside) == {"E007"}
     assert declare(global_only) == {"E007"}
 

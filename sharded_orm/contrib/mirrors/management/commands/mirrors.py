@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from django.core.management import BaseCommand, CommandError
@@ -11,6 +12,7 @@ from django.core.management.base import CommandParser
 
 from sharded_orm.contrib.mirrors import build, comparison, declaration, relay
 from sharded_orm.contrib.mirrors.backlog import backlog
+from sharded_orm.contrib.mirrors.companions import Companion, companions, find_companion
 from sharded_orm.contrib.mirrors.differences import ComparisonReport
 from sharded_orm.management.actions import Action, CommandOfActions, problems_error
 from sharded_orm.management.stop_signals import stop_signals
@@ -48,13 +50,13 @@ class RelayMirrors(Action):
             relay.retry_dead_letters()
         with stop_signals() as stopping:
             if options["once"]:
-                report = relay.relay(min_age=0, stopping=stopping)
+                report = _relay(relay.relay(min_age=0, stopping=stopping), stopping)
                 self._show(command, report, options)
                 if report.failed or report.problems:
                     raise problems_error(report.problems)
                 return
             while not stopping():
-                report = relay.relay(stopping=stopping)
+                report = _relay(relay.relay(stopping=stopping), stopping)
                 if report.delivered or report.problems:
                     self._show(command, report, options)
                     for problem in report.problems:
@@ -68,6 +70,15 @@ class RelayMirrors(Action):
             command.stdout.write(json.dumps(relay.describe(report), indent=2))
         elif options["verbosity"]:
             command.stdout.write(f"{report.delivered} rows delivered, {report.failed} failed.")
+
+
+def _relay(report: relay.RelayReport, stopping: Callable[[], bool]) -> relay.RelayReport:
+    """Add what the other kinds of copies had to deliver."""
+    for companion in companions():
+        copied = companion.relay(stopping)
+        report.delivered += copied.rows
+        report.problems += copied.problems
+    return report
 
 
 class CheckMirrors(Action):
@@ -89,10 +100,16 @@ class CheckMirrors(Action):
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         names = options["mirrors"]
-        chosen = [build.find_mirror(name) for name in names] if names else declaration.mirrors()
+        copied = [found for name in names if (found := find_companion(name)) is not None]
+        chosen = [build.find_mirror(name) for name in names if find_companion(name) is None]
+        if not names:
+            chosen = declaration.mirrors()
+            copied = [(kind, label) for kind in companions() for label in kind.labels()]
         different, problems = 0, list[str]()
         for mirror in chosen:
             different += self._check(command, mirror, options, problems)
+        for companion, label in copied:
+            different += self._check_companion(command, companion, label, options, problems)
         if problems:
             raise problems_error(problems)
         if different and not options["repair"]:
@@ -126,6 +143,26 @@ class CheckMirrors(Action):
             )
         return shown
 
+    def _check_companion(
+        self,
+        command: BaseCommand,
+        companion: Companion,
+        label: str,
+        options: dict[str, Any],
+        problems: list[str],
+    ) -> int:
+        report = companion.check(label, repair=options["repair"])
+        problems += report.problems
+        ending = ": repaired" if options["repair"] else ""
+        for difference in report.differences:
+            command.stdout.write(f"{difference}{ending}")
+        if options["verbosity"]:
+            pending = f", {report.pending} not delivered yet" if report.pending else ""
+            command.stdout.write(
+                f"{label}: {report.rows} rows compared, {len(report.differences)} differ{pending}."
+            )
+        return len(report.differences)
+
 
 class BuildMirror(Action):
     name = "build"
@@ -138,6 +175,9 @@ class BuildMirror(Action):
         parser.add_argument("mirror", metavar="MIRROR", help="Such as photos.WrittenComment.")
 
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
+        if (found := find_companion(options["mirror"])) is not None:
+            self._build_companion(command, *found)
+            return
         mirror = build.find_mirror(options["mirror"])
         copied, began = 0, time.monotonic()
         with stop_signals() as stopping:
@@ -153,6 +193,17 @@ class BuildMirror(Action):
             f"{mirror.label} has all {copied} rows of its source that belong to it."
         )
 
+    def _build_companion(self, command: BaseCommand, companion: Companion, label: str) -> None:
+        with stop_signals() as stopping:
+            report = companion.build(label, stopping)
+            if stopping():
+                raise CommandError(
+                    "Stopped. Run the command again to go on.", returncode=stopping.status
+                )
+        if report.problems:
+            raise problems_error(report.problems)
+        command.stdout.write(f"All shards have the rows of {label}; {report.rows} were written.")
+
 
 class MirrorStatus(Action):
     name = "status"
@@ -167,11 +218,17 @@ class MirrorStatus(Action):
             {"mirror": mirror.label, "source": mirror.source.model._meta.label}
             for mirror in declaration.mirrors()
         ]
+        copies, copy_problems = list[dict[str, Any]](), list[str]()
+        for companion in companions():
+            shown, problems_of_kind = companion.status()
+            copies += shown
+            copy_problems += problems_of_kind
         if options["json"]:
             command.stdout.write(
                 json.dumps(
                     {
                         "mirrors": names,
+                        "references": copies,
                         "rows": found.rows,
                         "lag": round(found.lag, 3),
                         "dead": found.dead,
@@ -186,7 +243,16 @@ class MirrorStatus(Action):
             command.stdout.write(
                 f"{found.rows} rows in the outboxes, the oldest of {found.lag:.1f} s"
             )
-        problems = [*found.problems, *(f"dead letter: {text}" for text in found.dead)]
+            for copy in copies:
+                command.stdout.write(
+                    f"{copy['reference']} is copied to {copy['shards']} shards, {copy['behind']} of them"
+                    f" behind, by up to {copy['lag']:.1f} s"
+                )
+        problems = [
+            *found.problems,
+            *copy_problems,
+            *(f"dead letter: {text}" for text in found.dead),
+        ]
         if problems:
             raise problems_error(problems)
 

@@ -1,0 +1,65 @@
+"""Other kinds of copies that the command ``mirrors`` looks after, beside mirrors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass
+class CompanionReport:
+    """What was done with copies.
+
+    :param rows: number of copies that were written, or compared.
+    :param differences: sentences about copies that differ.
+    :param pending: number of copies that differ because they are not delivered yet.
+    :param problems: sentences about shards that did not answer or refuse their copies.
+    """
+
+    rows: int = 0
+    differences: list[str] = field(default_factory=list)
+    pending: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class Companion(Protocol):
+    """A kind of copies. An app provides one when it is ready."""
+
+    def labels(self) -> list[str]:
+        """Return the labels of the models that have copies."""
+
+    def find(self, name: str) -> str | None:
+        """Return the label of the model with this label or class name; None if there is none."""
+
+    def relay(self, stopping: Callable[[], bool]) -> CompanionReport:
+        """Deliver what writers have left."""
+
+    def check(self, label: str, *, repair: bool) -> CompanionReport:
+        """Compare the copies of a model with its rows."""
+
+    def build(self, label: str, stopping: Callable[[], bool]) -> CompanionReport:
+        """Write the copies of a model that are missing or differ."""
+
+    def status(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return what to show of each model, for JSON, and sentences about problems."""
+
+
+_companions: list[Companion] = []
+
+
+def provide_companion(companion: Companion) -> None:
+    """Add a kind of copies."""
+    _companions.append(companion)
+
+
+def companions() -> list[Companion]:
+    return _companions
+
+
+def find_companion(name: str) -> tuple[Companion, str] | None:
+    """Return the kind of copies that has a model of this name, and the model's label."""
+    for companion in _companions:
+        if (label := companion.find(name)) is not None:
+            return companion, label
+    return None

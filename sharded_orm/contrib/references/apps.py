@@ -1,0 +1,35 @@
+"""The app of reference tables: it follows the writes of their rows."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig, apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models.signals import pre_save
+
+
+class ReferencesConfig(AppConfig):
+    name = "sharded_orm.contrib.references"
+    label = "sharded_orm_references"
+    verbose_name = "Reference tables"
+    default_auto_field = "django.db.models.BigAutoField"
+    #: A fixture must not say how far the copies of another site go.
+    is_left_out_of_fixtures = True
+
+    def ready(self) -> None:
+        if not apps.is_installed("sharded_orm.contrib.mirrors"):
+            raise ImproperlyConfigured(
+                f"{self.name!r} needs the relay and the commands of mirrors. Add"
+                " 'sharded_orm.contrib.mirrors' to INSTALLED_APPS."
+            )
+        from sharded_orm.backends.write_hooks.followers import provide_followers
+        from sharded_orm.contrib.mirrors.companions import provide_companion
+        from sharded_orm.contrib.references.maintenance import ReferenceTables
+        from sharded_orm.contrib.references.versions import refuse_fixtures
+        from sharded_orm.contrib.references.writes import follower_of
+
+        import_module("sharded_orm.contrib.references.checks")  # The import registers the checks.
+        provide_followers(follower_of, everywhere=True)
+        provide_companion(ReferenceTables())
+        pre_save.connect(refuse_fixtures)

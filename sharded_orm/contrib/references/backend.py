@@ -1,0 +1,45 @@
+"""The global database: what it must be able to do, and whether its transaction is open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from sharded_orm.backends.write_hooks.commit import CommitHookMixin
+from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
+
+
+def problem_of_backend() -> str | None:
+    """Return why writes of the global database cannot be followed, as a sentence; None if they can."""
+    connection = connections[DEFAULT_DB_ALIAS]
+    if isinstance(connection, CommitHookMixin):
+        return None
+    engine = connection.settings_dict["ENGINE"]
+    return (
+        f"The database {DEFAULT_DB_ALIAS!r} has the ENGINE {engine!r}, which does not say what is about to be"
+        " committed, so copies on the shards could not follow. Use the backend of sharded_orm for the same"
+        " database, such as 'sharded_orm.backends.postgresql'; it behaves as Django's own."
+    )
+
+
+def require_hooks() -> None:
+    """Raise an error if writes of the global database cannot be followed.
+
+    :raises InvalidReferenceModel: the database has a backend without the hooks.
+    """
+    if (problem := problem_of_backend()) is not None:
+        raise InvalidReferenceModel(problem)
+
+
+def in_test_case() -> bool:
+    """Whether Django's ``TestCase`` holds a transaction open on the global database, and on all others."""
+    connection: Any = connections[DEFAULT_DB_ALIAS]
+    return any(block._from_testcase for block in connection.atomic_blocks)
+
+
+def in_transaction() -> bool:
+    """Whether this thread has a transaction of its own open on the global database."""
+    connection = connections[DEFAULT_DB_ALIAS]
+    is_open = connection.in_atomic_block or not connection.get_autocommit()
+    return is_open and not in_test_case()

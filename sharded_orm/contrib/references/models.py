@@ -1,0 +1,79 @@
+"""The base class of reference models, and the tables that say how far their copies go."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.db import models
+
+from sharded_orm.contrib.references.backend import require_hooks
+from sharded_orm.models.fields.text import ExactCharField
+from sharded_orm.models.global_models import GlobalModel
+
+
+class ReferenceModel(GlobalModel):
+    """A model whose rows are in the global database, with a copy of each on every shard.
+
+    Sharded models refer to it by ordinary foreign keys, with a database constraint, and their queries may
+    join it. All writes go to the global database, also those of an instance that was read from a copy.
+    They reach the copies after the commit.
+    """
+
+    _has_copies_on_shards: ClassVar[bool] = True
+
+    class Meta:
+        abstract = True
+
+    def save_base(self, *args: Any, **kwargs: Any) -> None:
+        require_hooks()
+        super().save_base(*args, **kwargs)
+
+    save_base.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+
+class TableVersion(models.Model):
+    """A version of the rows of reference tables.
+
+    The global database has one row, with an empty name: each transaction that writes reference tables
+    raises its version immediately before the commit. The row is also the lock under which all copies
+    are written. On a shard, there is a row for each table: the copies have all changes up to its version.
+    """
+
+    _has_copies_on_shards: ClassVar[bool] = True
+
+    #: The label of a reference model, such as ``geo.Country``; empty for the global rows.
+    name: models.CharField[str, str] = ExactCharField(max_length=100, primary_key=True)
+    version: models.BigIntegerField[int, int] = models.BigIntegerField()
+    #: A random number of the history that the version counts. After a flush, another one begins.
+    history: models.BigIntegerField[int, int] = models.BigIntegerField()
+    #: JSON: primary keys, as text, of copies that were removed before the global rows. Either the global
+    #: row is gone soon, or the copy has to be restored.
+    removed: models.TextField[str, str] = models.TextField(default="[]")
+
+    class Meta:
+        default_permissions: ClassVar = ()
+
+    def __str__(self) -> str:
+        return f"{self.name or 'global rows'}: {self.version}"
+
+
+class ChangedRow(models.Model):
+    """A global row of a reference table, also one that was removed, with the version of its last change."""
+
+    pk = models.CompositePrimaryKey("name", "row")
+    #: The label of the model.
+    name: models.CharField[str, str] = ExactCharField(max_length=100)
+    #: The primary key of the row, as text.
+    row: models.CharField[str, str] = ExactCharField(max_length=255)
+    version: models.BigIntegerField[int, int] = models.BigIntegerField()
+    changed_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
+
+    class Meta:
+        default_permissions: ClassVar = ()
+        indexes: ClassVar = [
+            models.Index(fields=["name", "version"], name="sharded_orm_changed_row")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.row}: {self.version}"

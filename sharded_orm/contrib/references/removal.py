@@ -1,0 +1,109 @@
+"""Removes the copies of rows that are about to be deleted, before the rows themselves.
+
+So no row on a shard can begin to refer to a row that goes. The shard notes which copies it has removed,
+in the same transaction: whoever comes later finds the global row gone, or restores the copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import Error, IntegrityError, transaction
+
+from sharded_orm.contrib.references.backend import in_test_case
+from sharded_orm.contrib.references.declaration import groups, shards
+from sharded_orm.contrib.references.delivery import states_on
+from sharded_orm.contrib.references.differences import (
+    copies_of,
+    delete_copies,
+    restore_copies,
+    writing_copies,
+)
+from sharded_orm.contrib.references.exceptions import ReferenceRowKept
+from sharded_orm.contrib.references.versions import lock, note_removed, versions_on
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.models.moves.confirmation import in_transaction
+
+logger = logging.getLogger("sharded_orm.references")
+
+
+def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
+    """Delete the copies of rows on all shards, in a transaction of each shard.
+
+    Called in the transaction that is about to delete the rows, which holds the lock from now on. If one
+    shard refuses, the copies on the others are restored.
+
+    :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or this
+        thread has an open transaction on a shard.
+    """
+    _refuse_open_transactions(model)
+    lock()
+    removals: list[_Removal] = []
+    for shard in shards():
+        removal = _Removal(model, shard.alias)
+        try:
+            if removal.run(pks):
+                removals.append(removal)
+        except (Error, ShardedOrmError) as exc:
+            for done in removals:
+                done.undo()
+            raise _kept(model, shard.alias, exc) from exc
+
+
+def _kept(model: Any, alias: str, exc: Exception) -> ReferenceRowKept:
+    if isinstance(exc, IntegrityError):
+        return ReferenceRowKept(
+            f"Rows of {model._meta.label} were not deleted: rows on {alias!r} refer to them ({exc})."
+            " Delete or change those first. If rows of other reference tables referred to them, commit"
+            " their changes first."
+        )
+    return ReferenceRowKept(
+        f"Rows of {model._meta.label} were not deleted: {alias!r} cannot say whether its rows refer to"
+        f" them ({exc}). Try again when it answers."
+    )
+
+
+class _Removal:
+    """The removal of copies on one shard, while the thread's transaction holds the lock."""
+
+    def __init__(self, model: Any, alias: str) -> None:
+        self._model, self._alias = model, alias
+        self._copies: list[tuple[Any, ...]] = []
+        self._noted = ""
+
+    def run(self, pks: Sequence[Any]) -> bool:
+        """Delete the copies. Return False if the shard has none, because it is not filled yet."""
+        model, alias = self._model, self._alias
+        with transaction.atomic(using=alias), writing_copies():
+            state = states_on(alias).get(model._meta.label)
+            if state is None:
+                return False
+            self._noted = state.removed
+            self._copies = list(copies_of(model, alias, pks).values())
+            note_removed(alias, model, state, pks)
+            delete_copies(model, alias, pks)
+        return True
+
+    def undo(self) -> None:
+        """Restore the copies as they were. If the shard does not answer, whoever comes next restores them."""
+        alias = self._alias
+        try:
+            with transaction.atomic(using=alias):
+                restore_copies(self._model, alias, self._copies)
+                versions_on(alias).filter(pk=self._model._meta.label).update(removed=self._noted)
+        except (Error, ShardedOrmError) as exc:
+            logger.warning("copies on %r are restored later, by a relay: %s", alias, exc)
+
+
+def _refuse_open_transactions(model: Any) -> None:
+    if in_test_case():
+        return
+    for group in groups():
+        if in_transaction(group):
+            raise ReferenceRowKept(
+                f"Rows of {model._meta.label} were not deleted: a transaction is open on the group"
+                f" {group!r}, and their copies on its shards have to be deleted first, in transactions of"
+                " their own. Delete them outside of it."
+            )

@@ -1,0 +1,153 @@
+"""Versions of the rows of reference tables, and the lock under which copies are written.
+
+Every transaction that writes reference tables takes the lock before its commit, and raises the version.
+So versions ascend in the order of commits, and whoever has the lock sees exactly the rows of its
+version. Copies are written under the lock only: they are never older than what their shard says, and
+nobody deletes a row whose copy is being written.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.models import F, QuerySet
+
+from sharded_orm.contrib.mirrors.declaration import text_of, value_of
+from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
+from sharded_orm.contrib.references.models import ChangedRow, TableVersion
+from sharded_orm.database_clock import DatabaseClock
+
+#: The name of the row of the global database.
+GLOBAL = ""
+#: Rows that are read or written with one statement.
+BATCH = 500
+
+
+def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
+    """A receiver of ``pre_save`` that refuses rows of a fixture.
+
+    :raises InvalidReferenceModel: the fixture would say that copies are up to date.
+    """
+    if raw and sender in (TableVersion, ChangedRow):
+        raise InvalidReferenceModel(
+            f"The fixture has rows of {sender._meta.label}, which say how far the copies of another site go."
+            " Make it with 'dumpdata --exclude sharded_orm_references'."
+        )
+
+
+def versions_on(alias: str) -> QuerySet[TableVersion]:
+    return QuerySet(TableVersion, using=alias)
+
+
+def changes() -> QuerySet[ChangedRow]:
+    return QuerySet(ChangedRow, using=DEFAULT_DB_ALIAS)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of the global rows, in its history."""
+
+    history: int
+    number: int
+
+
+def global_version() -> Version:
+    """Return the version of the global rows."""
+    row = versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).first()
+    return Version(0, 0) if row is None else Version(row.history, row.version)
+
+
+def is_before(state: TableVersion, now: Version) -> bool:
+    """Whether the changes since ``state`` lead to ``now``. False if another history has begun."""
+    return state.history == now.history and state.version <= now.number
+
+
+def lock() -> Version:
+    """Take the lock until the end of the transaction on the global database. Return the version."""
+    row = versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL)
+    if not row.update(version=F("version")):
+        # Two that come first at the same time: the second one gets an IntegrityError.
+        history = secrets.randbits(63)
+        insert_rows(
+            TableVersion, DEFAULT_DB_ALIAS, [TableVersion(name=GLOBAL, version=0, history=history)]
+        )
+    return global_version()
+
+
+def record(rows: Mapping[Any, Iterable[Any]]) -> None:
+    """Raise the version, and note that rows were changed, before the commit of the transaction.
+
+    :param rows: primary keys by model.
+    """
+    lock()
+    # Read the number only after it was written: at the level REPEATABLE READ, the transaction would see
+    # an earlier one.
+    versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL).update(version=F("version") + 1)
+    version = global_version().number
+    for model, pks in rows.items():
+        texts = sorted({text_of(model._meta.pk, pk) for pk in pks})
+        for start in range(0, len(texts), BATCH):
+            page = texts[start : start + BATCH]
+            doomed: Any = changes().filter(name=model._meta.label, row__in=page)
+            doomed._raw_delete(DEFAULT_DB_ALIAS)
+            insert_rows(
+                ChangedRow,
+                DEFAULT_DB_ALIAS,
+                [
+                    ChangedRow(
+                        name=model._meta.label,
+                        row=text,
+                        version=version,
+                        changed_at=DatabaseClock(),
+                    )
+                    for text in page
+                ],
+            )
+
+
+def changed_since(model: Any, version: int) -> list[Any]:
+    """Return the primary keys of rows that were written or removed after ``version``."""
+    texts = changes().filter(name=model._meta.label, version__gt=version)
+    return [value_of(model._meta.pk, text) for text in texts.values_list("row", flat=True)]
+
+
+def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
+    """Return the primary keys of copies that a shard has removed before the global rows."""
+    return [value_of(model._meta.pk, text) for text in json.loads(row.removed)]
+
+
+def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> None:
+    """Note on a shard that copies were removed before the global rows."""
+    texts = {*json.loads(row.removed), *(text_of(model._meta.pk, pk) for pk in pks)}
+    versions_on(alias).filter(pk=row.pk).update(removed=json.dumps(sorted(texts)))
+
+
+def set_version(alias: str, names: Sequence[str], version: Version) -> None:
+    """Note that the shard's copies of these models are those of ``version``."""
+    there = versions_on(alias).filter(name__in=names)
+    known = set(there.values_list("name", flat=True))
+    there.update(version=version.number, history=version.history, removed="[]")
+    new = [
+        TableVersion(name=name, version=version.number, history=version.history)
+        for name in names
+        if name not in known
+    ]
+    insert_rows(TableVersion, alias, new)
+
+
+def insert_rows(model: Any, alias: str, rows: Sequence[Any], fields: Any = None) -> None:
+    """Insert rows as they are, without an atomic block of their own.
+
+    :param fields: the fields to be written; None for all.
+    """
+    fields = fields or model._meta.local_concrete_fields
+    connection = connections[alias]
+    size = max(1, min(BATCH, connection.ops.bulk_batch_size(fields, list(rows))))
+    for start in range(0, len(rows), size):
+        queryset: Any = QuerySet(model, using=alias)
+        queryset._insert(rows[start : start + size], fields, using=alias, raw=True)

@@ -1,0 +1,165 @@
+"""Follows the ORM's writes: those of global rows are noted, those of copies are refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models.sql.subqueries import DeleteQuery, InsertQuery, UpdateQuery
+
+from sharded_orm.contrib.mirrors.capture import SourceWrite
+from sharded_orm.contrib.mirrors.exceptions import WriteNotFollowed
+from sharded_orm.contrib.mirrors.transaction import (
+    DeferrableDelivery,
+    SourceChange,
+    TransactionChanges,
+)
+from sharded_orm.contrib.references.backend import in_test_case
+from sharded_orm.contrib.references.declaration import ReferenceSource, groups
+from sharded_orm.contrib.references.delivery import bring_all
+from sharded_orm.contrib.references.differences import is_writing_copies
+from sharded_orm.contrib.references.exceptions import CopyReadOnly
+from sharded_orm.contrib.references.models import ReferenceModel
+from sharded_orm.contrib.references.removal import remove_ahead
+from sharded_orm.contrib.references.versions import record
+
+logger = logging.getLogger("sharded_orm.references")
+
+
+def follower_of(model: Any) -> ReferenceFollower | None:
+    """Return the follower of a reference model; None for other models."""
+    meta = getattr(model, "_meta", None)
+    if meta is None or not apps.models_ready:
+        return None
+    if meta.apps is not apps:  # A historical model of a migration.
+        try:
+            model = apps.get_model(meta.label)
+        except LookupError:
+            return None
+    if not issubclass(model, ReferenceModel):
+        return None
+    return ReferenceFollower(model._meta.concrete_model)
+
+
+class ReferenceFollower:
+    """Notes each write of a reference table in the same transaction, and refuses writes of copies.
+
+    Implements :class:`~sharded_orm.backends.write_hooks.followers.WriteFollower`. Thread-safe.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def concerns(self, query: Any) -> bool:
+        return True
+
+    def write(self, compiler: Any, execute: Callable[[], Any]) -> Any:
+        """Run a statement, and note the rows that it changes. Copies of deleted rows are deleted before.
+
+        :raises CopyReadOnly: the statement writes copies on a shard.
+        :raises WriteNotFollowed: it is unknown which rows the statement changes.
+        :raises ReferenceRowKept: the copies of a row that is to be deleted cannot be deleted.
+        """
+        connection = compiler.connection
+        if connection.alias != DEFAULT_DB_ALIAS:
+            if getattr(connection, "shard", None) is not None and not is_writing_copies():
+                raise CopyReadOnly(
+                    f"The rows of {self._model._meta.label} on {connection.alias!r} are copies, which follow"
+                    f" the global rows. Write {self._model.__name__} without using().",
+                )
+            return execute()
+        source = ReferenceSource(self._model)
+        changes: Any = ReferenceChanges.of(connection)
+        change: ReferenceChange = changes.add(source)
+        query = compiler.query
+        write = ReferenceWrite(source, compiler, change)
+        if isinstance(query, InsertQuery):
+            rows, result = write.insert(execute)
+        elif isinstance(query, UpdateQuery | DeleteQuery):
+            rows, result = write.change(execute)
+        else:
+            raise WriteNotFollowed(
+                f"A statement of {type(query).__name__} writes {self._model.__name__}, which is a reference"
+                " table, and it is unknown which rows it changes. Use save(), update() or delete()."
+            )
+        if rows:
+            change.pks = [row.pk for row in rows]
+            changes.deliver_after_commit()
+        change.is_complete = True
+        return result
+
+
+class ReferenceWrite(SourceWrite):
+    """One statement that writes global rows of a reference table."""
+
+    def _execute_on(self, pks: Sequence[Any], execute: Callable[[], Any]) -> Any:
+        if pks and isinstance(self._query, DeleteQuery):
+            remove_ahead(self._source.model, pks)
+        return super()._execute_on(pks, execute)
+
+
+class ReferenceChange(SourceChange):
+    """The rows of a reference table that one statement has changed."""
+
+    pks: Sequence[Any] = ()
+
+
+class ReferenceChanges(TransactionChanges):
+    """The changes of reference tables in one transaction of the global database."""
+
+    #: Whether rows were noted that are not delivered yet.
+    _has_news = False
+
+    def add(self, source: Any) -> ReferenceChange:
+        change = ReferenceChange(source)
+        self._changes.append(change)
+        return change
+
+    def before_commit(self) -> None:
+        super().before_commit()
+        self._record()
+
+    def may_commit(self) -> None:
+        # What the next statement commits implicitly must be noted before, or no relay would find it.
+        self._record()
+
+    def _record(self) -> None:
+        """Note the rows, once: versions ascend in the order of commits, because they are given out last."""
+        rows: dict[Any, set[Any]] = {}
+        for change in self._changes:
+            if isinstance(change, ReferenceChange) and not (
+                change.is_undone or change.is_delivered
+            ):
+                rows.setdefault(change.source.model, set()).update(change.pks)
+                change.is_delivered = True
+        rows = {model: pks for model, pks in rows.items() if pks}
+        if rows:
+            record(rows)
+            self._has_news = True
+
+    def _deliver(self) -> None:
+        self._hook = None
+        if not self._may_deliver:
+            return
+        self._record()  # In a TestCase nothing is committed, so it is not done yet.
+        if self._has_news:
+            self._has_news = False
+            CopyDelivery(groups())()
+
+
+class CopyDelivery(DeferrableDelivery):
+    """Brings what one transaction has written to the shards, after its commit."""
+
+    def __call__(self) -> None:
+        if in_test_case():  # Waiting for the end of transactions on shards would be in vain.
+            self.deliver(may_be_rolled_back=True)
+        else:
+            super().__call__()
+
+    def deliver(self, *, may_be_rolled_back: bool) -> None:
+        for problem in bring_all().problems:
+            # The writer has committed, so it gets no error.
+            logger.warning("copies of reference tables follow later, by a relay: %s", problem)
