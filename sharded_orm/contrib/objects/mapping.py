@@ -1,0 +1,131 @@
+"""The base classes of mappings: :class:`Mapping` and :class:`MirrorMapping`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from django.apps import apps
+from django.db import models
+
+from sharded_orm.contrib.objects.exceptions import InvalidObjectType
+from sharded_orm.contrib.objects.mapping_manager import MappingManager, entry_id
+from sharded_orm.contrib.objects.options import read_meta
+from sharded_orm.models.base import ShardedModel, ShardedModelBase
+
+
+@dataclass(frozen=True, eq=False)
+class MappingSides:
+    """The two sides of a mapping.
+
+    :param app_label: the app of the mapping, in which a class named by its bare name is.
+    :param near, far: the classes of objects, or their labels. Entries are on the shard of the near side.
+    :param near_column, far_column: the columns with the ids.
+    """
+
+    app_label: str
+    near: Any
+    far: Any
+    near_column: str
+    far_column: str
+
+    @cached_property
+    def near_class(self) -> Any:
+        return self._resolved(self.near)
+
+    @cached_property
+    def far_class(self) -> Any:
+        return self._resolved(self.far)
+
+    def _resolved(self, side: Any) -> Any:
+        if not isinstance(side, str):
+            return side
+        return apps.get_model(side if "." in side else f"{self.app_label}.{side}")
+
+
+class MappingBase(ShardedModelBase):
+    """The metaclass of mappings: makes ``ShardMeta`` of the two sides and ``class MappingMeta``."""
+
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        meta = attrs.get("Meta")
+        if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
+            base: Any = next((each for each in bases if isinstance(each, MappingBase)), None)
+            attrs["ShardMeta"] = type("ShardMeta", (), base._shard_meta(name, attrs))
+        cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
+        if not cls._meta.abstract:
+            cls._sides = cls._make_sides()
+        return cls
+
+
+class MappingEntry(ShardedModel, metaclass=MappingBase):
+    """What mappings and mirror mappings have in common: the columns of an entry, and the manager."""
+
+    _sides: ClassVar[MappingSides]
+
+    id: models.UUIDField[Any, Any] = models.UUIDField(primary_key=True, editable=False)
+    source_id: models.BigIntegerField[Any, Any] = models.BigIntegerField()
+    target_id: models.BigIntegerField[Any, Any] = models.BigIntegerField()
+    sequence: models.BigIntegerField[Any, Any] = models.BigIntegerField()
+
+    objects = MappingManager()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.source_id} → {self.target_id}"
+
+
+class Mapping(MappingEntry):
+    """Which objects belong to an object, in an order: from one side to the other (Pinterest, P7).
+
+    ::
+
+        class BoardPins(Mapping):
+            source, target = Board, Pin
+
+        BoardPins.objects.add(board, pin)
+        page = BoardPins.objects.page(board, size=50)
+
+    Its table has a row for each pair, on the shard of the source. A class that is declared later is named
+    by a text: ``target = "pins.Pin"``. ``MappingMeta`` may set ``cache = True``, and must set ``group`` if
+    ``source`` is a text.
+    """
+
+    source: ClassVar[Any]
+    target: ClassVar[Any]
+
+    class Meta:
+        abstract = True
+        indexes = (models.Index(fields=["source_id", "sequence", "target_id"]),)
+
+    @classmethod
+    def _shard_meta(cls, name: str, attrs: dict[str, Any]) -> dict[str, Any]:
+        for side in ("source", "target"):
+            if not _is_object_class(attrs.get(side, getattr(cls, side, None))):
+                raise InvalidObjectType(
+                    f"{name}.{side} must be a class of objects that is not abstract, or its label."
+                )
+        values = read_meta(f"{name}.MappingMeta", attrs.get("MappingMeta"), ("cache", "group"), ())
+        source = attrs.get("source", getattr(cls, "source", None))
+        group = values.get("group") if isinstance(source, str) else source._object.group
+        if group is None or values.get("group", group) != group:
+            raise InvalidObjectType(
+                f"{name}.MappingMeta.group must be the group of {source!r}, on whose shards the entries are."
+            )
+        return {"group": group, "shard_key": "source_id", "cache": values.get("cache", False)}
+
+    @classmethod
+    def _make_sides(cls) -> MappingSides:
+        return MappingSides(cls._meta.app_label, cls.source, cls.target, "source_id", "target_id")
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        self.id = entry_id(self.source_id, self.target_id)
+        super().save(*args, **kwargs)
+
+
+def _is_object_class(side: Any) -> bool:
+    return isinstance(side, str) or (isinstance(side, type) and hasattr(side, "_object"))

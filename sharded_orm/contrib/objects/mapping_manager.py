@@ -1,0 +1,145 @@
+"""The manager of mappings."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Q
+
+from sharded_orm.contrib.objects.exceptions import WrongObjectType
+from sharded_orm.contrib.objects.page import Cursor, Page
+from sharded_orm.models import ShardedManager
+from sharded_orm.models.sharding.options import describe
+
+# The largest number of entries that are read at a time.
+_MOST = 1000
+
+_Manager: Any = ShardedManager
+
+
+class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a function
+    """The manager of mappings. Wherever it takes an object, it takes an id as well."""
+
+    def add(self, source: Any, target: Any, sequence: int | None = None) -> bool:
+        """Add an object to a mapping, and return whether it was not in it before.
+
+        Two statements on the shard of the source.
+
+        :param sequence: the position; by default the time in microseconds since 1970. If the object is
+            in the mapping already, its position stays.
+        :raises WrongObjectType: an id or object is of another type than the mapping's.
+        """
+        near, far = self._ids(source, target)
+        if sequence is None:
+            sequence = time.time_ns() // 1000
+        values = {"target_id": far, "sequence": sequence}
+        _, created = self.get_or_create(source_id=near, id=entry_id(near, far), defaults=values)
+        return bool(created)
+
+    def remove(self, source: Any, target: Any) -> bool:
+        """Remove an object from a mapping, and return whether it was in it. One statement."""
+        return bool(self._entry(source, target).delete()[0])
+
+    def move(self, source: Any, target: Any, sequence: int) -> bool:
+        """Give an object of a mapping another position, and return whether it is in it. One statement."""
+        return bool(self._entry(source, target).update(sequence=sequence))
+
+    def contains(self, source: Any, target: Any) -> bool:
+        """Return whether an object is in a mapping. One statement."""
+        return bool(self._entry(source, target).exists())
+
+    def count(self, source: Any) -> int:
+        """Return the number of entries of ``source``, those of deleted objects included. One statement."""
+        return int(self._entries(source).count())
+
+    def page(
+        self,
+        source: Any,
+        *,
+        after: Cursor | str | None = None,
+        size: int = 50,
+        newest_first: bool = False,
+    ) -> Page:
+        """Return some objects of a mapping, in the order of their positions.
+
+        The entries are read on the shard of the source, then the objects in one round trip per node. Deleted
+        objects are left out, and the page is filled up with those that follow: one more read of entries
+        and objects each time.
+
+        :param after: the cursor ``next`` of the page before, or its text; None for the first page.
+        :param size: the number of objects, at most 999.
+        :param newest_first: whether to begin at the highest sequence.
+        :raises InvalidCursor: ``after`` is no cursor.
+        """
+        if not 0 < size < _MOST:
+            raise ValueError(f"size={size!r} is not 1 to {_MOST - 1!r}.")
+        cursor = Cursor.parse(after) if isinstance(after, str) else after
+        sides = self.model._sides
+        rows: list[tuple[Cursor, Any]] = []
+        damaged = {}
+        wanted = chunk = size + 1
+        while wanted > 0:
+            entries = list(self._after(source, cursor, newest_first)[:chunk])
+            ids = [getattr(entry, sides.far_column) for entry in entries]
+            objects = sides.far_class.objects.get_many(ids)
+            damaged |= objects.damaged
+            for entry, pk in zip(entries, ids, strict=True):
+                cursor = Cursor(entry.sequence, pk)
+                if pk in objects:
+                    rows.append((cursor, objects[pk]))
+            wanted = size + 1 - len(rows)
+            if len(entries) < chunk:
+                break
+            chunk = min(_MOST, 2 * chunk)
+        page = rows[:size]
+        return Page([row for _, row in page], page[-1][0] if len(rows) > size else None, damaged)
+
+    def _after(self, source: Any, cursor: Cursor | None, newest_first: bool) -> Any:
+        column = self.model._sides.far_column
+        entries, sign, than = self._entries(source), "", "gt"
+        if newest_first:
+            sign, than = "-", "lt"
+        if cursor is not None:
+            behind = Q(**{f"sequence__{than}": cursor.sequence}) | Q(
+                **{f"{column}__{than}": cursor.target}
+            )
+            entries = entries.filter(**{f"sequence__{than}e": cursor.sequence}).filter(behind)
+        return entries.order_by(f"{sign}sequence", f"{sign}{column}")
+
+    def _entries(self, source: Any) -> Any:
+        sides = self.model._sides
+        return self.filter(**{sides.near_column: _id_of(sides.near_class, source)})
+
+    def _entry(self, source: Any, target: Any) -> Any:
+        sides = self.model._sides
+        near, far = self._ids(source, target)
+        pair = (near, far) if sides.near_column == "source_id" else (far, near)
+        return self.filter(**{sides.near_column: near, "id": entry_id(*pair)})
+
+    def _ids(self, source: Any, target: Any) -> tuple[int, int]:
+        sides = self.model._sides
+        return _id_of(sides.near_class, source), _id_of(sides.far_class, target)
+
+
+def entry_id(source: int, target: int) -> UUID:
+    """Return the primary key of an entry: the two ids, one behind the other.
+
+    So there is one entry for each pair, it is found by its primary key, and its key is like no other on
+    any shard.
+    """
+    return UUID(int=source << 64 | target)
+
+
+def _id_of(cls: Any, value: Any) -> int:
+    """Return the id of an object of ``cls``, which is given itself or by its id."""
+    if hasattr(value, "_meta"):
+        if not isinstance(value, cls):
+            raise WrongObjectType(
+                f"{describe(value)} is no {cls.__name__}. Give an object of that class."
+            )
+        value = value.pk
+        if value is None:
+            raise WrongObjectType(f"The {cls.__name__} has no id yet. Save it first.")
+    return int(cls._object.check_id(cls.__name__, value))
