@@ -25,3 +25,51 @@ class Pin(ShardedObject):
 
 class BoardPins(Mapping):
     source, target = Board, Pin
+
+
+class User(ShardedObject):
+    """Cached, as are its follows."""
+
+    name = fields.Char(max_length=40)
+    age = fields.Integer(null=True)
+
+    class ObjectMeta:
+        group = "pins"
+        type_id = 23
+        cache = True
+
+
+class Follows(Mapping):
+    """From a user to users: objects of a mapping may be of the type of its source."""
+
+    source, target = User, User
+
+    class MappingMeta:
+        cache = True
+
+
+class Everything(ShardedObject):
+    """A field of each kind."""
+
+    text = fields.Text(default="")
+    number = fields.Integer(default=0)
+    is_on = fields.Boolean(default=False)
+    ratio = fields.Float(null=True)
+    price = fields.Decimal(max_digits=8, decimal_places=2, null=True)
+    day = fields.Date(null=True)
+    moment = fields.DateTime(null=True)
+    hour = fields.Time(null=True)
+    length = fields.Duration(null=True)
+    code = fields.UUID(null=True)
+    address = fields.IPAddress(null=True)
+    email = fields.Email(null=True)
+    slug = fields.Slug(null=True)
+    tags = fields.JSON(default=list)
+    title = fields.Char(max_length=20, default="", was=("name", "heading"))
+    created = fields.DateTime(auto_now_add=True, null=True)
+
+    class ObjectMeta:
+        group = "pins"
+        type_id = 24
+        max_body = 5_000
+        removed = ("colour",)

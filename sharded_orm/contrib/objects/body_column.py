@@ -24,16 +24,23 @@ class BodyColumn(models.JSONField):
         return name, "django.db.models.JSONField", args, kwargs
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
-        """Return the body as it is to be stored: complete, checked and not too large."""
-        body = body_of(model_instance)
-        options = model_instance._object
-        for field in model_instance.body_fields():
-            field.prepare(model_instance, add)
-        for name in options.removed:
-            body.pop(name, None)
-        model_instance.__dict__.pop("_assigned", None)
-        _check_size(model_instance, body, options.max_body)
-        return body
+        prepare_body(model_instance, add)
+        return model_instance.data
+
+
+def prepare_body(instance: Any, add: bool) -> None:
+    """Complete the body of an object for the database, and check it.
+
+    :param add: whether the object is new.
+    :raises InvalidValue: a value is missing, cannot be JSON, or is refused by a validator of its field.
+    :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
+    """
+    body, options = body_of(instance), instance._object
+    for field in instance.body_fields():
+        field.prepare(instance, add)
+    for name in options.removed:
+        body.pop(name, None)
+    _check_size(instance, body, options.max_body)
 
 
 def body_of(instance: Any) -> dict[str, Any]:

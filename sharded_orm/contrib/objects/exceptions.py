@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.core.exceptions import FieldError, ImproperlyConfigured, ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import DatabaseError, DataError
 
 from sharded_orm.exceptions import ShardedOrmError
@@ -40,7 +40,7 @@ class UnsavedChanges(ObjectError, RuntimeError):
     """``edit()`` would drop assignments that were not saved."""
 
 
-class BodyFieldInQuery(ObjectError, FieldError):
+class BodyFieldInQuery(ObjectError, RuntimeError):
     """A query names a field that is in the bodies of objects, which no database can search."""
 
 

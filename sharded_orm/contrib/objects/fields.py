@@ -93,7 +93,7 @@ class BodyField(_FieldBase):
             if name in body:
                 return self._from_json(instance, body[name])
         value = self.get_default()
-        if callable(self.default):
+        if self.has_default() and callable(self.default):
             # The next call may give another value, and a list or dict may be changed in place.
             body[self.name] = self.to_json(value)
             return self._from_json(instance, body[self.name])

@@ -35,7 +35,9 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
         if sequence is None:
             sequence = time.time_ns() // 1000
         values = {"target_id": far, "sequence": sequence}
-        _, created = self.get_or_create(source_id=near, id=entry_id(near, far), defaults=values)
+        _, created = self.uncached().get_or_create(
+            source_id=near, id=entry_id(near, far), defaults=values
+        )
         return bool(created)
 
     def remove(self, source: Any, target: Any) -> bool:

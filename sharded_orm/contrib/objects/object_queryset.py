@@ -69,7 +69,10 @@ class ObjectQuerySet(ShardedQuerySet[M]):
                 f"bulk_create() of {self.model.__name__} with update_conflicts would not compare versions."
                 " Create new objects only, and change the others inside of edit()."
             )
-        return super().bulk_create(objs, *args, **kwargs)
+        rows: list[M] = super().bulk_create(objs, *args, **kwargs)
+        for row in rows:
+            row.__dict__.pop("_assigned", None)
+        return rows
 
 
 _Manager: Any = ShardedManager.from_queryset(ObjectQuerySet)  # type: ignore[attr-defined]

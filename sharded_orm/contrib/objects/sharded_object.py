@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from django.db import connections, models
 
 import sharded_orm
-from sharded_orm.contrib.objects.body_column import BodyColumn, VersionColumn
+from sharded_orm.contrib.objects.body_column import BodyColumn, VersionColumn, prepare_body
 from sharded_orm.contrib.objects.exceptions import (
     ConcurrentEdit,
     InvalidObjectType,
@@ -34,11 +34,11 @@ class ObjectBase(ShardedModelBase):
         if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
             _refuse_concrete_base(name, bases)
             options = _options(name, bases, attrs)
+            pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
+            pk.creation_counter = -1  # the first column, before those of the base class
             attrs |= {
                 "_object": options,
-                "id": PackedIDField(
-                    primary_key=True, type_id=options.type_id, layout=options.layout
-                ),
+                "id": pk,
                 "ShardMeta": type(
                     "ShardMeta",
                     (),
@@ -137,7 +137,10 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
             rest = set(names) - own
             kwargs["update_fields"] = rest | {"data", "ts", "version"} if names else names
+        # Before the transaction, which an error inside of it would make unusable.
+        prepare_body(self, self._state.adding)
         super().save(*args, **kwargs)
+        self.__dict__.pop("_assigned", None)
 
     save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
