@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sharded_orm.contrib.objects import Mapping, ShardedObject, fields
+from sharded_orm.contrib.objects import Mapping, ObjectLookup, ShardedObject, fields
 
 
 class Board(ShardedObject):
@@ -73,3 +73,11 @@ class Everything(ShardedObject):
         type_id = 24
         max_body = 5_000
         removed = ("colour",)
+
+
+class FacebookUsers(ObjectLookup):
+    target = User
+
+    class LookupMeta:
+        group = "events"
+        cache = True

@@ -9,11 +9,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Batch", "Cursor", "Mapping", "Page", "ShardedObject", "fields"]
+__all__ = [
+    "Batch",
+    "Cursor",
+    "Mapping",
+    "MirrorMapping",
+    "ObjectLookup",
+    "Page",
+    "ShardedObject",
+    "fields",
+]
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.objects import fields
-    from sharded_orm.contrib.objects.mapping import Mapping
+    from sharded_orm.contrib.objects.mapping import Mapping, MirrorMapping
+    from sharded_orm.contrib.objects.object_lookup import ObjectLookup
     from sharded_orm.contrib.objects.object_queryset import Batch
     from sharded_orm.contrib.objects.page import Cursor, Page
     from sharded_orm.contrib.objects.sharded_object import ShardedObject
@@ -22,6 +32,8 @@ _MODULES = {
     "Batch": "object_queryset",
     "Cursor": "page",
     "Mapping": "mapping",
+    "MirrorMapping": "mapping",
+    "ObjectLookup": "object_lookup",
     "Page": "page",
     "ShardedObject": "sharded_object",
 }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from importlib import import_module
+
 from django.apps import AppConfig
 
 
@@ -8,3 +10,6 @@ class ObjectsConfig(AppConfig):
     label = "sharded_orm_objects"
     verbose_name = "Objects"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        import_module("sharded_orm.contrib.objects.checks")  # The import registers the checks.

@@ -198,7 +198,9 @@ class Email(BodyField, models.EmailField):
 
 
 class URL(BodyField, models.URLField):
-    pass
+    def formfield(self, **kwargs: Any) -> Any:
+        # The default of Django from 6.0 on, which Django 5.2 warns of.
+        return super().formfield(**{"assume_scheme": "https", **kwargs})
 
 
 class Slug(BodyField, models.SlugField):
@@ -291,6 +293,22 @@ class Ref(BodyField, models.BigIntegerField):
     def save_form_data(self, instance: Any, data: Any) -> None:
         setattr(instance, self.attname, data)
 
+    def formfield(self, **kwargs: Any) -> Any:
+        return super().formfield(**{"validators": [self._refuse_other_type], **kwargs})
+
+    def _refuse_other_type(self, value: int) -> None:
+        try:
+            self.target._object.check_id(self.target.__name__, value)
+        except ValueError as exc:
+            raise self._missing(value) from exc
+
+    def _missing(self, value: Any) -> ValidationError:
+        return ValidationError(
+            _("There is no %(model)s with the id %(id)s."),
+            code="invalid",
+            params={"model": self.target._meta.verbose_name, "id": value},
+        )
+
     def validate(self, value: Any, model_instance: Any) -> None:
         """Refuse an id without an object."""
         super().validate(value, model_instance)
@@ -298,11 +316,7 @@ class Ref(BodyField, models.BigIntegerField):
             try:
                 self.target.objects.get(value)
             except (ObjectDoesNotExist, ValueError) as exc:
-                raise ValidationError(
-                    _("There is no %(model)s with the id %(id)s."),
-                    code="invalid",
-                    params={"model": self.target._meta.verbose_name, "id": value},
-                ) from exc
+                raise self._missing(value) from exc
 
 
 class ReferenceAttribute(BodyAttribute):

@@ -109,14 +109,8 @@ class Mapping(MappingEntry):
                 raise InvalidObjectType(
                     f"{name}.{side} must be a class of objects that is not abstract, or its label."
                 )
-        values = read_meta(f"{name}.MappingMeta", attrs.get("MappingMeta"), ("cache", "group"), ())
         source = attrs.get("source", getattr(cls, "source", None))
-        group = values.get("group") if isinstance(source, str) else source._object.group
-        if group is None or values.get("group", group) != group:
-            raise InvalidObjectType(
-                f"{name}.MappingMeta.group must be the group of {source!r}, on whose shards the entries are."
-            )
-        return {"group": group, "shard_key": "source_id", "cache": values.get("cache", False)}
+        return {"shard_key": "source_id", **_mapping_meta(name, attrs, source)}
 
     @classmethod
     def _make_sides(cls) -> MappingSides:
@@ -125,6 +119,52 @@ class Mapping(MappingEntry):
     def save(self, *args: Any, **kwargs: Any) -> None:
         self.id = entry_id(self.source_id, self.target_id)
         super().save(*args, **kwargs)
+
+
+class MirrorMapping(MappingEntry):
+    """The other direction of a mapping: a mirror of its entries, on the shards of its targets (P7).
+
+    ::
+
+        class PinBoards(MirrorMapping):
+            mapping = BoardPins
+
+        PinBoards.objects.page(pin)  # the boards of a pin
+
+    It follows each write of the mapping, as :doc:`mirrors </howto/store-data-twice>` do, and needs the app
+    ``sharded_orm.contrib.mirrors``. It is read-only. ``MappingMeta`` may set ``cache = True``, and must set
+    ``group`` if ``target`` of the mapping is a text.
+    """
+
+    mapping: ClassVar[Any]
+
+    class Meta:
+        abstract = True
+        indexes = (models.Index(fields=["target_id", "sequence", "source_id"]),)
+
+    @classmethod
+    def _shard_meta(cls, name: str, attrs: dict[str, Any]) -> dict[str, Any]:
+        mapping = attrs.get("mapping")
+        if not (isinstance(mapping, type) and issubclass(mapping, Mapping)):
+            raise InvalidObjectType(f"{name}.mapping must be a class that derives from Mapping.")
+        values = _mapping_meta(name, attrs, mapping.target)
+        return {"shard_key": "target_id", "mirror_of": mapping, **values}
+
+    @classmethod
+    def _make_sides(cls) -> MappingSides:
+        sides = cls.mapping._sides
+        return MappingSides(sides.app_label, sides.far, sides.near, "target_id", "source_id")
+
+
+def _mapping_meta(name: str, attrs: dict[str, Any], side: Any) -> dict[str, Any]:
+    """Return ``cache`` and ``group`` for the entries that are on the shards of ``side``."""
+    values = read_meta(f"{name}.MappingMeta", attrs.get("MappingMeta"), ("cache", "group"), ())
+    group = values.get("group") if isinstance(side, str) else side._object.group
+    if group is None or values.get("group", group) != group:
+        raise InvalidObjectType(
+            f"{name}.MappingMeta.group must be the group of {side!r}, on whose shards the entries are."
+        )
+    return {"group": group, "cache": values.get("cache", False)}
 
 
 def _is_object_class(side: Any) -> bool:

@@ -112,7 +112,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
 
     def _entries(self, source: Any) -> Any:
         sides = self.model._sides
-        return self.filter(**{sides.near_column: _id_of(sides.near_class, source)})
+        return self.filter(**{sides.near_column: id_of(sides.near_class, source)})
 
     def _entry(self, source: Any, target: Any) -> Any:
         sides = self.model._sides
@@ -122,7 +122,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
 
     def _ids(self, source: Any, target: Any) -> tuple[int, int]:
         sides = self.model._sides
-        return _id_of(sides.near_class, source), _id_of(sides.far_class, target)
+        return id_of(sides.near_class, source), id_of(sides.far_class, target)
 
 
 def entry_id(source: int, target: int) -> UUID:
@@ -134,7 +134,7 @@ def entry_id(source: int, target: int) -> UUID:
     return UUID(int=source << 64 | target)
 
 
-def _id_of(cls: Any, value: Any) -> int:
+def id_of(cls: Any, value: Any) -> int:
     """Return the id of an object of ``cls``, which is given itself or by its id."""
     if hasattr(value, "_meta"):
         if not isinstance(value, cls):
