@@ -20,7 +20,7 @@ class ObjectAdmin(ShardedModelAdmin):
     """
 
     form = ObjectForm
-    readonly_fields: Any = ("ts",)
+    readonly_fields = ("ts",)
 
     def get_sortable_by(self, request: HttpRequest) -> Any:
         body = {field.name for field in self.model.body_fields()}
@@ -34,7 +34,10 @@ class ObjectAdmin(ShardedModelAdmin):
         extra_context: Any = None,
     ) -> HttpResponse:
         try:
-            return super().changeform_view(request, object_id, form_url, extra_context)
+            answer: HttpResponse = super().changeform_view(
+                request, object_id, form_url, extra_context
+            )
+            return answer
         except ConcurrentEdit:
             text = _("Somebody else has changed this at the same time. Nothing was saved.")
             self.message_user(request, text, messages.ERROR)

@@ -73,7 +73,7 @@ def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
         )
 
 
-class VersionColumn(models.PositiveBigIntegerField):
+class VersionColumn(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # generic in the stubs only
     """Counts the changes of an object. Each UPDATE of an object has its last version as a condition."""
 
     def deconstruct(self) -> Any:

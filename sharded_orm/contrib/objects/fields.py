@@ -58,12 +58,12 @@ class BodyField(_FieldBase):
         self.was = (was,) if isinstance(was, str) else tuple(was)
         super().__init__(*args, **kwargs)
 
-    def get_attname_column(self) -> tuple[str, None]:  # type: ignore[override]
+    def get_attname_column(self) -> tuple[str, None]:
         # Overrides Field.get_attname_column(). A field without a column is no field of the table, so
         # neither migrations nor queries see it.
         return self.get_attname(), None
 
-    def contribute_to_class(self, cls: Any, name: str, private_only: bool = False) -> None:
+    def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
         taken = getattr_static(cls, name, None)
         if name in ("id", "near") or not isinstance(taken, BodyAttribute | None):
             raise InvalidObjectType(
@@ -271,8 +271,8 @@ class Ref(BodyField, models.BigIntegerField):
     def get_attname(self) -> str:
         return f"{self.name}_id"
 
-    def contribute_to_class(self, cls: Any, name: str, private_only: bool = False) -> None:
-        super().contribute_to_class(cls, name, private_only)
+    def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        super().contribute_to_class(cls, name, *args, **kwargs)
         setattr(cls, name, ReferenceAttribute(self))
 
     @cached_property

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from sharded_orm.contrib.objects.exceptions import WrongObjectType
+from sharded_orm.contrib.objects.exceptions import DamagedObject, WrongObjectType
 from sharded_orm.contrib.objects.page import Cursor, Page
 from sharded_orm.models import ShardedManager
 from sharded_orm.models.sharding.options import describe
@@ -31,13 +31,11 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
             in the mapping already, its position stays.
         :raises WrongObjectType: an id or object is of another type than the mapping's.
         """
-        near, far = self._ids(source, target)
+        sides, entry = self.model._sides, self._key(source, target)
         if sequence is None:
             sequence = time.time_ns() // 1000
-        values = {"target_id": far, "sequence": sequence}
-        _, created = self.uncached().get_or_create(
-            source_id=near, id=entry_id(near, far), defaults=values
-        )
+        values = {sides.far_column: id_of(sides.far_class, target), "sequence": sequence}
+        _, created = self.uncached().get_or_create(defaults=values, **entry)
         return bool(created)
 
     def remove(self, source: Any, target: Any) -> bool:
@@ -80,7 +78,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
         cursor = Cursor.parse(after) if isinstance(after, str) else after
         sides = self.model._sides
         rows: list[tuple[Cursor, Any]] = []
-        damaged = {}
+        damaged: dict[int, DamagedObject] = {}
         wanted = chunk = size + 1
         while wanted > 0:
             entries = list(self._after(source, cursor, newest_first)[:chunk])
@@ -115,14 +113,17 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
         return self.filter(**{sides.near_column: id_of(sides.near_class, source)})
 
     def _entry(self, source: Any, target: Any) -> Any:
-        sides = self.model._sides
-        near, far = self._ids(source, target)
-        pair = (near, far) if sides.near_column == "source_id" else (far, near)
-        return self.filter(**{sides.near_column: near, "id": entry_id(*pair)})
+        return self.filter(**self._key(source, target))
 
-    def _ids(self, source: Any, target: Any) -> tuple[int, int]:
+    def _key(self, source: Any, target: Any) -> dict[str, Any]:
+        """Return the conditions on the shard key and the primary key of an entry."""
         sides = self.model._sides
-        return id_of(sides.near_class, source), id_of(sides.far_class, target)
+        ids = {
+            sides.near_column: id_of(sides.near_class, source),
+            sides.far_column: id_of(sides.far_class, target),
+        }
+        pk = entry_id(ids["source_id"], ids["target_id"])
+        return {sides.near_column: ids[sides.near_column], "id": pk}
 
 
 def entry_id(source: int, target: int) -> UUID:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Generic
+from typing import Any
 
 from django.db.models import F
 from django.utils import timezone
@@ -18,7 +18,7 @@ from sharded_orm.models.sharding.type_variables import M
 logger = logging.getLogger("sharded_orm.objects")
 
 
-class Batch(dict[int, M], Generic[M]):
+class Batch(dict[int, Any]):
     """Objects by their ids, in the order in which they were asked for."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a functi
         body_of(found)
         return found
 
-    def get_many(self, ids: Iterable[int]) -> Batch[Any]:
+    def get_many(self, ids: Iterable[int]) -> Batch:
         """Return the objects with these ids, by id and in this order: one round trip per node.
 
         Ids without an object, and those of deleted objects, are left out. Objects with damaged bodies
@@ -125,7 +125,7 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a functi
         options, name = self.model._object, self.model.__name__
         wanted = list(dict.fromkeys(options.check_id(name, _as_id(value)) for value in ids))
         rows = self.with_deleted().in_bulk(wanted)
-        batch: Batch[Any] = Batch()
+        batch: Batch = Batch()
         for pk in wanted:
             row = rows.get(pk)
             if row is None or not row.active:
