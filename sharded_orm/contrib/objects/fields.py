@@ -59,8 +59,7 @@ class BodyField(_FieldBase):
         super().__init__(*args, **kwargs)
 
     def get_attname_column(self) -> tuple[str, None]:
-        # Overrides Field.get_attname_column(). A field without a column is no field of the table, so
-        # neither migrations nor queries see it.
+        # A field without a column is no field of the table, so neither migrations nor queries see it.
         return self.get_attname(), None
 
     def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +73,7 @@ class BodyField(_FieldBase):
         setattr(cls, self.attname, BodyAttribute(self))
 
     def get_col(self, alias: Any, output_field: Any = None) -> Any:
-        # Overrides Field.get_col(), which every query calls that filters, orders or selects by a field.
+        # Every query calls this method that filters, orders or selects by a field.
         raise BodyFieldInQuery(
             f"{self.model.__name__}.{self.name} is in the bodies of the objects, which a query does not"
             " search. Find objects by their ids or through a mapping, and filter in Python; or store"

@@ -10,7 +10,6 @@ import pytest
 from tests.integration.imports.site import BACKENDS
 from tests.integration.objects.gallery_site import GallerySite, gallery_on
 
-
 _IN_LONG_RUNS = [pytest.param(backend, marks=pytest.mark.long) for backend in BACKENDS[1:]]
 
 
