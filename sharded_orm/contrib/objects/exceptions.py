@@ -48,5 +48,9 @@ class ObjectWriteRefused(ObjectError, RuntimeError):
     """A statement would write objects without a look at their versions or bodies."""
 
 
+class InvalidPageSize(ObjectError, ValueError):
+    """A page cannot have this number of objects."""
+
+
 class InvalidCursor(ObjectError, ValueError):
     """A text is no cursor of a page."""

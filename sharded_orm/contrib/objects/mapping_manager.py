@@ -8,7 +8,11 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from sharded_orm.contrib.objects.exceptions import DamagedObject, WrongObjectType
+from sharded_orm.contrib.objects.exceptions import (
+    DamagedObject,
+    InvalidPageSize,
+    WrongObjectType,
+)
 from sharded_orm.contrib.objects.page import Cursor, Page
 from sharded_orm.models import ShardedManager
 from sharded_orm.models.sharding.options import describe
@@ -72,9 +76,10 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
         :param size: the number of objects, at most 999.
         :param newest_first: whether to begin at the highest sequence.
         :raises InvalidCursor: ``after`` is no cursor.
+        :raises InvalidPageSize: ``size`` is too small or too large.
         """
         if not 0 < size < _MOST:
-            raise ValueError(f"size={size!r} is not 1 to {_MOST - 1!r}.")
+            raise InvalidPageSize(f"size={size!r} is not 1 to {_MOST - 1!r}.")
         cursor = Cursor.parse(after) if isinstance(after, str) else after
         sides = self.model._sides
         rows: list[tuple[Cursor, Any]] = []

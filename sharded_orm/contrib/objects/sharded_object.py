@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from django.db import connections, models
 
 import sharded_orm
+from sharded_orm.compat import update_result
 from sharded_orm.contrib.objects.body_column import BodyColumn, VersionColumn, prepare_body
 from sharded_orm.contrib.objects.exceptions import (
     ConcurrentEdit,
@@ -130,8 +131,6 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         :raises InvalidValue: a value is missing, or a validator of its field refuses it.
         :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
         """
-        if self._state.adding:
-            kwargs.setdefault("force_insert", not args)
         names = kwargs.get("update_fields")
         if names is not None:
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
@@ -159,10 +158,11 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
                 f"{describe(self)} was read without its version, so nobody knows whether it has changed"
                 " since. Read it without only() and defer()."
             )
-        # The deserializer of fixtures stores rows as they are.
-        is_change = stored is not None and stored == self.version + 1 and not self._state.adding
-        if not is_change:
+        if stored != self.version + 1:
+            # The deserializer of fixtures stores rows as they are.
             return super()._do_update(base_qs, using, pk_val, values, *rest)
+        if self._state.adding:
+            return update_result(False)  # A new object with an id replaces no other: insert it.
         unchanged = base_qs.filter(version=self.version)
         updated = super()._do_update(unchanged, using, pk_val, values, *rest)
         if not updated:
@@ -173,6 +173,32 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             )
         self.version = stored
         return updated
+
+    def refresh_from_db(self, using: Any = None, fields: Any = None, **kwargs: Any) -> None:
+        """Read the object again, as ``refresh_from_db()`` of Django does.
+
+        Body and version are always read together: a new version with an old body would let ``save()``
+        overwrite what somebody else has stored.
+
+        :raises UnsavedChanges: a deferred field would be loaded over assignments that were not saved.
+        """
+        if fields is not None:
+            own = {name for field in self.body_fields() for name in (field.name, field.attname)}
+            together = own | {"data", "version"}
+            if not together.isdisjoint(fields):
+                fields = list({*fields, "data", "version"} - own)
+                self._refuse_unsaved("loading a deferred field")
+        super().refresh_from_db(using, fields, **kwargs)
+        self.__dict__.pop("_referred", None)
+        if fields is None or "data" in fields:
+            self.__dict__.pop("_assigned", None)
+
+    def _refuse_unsaved(self, action: str) -> None:
+        if assigned := self.__dict__.get("_assigned"):
+            raise UnsavedChanges(
+                f"{describe(self)} has unsaved values of {sorted(assigned)!r}, which {action} would replace"
+                " by the stored ones. Inside of edit(), assign them in the block; else save() first."
+            )
 
     @contextmanager
     def edit(self) -> Iterator[Self]:
@@ -190,11 +216,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         :raises DoesNotExist: the object has been deleted or purged.
         :raises UnsavedChanges: the instance has assignments that the block would drop.
         """
-        if assigned := self.__dict__.get("_assigned"):
-            raise UnsavedChanges(
-                f"{describe(self)} has unsaved values of {sorted(assigned)!r}, which edit() would replace"
-                " by the stored ones. Assign them inside of the block, or save() first."
-            )
+        self._refuse_unsaved("edit()")
         with sharded_orm.atomic(self):
             row = self._locked()
             self._take_over(row)
@@ -224,12 +246,12 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         """Set ``active`` to False: no read finds the object any more, but ``with_deleted()`` does.
 
         To bring it back, set ``active`` to True in ``edit()``. The entries of mappings stay, and pages
-        leave them out. One UPDATE, and a SELECT of the new version. See :meth:`purge`.
+        leave them out. One UPDATE, and a SELECT of the new state. See :meth:`purge`.
         """
         rows = type(self).objects.with_deleted().filter(pk=self.pk, active=True)
         deleted: tuple[int, dict[str, int]] = rows.delete()
         if deleted[0]:
-            self.refresh_from_db(fields=["active", "version", "ts"])
+            self.refresh_from_db()
         return deleted
 
     delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it

@@ -13,6 +13,7 @@ from sharded_orm.contrib.objects import Cursor
 from sharded_orm.contrib.objects.exceptions import (
     InvalidCursor,
     InvalidObjectType,
+    InvalidPageSize,
     WrongObjectType,
 )
 from sharded_orm.exceptions import InvalidID
@@ -141,6 +142,9 @@ def test_sides_of_a_wrong_type_are_refused(board: Board, pins: list[Pin]) -> Non
     for text in ("", "1", "x.y", "1.2.3", f"1.{1 << 64}"):
         with pytest.raises(InvalidCursor):
             BoardPins.objects.page(board, after=text)
+    for size in (0, 1000):
+        with pytest.raises(InvalidPageSize):
+            BoardPins.objects.page(board, size=size)
     assert Cursor.parse(str(Cursor(-5, 7))) == Cursor(-5, 7)
 
 

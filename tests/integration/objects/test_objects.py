@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connections
+from asgiref.sync import async_to_sync
+from django.core import serializers
+from django.db import IntegrityError, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -108,6 +110,44 @@ def test_save_compares_the_version() -> None:
     pin.purge()
     with refused(ConcurrentEdit):
         read.save()
+
+
+def test_body_and_version_are_read_together() -> None:
+    pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+    for read in (
+        lambda row: row.refresh_from_db(fields=["version"]),
+        lambda row: row.refresh_from_db(fields=["note"]),
+        lambda row: row.refresh_from_db(),
+        lambda row: row.delete(),
+    ):
+        late = Pin.objects.get(pin.pk)
+        with pin.edit():
+            pin.note += "b"
+        read(late)
+        late.link = "https://example.org/"
+        late.save()
+        assert Pin.objects.with_deleted().get(pk=pin.pk).note == pin.note
+        pin.refresh_from_db()
+    partly = Pin.objects.with_deleted().only("data").get(pk=pin.pk)
+    partly.note = "x"
+    with pytest.raises(UnsavedChanges, match="note"):
+        partly.version  # noqa: B018  # the access loads it
+
+
+def test_a_new_object_with_an_id_replaces_no_other() -> None:
+    board = on(Board, 1, name="b")
+    with refused(IntegrityError):
+        Board(id=board.pk, name="other").save()
+    with refused(IntegrityError):
+        async_to_sync(Board(id=board.pk, name="other").asave)()
+    assert Board.objects.get(board.pk).name == "b"
+    fixture = serializers.serialize("json", [board])
+    with board.edit():
+        board.name = "changed"
+    for row in serializers.deserialize("json", fixture):
+        row.save()
+    read = Board.objects.get(board.pk)
+    assert (read.name, read.version) == ("b", 1)
 
 
 def test_statements_that_would_pass_by_the_version_are_refused() -> None:
