@@ -25,7 +25,8 @@ def configure(content: dict[str, Any]) -> None:
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         SHARDED_ORM=content["sharded_orm"],
-        CACHES={"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
+        CACHES=content.get("caches")
+        or {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
         LOGGING_CONFIG=None,
         USE_TZ=True,
         TIME_ZONE="UTC",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,60 @@ stored = Picture.objects.get(picture.pk)
 print(json.dumps([len(stored.seen_by), stored.count]))
 """)
     assert (stored, count) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("objects", "lists"),
+    [
+        ("memcached", "redis"),
+        pytest.param("redis", "memcached", marks=pytest.mark.long),
+    ],
+)
+def test_what_a_process_has_written_is_never_read_stale(
+    gallery: GallerySite, objects: str, lists: str, memcached: Any, redis_server: Any
+) -> None:
+    gallery.content["caches"] = {"memcached": memcached.django(), "redis": redis_server.django()}
+    gallery.content["sharded_orm"]["CACHE"] |= {
+        "OBJECTS": objects,
+        "LISTS": lists,
+        "TIMEOUT": 0.9,
+        "COMMIT_WITHIN": 1,
+        "QUARANTINE": 2.1,
+    }
+    gallery.save()
+    album, *pks = gallery.run("""
+rows = [Album.objects.create(), *(Picture.objects.create() for _ in range(4))]
+for picture in rows[1:]:
+    AlbumPictures.objects.add(rows[0], picture)
+print(json.dumps([row.pk for row in rows]))
+""")
+    write_and_read = f"""
+from sharded_orm.exceptions import CacheUnavailable
+pks, hits, least = {pks}, 0, dict.fromkeys({pks}, 0)
+number = 0
+while hits < 60:
+    number += 1
+    pk = pks[number % 4]
+    if number % 5 == 0:
+        try:
+            with Picture.objects.get(pk).edit() as picture:
+                picture.count += 1
+            least[pk] = picture.count
+            AlbumPictures.objects.move({album}, pk, number)
+        except CacheUnavailable:
+            continue  # A loaded machine; nothing was written.
+    rows = Picture.objects.get_many(pks)
+    page = [row.pk for row in AlbumPictures.objects.page({album})]
+    for each in pks:
+        assert rows[each].count >= least[each], (each, rows[each].count, least)
+        least[each] = rows[each].count
+    assert sorted(page) == sorted(pks)
+    hits = min(m.cache.statistics().get(n, 0) for m, n in ((Picture, "object_hits"), (AlbumPictures, "list_hits")))
+print(json.dumps(number))
+"""
+    gallery.run_together(*[write_and_read] * 3)
+    totals = gallery.run(f"""
+page = AlbumPictures.objects.page({album})
+print(json.dumps([len(page), sum(p.count for p in page) == sum(p.version - 1 for p in page)]))
+""")
+    assert totals == [4, True]
