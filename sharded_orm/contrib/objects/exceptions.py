@@ -45,7 +45,7 @@ class BodyFieldInQuery(ObjectError, RuntimeError):
 
 
 class ObjectWriteRefused(ObjectError, RuntimeError):
-    """A statement would write objects without a look at their versions or bodies."""
+    """A statement would write objects without a look at their versions, or change the sides of an entry."""
 
 
 class InvalidPageSize(ObjectError, ValueError):

@@ -10,7 +10,7 @@ from django.apps import apps
 from django.db import models
 
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType
-from sharded_orm.contrib.objects.mapping_manager import MappingManager, entry_id
+from sharded_orm.contrib.objects.mapping_manager import MappingManager, entry_id, sides_changed
 from sharded_orm.contrib.objects.options import read_meta
 from sharded_orm.models.base import ShardedModel, ShardedModelBase
 
@@ -78,6 +78,18 @@ class MappingEntry(ShardedModel, metaclass=MappingBase):
     def __str__(self) -> str:
         return f"{self.source_id} → {self.target_id}"
 
+    @classmethod
+    def _mapping_meta(cls, name: str, attrs: dict[str, Any], side: Any) -> dict[str, Any]:
+        """Return ``cache`` and ``group`` for the entries that are on the shards of ``side``."""
+        meta = attrs.get("MappingMeta", getattr(cls, "MappingMeta", None))
+        values = read_meta(f"{name}.MappingMeta", meta, ("cache", "group"), ())
+        group = values.get("group") if isinstance(side, str) else side._object.group
+        if group is None or values.get("group", group) != group:
+            raise InvalidObjectType(
+                f"{name}.MappingMeta.group must be the group of {side!r}, on whose shards the entries are."
+            )
+        return {"group": group, "cache": values.get("cache", False)}
+
 
 class Mapping(MappingEntry):
     """Which objects belong to an object, in an order: from one side to the other (Pinterest, P7).
@@ -110,14 +122,17 @@ class Mapping(MappingEntry):
                     f"{name}.{side} must be a class of objects that is not abstract, or its label."
                 )
         source = attrs.get("source", getattr(cls, "source", None))
-        return {"shard_key": "source_id", **_mapping_meta(name, attrs, source)}
+        return {"shard_key": "source_id", **cls._mapping_meta(name, attrs, source)}
 
     @classmethod
     def _make_sides(cls) -> MappingSides:
         return MappingSides(cls._meta.app_label, cls.source, cls.target, "source_id", "target_id")
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        self.id = entry_id(self.source_id, self.target_id)
+        pk = entry_id(self.source_id, self.target_id)
+        if not self._state.adding and pk != self.id:
+            raise sides_changed(type(self))
+        self.id = pk
         super().save(*args, **kwargs)
 
 
@@ -147,24 +162,13 @@ class MirrorMapping(MappingEntry):
         mapping = attrs.get("mapping")
         if not (isinstance(mapping, type) and issubclass(mapping, Mapping)):
             raise InvalidObjectType(f"{name}.mapping must be a class that derives from Mapping.")
-        values = _mapping_meta(name, attrs, mapping.target)
+        values = cls._mapping_meta(name, attrs, mapping.target)
         return {"shard_key": "target_id", "mirror_of": mapping, **values}
 
     @classmethod
     def _make_sides(cls) -> MappingSides:
         sides = cls.mapping._sides
         return MappingSides(sides.app_label, sides.far, sides.near, "target_id", "source_id")
-
-
-def _mapping_meta(name: str, attrs: dict[str, Any], side: Any) -> dict[str, Any]:
-    """Return ``cache`` and ``group`` for the entries that are on the shards of ``side``."""
-    values = read_meta(f"{name}.MappingMeta", attrs.get("MappingMeta"), ("cache", "group"), ())
-    group = values.get("group") if isinstance(side, str) else side._object.group
-    if group is None or values.get("group", group) != group:
-        raise InvalidObjectType(
-            f"{name}.MappingMeta.group must be the group of {side!r}, on whose shards the entries are."
-        )
-    return {"group": group, "cache": values.get("cache", False)}
 
 
 def _is_object_class(side: Any) -> bool:

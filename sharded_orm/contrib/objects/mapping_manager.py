@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -11,16 +12,34 @@ from django.db.models import Q
 from sharded_orm.contrib.objects.exceptions import (
     DamagedObject,
     InvalidPageSize,
+    ObjectWriteRefused,
     WrongObjectType,
 )
 from sharded_orm.contrib.objects.page import Cursor, Page
-from sharded_orm.models import ShardedManager
+from sharded_orm.models import ShardedManager, ShardedQuerySet
 from sharded_orm.models.sharding.options import describe
+from sharded_orm.models.sharding.type_variables import M
 
 # The largest number of entries that are read at a time.
 _MOST = 1000
 
-_Manager: Any = ShardedManager
+
+class MappingQuerySet(ShardedQuerySet[M]):
+    """The queryset of mappings. The primary key of an entry follows from its two sides."""
+
+    def update(self, **kwargs: Any) -> int:
+        if not {"id", "pk", "source_id", "target_id"}.isdisjoint(kwargs):
+            raise sides_changed(self.model)
+        return super().update(**kwargs)
+
+    def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
+        entries: list[Any] = list(objs)
+        for entry in entries:
+            entry.id = entry_id(entry.source_id, entry.target_id)
+        return super().bulk_create(entries, *args, **kwargs)
+
+
+_Manager: Any = ShardedManager.from_queryset(MappingQuerySet)  # type: ignore[attr-defined]
 
 
 class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a function
@@ -138,6 +157,14 @@ def entry_id(source: int, target: int) -> UUID:
     any shard.
     """
     return UUID(int=source << 64 | target)
+
+
+def sides_changed(model: Any) -> ObjectWriteRefused:
+    """Return the error to raise if the source or target of a stored entry would change."""
+    return ObjectWriteRefused(
+        f"The source and the target of an entry of {model.__name__} never change: remove() it, and add()"
+        " another one."
+    )
 
 
 def id_of(cls: Any, value: Any) -> int:

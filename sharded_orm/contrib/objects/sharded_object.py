@@ -231,12 +231,12 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
     def _locked(self) -> Any:
         alias = str(self._state.db)
         rows = type(self).objects.with_deleted().using(alias).filter(pk=self.pk)
-        if not self.__dict__.get("active", True):
-            return rows.select_for_update().get()
         if not connections[alias].features.has_select_for_update:
             # On SQLite: a transaction that begins with a read cannot write after another one.
             rows.take_write_lock()
-        return rows.filter(active=True).select_for_update().get()
+        if self.__dict__.get("active", True):
+            rows = rows.filter(active=True)  # An object that is known to be deleted may come back.
+        return rows.select_for_update().get()
 
     def _take_over(self, row: Any) -> None:
         names = ("data", "ts", "version", "active")

@@ -14,6 +14,7 @@ from sharded_orm.contrib.objects.exceptions import (
     InvalidCursor,
     InvalidObjectType,
     InvalidPageSize,
+    ObjectWriteRefused,
     WrongObjectType,
 )
 from sharded_orm.exceptions import InvalidID
@@ -128,6 +129,22 @@ def test_entries_are_on_the_shard_of_the_source_in_the_order_of_their_addition()
         "pins_00006"
     }
     assert BoardPins.objects.page(board).objects == pins
+
+
+def test_the_sides_of_an_entry_never_change(board: Board, pins: list[Pin]) -> None:
+    new = on(Pin, 1, board=board)
+    entry = BoardPins.objects.filter(source_id=board.pk).first()
+    entry.target_id = new.pk
+    for write in (
+        entry.save,
+        lambda: BoardPins.objects.filter(source_id=board.pk).update(target_id=new.pk),
+    ):
+        with pytest.raises(ObjectWriteRefused, match="never change"):
+            write()
+    assert not BoardPins.objects.contains(board, new)
+    BoardPins.objects.bulk_create([BoardPins(source_id=board.pk, target_id=new.pk, sequence=-1)])
+    assert BoardPins.objects.contains(board, new)
+    assert BoardPins.objects.page(board, size=1).objects == [new]
 
 
 def test_sides_of_a_wrong_type_are_refused(board: Board, pins: list[Pin]) -> None:
