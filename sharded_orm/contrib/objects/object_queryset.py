@@ -98,12 +98,12 @@ class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a functi
         :raises DoesNotExist: there is no such object, or it was deleted.
         :raises DamagedObject: its body cannot be read.
         """
-        names = [*kwargs]
         if len(args) == 1 and isinstance(args[0], int) and not kwargs:
-            args, kwargs = (), {"pk": args[0]}
-        elif args or names not in (["id"], ["pk"]):
+            value = args[0]
+        elif not args and kwargs.keys() in ({"id"}, {"pk"}):
+            (value,) = kwargs.values()
+        else:
             return super().get(*args, **kwargs)
-        (value,) = kwargs.values()
         pk = self.model._object.check_id(self.model.__name__, _as_id(value))
         found = self.with_deleted().get(pk=pk)
         if not found.active:

@@ -174,7 +174,9 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         self.version = stored
         return updated
 
-    def refresh_from_db(self, using: Any = None, fields: Any = None, **kwargs: Any) -> None:
+    def refresh_from_db(
+        self, using: str | None = None, fields: Any = None, from_queryset: Any = None
+    ) -> None:
         """Read the object again, as ``refresh_from_db()`` of Django does.
 
         Body and version are always read together: a new version with an old body would let ``save()``
@@ -188,7 +190,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
             if not together.isdisjoint(fields):
                 fields = list({*fields, "data", "version"} - own)
                 self._refuse_unsaved("loading a deferred field")
-        super().refresh_from_db(using, fields, **kwargs)
+        super().refresh_from_db(using, fields, from_queryset)
         self.__dict__.pop("_referred", None)
         if fields is None or "data" in fields:
             self.__dict__.pop("_assigned", None)

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models.query import ModelIterable
 
 from sharded_orm.cache.reader import Reader
-from sharded_orm.cache.requests import HIT, MISS
+from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
 from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.cached_read import CachedRead, to_fill
 
@@ -30,54 +30,56 @@ class DriverRows(ModelIterable):  # type: ignore[type-arg]  # generic in the stu
                 yield queryset.db, row
 
 
-def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -> dict[Any, Any]:
-    """Return the instances of ``reads``, by primary key; keys without a row are left out.
+def read_together(reads: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
+    """Return the instances of ``reads``; keys without a row have none.
 
-    :param reads: reads of one row each, prepared but not sent, by primary key.
+    :param reads: reads of one row each, prepared but not sent, by the primary key as the caller gave it.
     :param queryset: a queryset without conditions.
     """
-    instances: dict[Any, Any] = {}
+    instances: list[Any] = []
     waiting: dict[Any, CachedRead] = {}
     for pk, read in reads.items():
         remembered = read.remembered()
         if remembered is None:
             waiting[pk] = read
-            continue
-        reader.cache.statistics.add(read.plan.cached.type.name, l1_hits=1)
-        instances.update((pk, instance) for instance in remembered)
+        else:
+            reader.cache.statistics.add(read.plan.cached.type.name, l1_hits=1)
+            instances += remembered
     for fill in (True, False):
         requests = [read.request for read in waiting.values() if read.fill is fill]
         if requests:
             reader.read(requests, to_fill=fill)
-    for pk, read in [*waiting.items()]:
+    missing: dict[Any, CachedRead] = {}
+    for pk, read in waiting.items():
         rows = read.request.rows
         if read.request.outcome == HIT and rows is not None:
-            del waiting[pk]
-            instances.update((pk, instance) for instance in read.result(rows, keep=True))
-    if waiting:
-        instances |= _from_database(waiting, reader, queryset)
-    return instances
+            instances += read.result(rows, keep=True)
+        else:
+            missing[pk] = read
+    return instances + _from_database(missing, reader, queryset) if missing else instances
 
 
-def _from_database(waiting: dict[Any, CachedRead], reader: Reader, queryset: Any) -> dict[Any, Any]:
-    reads = list(waiting.values())
-    position = reads[0].plan.pk_positions[0]
-    factories = {read.alias: read.factory for read in reads}
-    missing = queryset.filter(pk__in=list(waiting))
-    missing._iterable_class = DriverRows
-    instances: dict[Any, Any] = {}
+def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any) -> list[Any]:
+    """Query the rows that the cache lacks, and store them there."""
+    reads: dict[str | None, CachedRead] = {}
+    for read in missing.values():
+        assert isinstance(read.request, ObjectRequest)
+        reads[read.request.pk] = read
+    plan = next(iter(reads.values())).plan
+    factories = {read.alias: read.factory for read in reads.values()}
+    rows = queryset.filter(pk__in=list(missing))
+    rows._iterable_class = DriverRows
+    instances: list[Any] = []
     misses: list[tuple[Any, Sequence[str], Sequence[Row]]] = []
-    for alias, row in missing:
+    for alias, row in rows:
         factory = factories[alias]
-        converted = factory.values([row])
-        pk = converted[0][position]
-        read = waiting[pk]
+        (values,) = factory.values([row])
+        read = reads[plan.pk_token(values)]
         may_fill = read.request.outcome == MISS and read.fill
         if may_fill and read.request.state is not None:
-            miss = to_fill(read, [row], converted)
+            miss = to_fill(read, [row], [values])
             misses += [miss] if miss is not None else []
-        kept = converted if factory.decoded is not None else [row]
-        (instances[pk],) = read.result(kept, keep=may_fill)
+        instances += read.result([values if factory.decoded is not None else row], keep=may_fill)
     if misses:
         reader.fill(misses)
     return instances

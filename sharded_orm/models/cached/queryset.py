@@ -278,10 +278,10 @@ class CachedQuerySet(QuerySet[M]):
                 uncached.append(pk)
             else:
                 reads[pk] = read
-        rows: dict[Any, M] = read_together(reads, reader, self)
+        rows: list[M] = read_together(reads, reader, self)
         if uncached:
-            rows |= {row.pk: row for row in self.uncached().filter(pk__in=uncached)}
-        return rows
+            rows += self.uncached().filter(pk__in=uncached)
+        return {row.pk: row for row in rows}
 
 
 _CALLED_BY_GET = (

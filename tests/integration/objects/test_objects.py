@@ -214,6 +214,7 @@ def statements(run: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.every_backend
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
 def test_a_batch_costs_one_round_trip_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
     boards = [on(Board, n % 8, name=str(n)) for n in range(24)]
     ids = [board.pk for board in boards][::-1]
@@ -248,6 +249,11 @@ def test_a_batch_is_cached_and_never_stale(later: LaterClock) -> None:
 
     assert queried(lambda: User.objects.get_many(ids[:4])) == 0
     assert queried(lambda: User.objects.get(ids[1])) == 0
+    everybody = User.objects.with_deleted()
+    wanted = dict(zip(ids, users, strict=True))
+    for keys in (ids, [str(pk) for pk in ids], [ids[0], *map(str, ids)], [-1, *ids, 1 << 70]):
+        assert everybody.in_bulk(keys) == wanted
+    assert everybody.in_bulk([]) == {}
     with users[1].edit():
         users[1].name = "new"
     users[2].delete()

@@ -111,7 +111,7 @@ picture = Picture.objects.create()
 errors = 0
 try:
     with picture.edit():
-        picture.seen_by = {"x": "x" * 40_000_000}
+        picture.seen_by = {"x": "x" * 70_000_000}
 except DatabaseError as exc:
     errors += 1
 with picture.edit():

@@ -21,7 +21,7 @@ class Picture(ShardedObject):
         group = "pins"
         type_id = 2
         cache = True
-        max_body = 1 << 26
+        max_body = 1 << 27  # twice the packet size of the test servers
 
 
 class AlbumPictures(Mapping):
