@@ -40,6 +40,8 @@ class ObjectOptions:
         :raises WrongObjectType: the id is of another type.
         :raises InvalidID: the value is no id.
         """
+        if type(value) is int and value >> 63 == 0 and self._type_in(value) == self.type_id:
+            return value  # in a tenth of the time of unpack()
         parts = self.layout.unpack(value)
         if parts.type != self.type_id:
             raise WrongObjectType(
@@ -47,6 +49,10 @@ class ObjectOptions:
                 f" {self.type_id!r}. Ask the class of that type."
             )
         return int(value)
+
+    def _type_in(self, value: int) -> int:
+        layout = self.layout
+        return value >> layout.local_bits & (1 << layout.type_bits) - 1
 
 
 def read_meta(
