@@ -101,7 +101,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
             raise InvalidPageSize(f"size={size!r} is not 1 to {_MOST - 1!r}.")
         cursor = Cursor.parse(after) if isinstance(after, str) else after
         sides = self.model._sides
-        rows: list[tuple[Cursor, Any]] = []
+        rows: list[tuple[Any, Any]] = []
         damaged: dict[int, DamagedObject] = {}
         wanted = chunk = size + 1
         while wanted > 0:
@@ -109,16 +109,21 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
             ids = [getattr(entry, sides.far_column) for entry in entries]
             objects = sides.far_class.objects.get_many(ids)
             damaged |= objects.damaged
-            for entry, pk in zip(entries, ids, strict=True):
-                cursor = Cursor(entry.sequence, pk)
-                if pk in objects:
-                    rows.append((cursor, objects[pk]))
+            rows += [
+                (entry, objects[pk])
+                for entry, pk in zip(entries, ids, strict=True)
+                if pk in objects
+            ]
             wanted = size + 1 - len(rows)
             if len(entries) < chunk:
                 break
+            cursor = self._cursor(entries[-1])
             chunk = min(_MOST, 2 * chunk)
-        page = rows[:size]
-        return Page([row for _, row in page], page[-1][0] if len(rows) > size else None, damaged)
+        last = self._cursor(rows[size - 1][0]) if len(rows) > size else None
+        return Page([row for _, row in rows[:size]], last, damaged)
+
+    def _cursor(self, entry: Any) -> Cursor:
+        return Cursor(entry.sequence, getattr(entry, self.model._sides.far_column))
 
     def _after(self, source: Any, cursor: Cursor | None, newest_first: bool) -> Any:
         column = self.model._sides.far_column

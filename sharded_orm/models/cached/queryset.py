@@ -21,7 +21,7 @@ from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
 from sharded_orm.models.cached.bulk_read import read_together
 from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, CachedRead, answer, prepare
-from sharded_orm.models.cached.hydration import connection_state
+from sharded_orm.models.cached.hydration import ConnectionState, InstanceFactory, connection_state
 from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
 from sharded_orm.models.sharding.type_variables import M
@@ -191,7 +191,7 @@ class CachedQuerySet(QuerySet[M]):
         reader = _current_reader()
         if reader is None or not self._has_no_options():
             return None
-        read = self._read_of_row(plan, key_value, pk_value)
+        read = self._read_of_row(plan, key_value, pk_value, {})
         if read is None:
             return None
         request = read.request
@@ -233,8 +233,17 @@ class CachedQuerySet(QuerySet[M]):
             or not _is_routine(type(self))
         )
 
-    def _read_of_row(self, plan: LookupPlan, key_value: Any, pk_value: Any) -> CachedRead | None:
-        """Prepare to read one row by its keys; return None if the row cannot be cached now."""
+    def _read_of_row(
+        self,
+        plan: LookupPlan,
+        key_value: Any,
+        pk_value: Any,
+        connections: dict[str, tuple[ConnectionState, str, InstanceFactory, bool] | None],
+    ) -> CachedRead | None:
+        """Prepare to read one row by its keys; return None if the row cannot be cached now.
+
+        :param connections: what has been found out about connections, by alias, for many rows.
+        """
         cached = plan.cached
         pk = cached.pk_token(pk_value)
         key: str | None = None
@@ -251,14 +260,19 @@ class CachedQuerySet(QuerySet[M]):
             alias = self.db
             if pk is None or not cached.caches_alias(alias):
                 return None
-        state = connection_state(alias)
-        if state is None:
+        if alias not in connections:
+            state = connection_state(alias)
+            may_fill = None if state is None else state.may_fill()
+            connections[alias] = (
+                None
+                if state is None or may_fill is None
+                else (state, cached.place(alias), state.factory(plan), may_fill)
+            )
+        connection = connections[alias]
+        if connection is None:
             return None
-        fill = state.may_fill()
-        if fill is None:
-            return None
-        factory = state.factory(plan)
-        request = ObjectRequest(cached.scope(cached.place(alias), key), factory, state, pk)
+        state, place, factory, fill = connection
+        request = ObjectRequest(cached.scope(place, key), factory, state, pk)
         return CachedRead(self, plan, alias, factory, ROWS, request, fill)
 
     def _rows_by_pk(self, ids: Iterable[Any]) -> dict[Any, M] | None:
@@ -272,8 +286,9 @@ class CachedQuerySet(QuerySet[M]):
             return None
         reads: dict[Any, CachedRead] = {}
         uncached = []
+        connections: dict[str, Any] = {}
         for pk in dict.fromkeys(ids):
-            read = self._read_of_row(plan, pk, pk) if type(pk) in _KEYS else None
+            read = self._read_of_row(plan, pk, pk, connections) if type(pk) in _KEYS else None
             if read is None:
                 uncached.append(pk)
             else:
