@@ -18,6 +18,8 @@ from sharded_orm.conf import groups, nodes, setting, tickets
 from sharded_orm.contrib.lookups import checks as lookup_checks
 from sharded_orm.contrib.mirrors import checks as mirror_checks
 from sharded_orm.contrib.mirrors import exceptions as mirror_exceptions
+from sharded_orm.contrib.objects import checks as object_checks
+from sharded_orm.contrib.objects import exceptions as object_exceptions
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
 from sharded_orm.topology.sources.base import COMMON
@@ -28,11 +30,11 @@ REFERENCE = DOCS / "reference"
 PYTHON = [b for page in pages() for b in blocks(page) if b.language == "python"]
 ERRORS = [
     error
-    for module in (exceptions, mirror_exceptions)
+    for module in (exceptions, mirror_exceptions, object_exceptions)
     for _, error in inspect.getmembers(module, inspect.isclass)
     if issubclass(error, exceptions.ShardedOrmError) and error.__module__ == module.__name__
 ]
-CHECK = re.compile(r"sharded_orm(?:_lookups|_mirrors)?\.[EW]\d{3}")
+CHECK = re.compile(r"sharded_orm(?:_lookups|_mirrors|_objects)?\.[EW]\d{3}")
 CHECKS = {
     check
     for module in (
@@ -44,6 +46,7 @@ CHECKS = {
         inlines,
         lookup_checks,
         mirror_checks,
+        object_checks,
     )
     for check in CHECK.findall(inspect.getsource(module))
 }

@@ -12,9 +12,10 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import F
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from sharded_orm.contrib.objects import ShardedObject, fields
+from sharded_orm.contrib.objects import Mapping, ShardedObject, fields
+from sharded_orm.contrib.objects.checks import check_objects
 from sharded_orm.contrib.objects.exceptions import (
     BodyFieldInQuery,
     BodyTooLarge,
@@ -223,3 +224,30 @@ def test_wrong_declarations_are_refused() -> None:
                 "Wrong", (ShardedObject,),
                 {"__module__": __name__, "Meta": app, "ObjectMeta": meta, **attrs},
             )  # fmt: skip
+
+
+@isolate_apps("tests.pinboards")
+def test_checks_look_at_fields_of_the_body_and_at_references() -> None:
+    class WrongPin(ShardedObject):
+        board = fields.Ref("pinboards.Nothing")
+        price = fields.Decimal()
+
+        class Meta:
+            app_label = "pinboards"
+
+        class ObjectMeta:
+            group = "pins"
+            type_id = 98
+
+    class LostMapping(Mapping):
+        source, target = WrongPin, "Nothing"
+
+        class Meta:
+            app_label = "pinboards"
+
+    config = WrongPin._meta.apps.get_app_config("pinboards")
+    found = [(message.obj, message.id) for message in check_objects([config])]
+    price, board = WrongPin._meta.get_field("price"), WrongPin._meta.get_field("board")
+    assert (board, "sharded_orm_objects.E001") in found
+    assert {name for obj, name in found if obj is price} == {"fields.E130", "fields.E132"}
+    assert (LostMapping, "sharded_orm_objects.E001") in found

@@ -151,7 +151,7 @@ print(json.dumps([row.pk for row in rows]))
 from sharded_orm.exceptions import CacheUnavailable
 pks, hits, least = {pks}, 0, dict.fromkeys({pks}, 0)
 number = 0
-while hits < 60:
+while hits < 25:
     number += 1
     pk = pks[number % 4]
     if number % 5 == 0:
