@@ -63,12 +63,15 @@ class BodyField(_FieldBase):
         return self.get_attname(), None
 
     def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
-        taken = getattr_static(cls, name, None)
-        if name in ("id", "near") or not isinstance(taken, BodyAttribute | None):
-            raise InvalidObjectType(
-                f"{cls.__name__} cannot have a field {name!r}, because objects have such an attribute."
-                " Give it another name."
-            )
+        self.set_attributes_from_name(name)
+        for attribute in {self.name, self.attname}:
+            taken = getattr_static(cls, attribute, None)
+            is_inherited = isinstance(taken, BodyAttribute) and taken.field.name == name
+            if attribute in ("id", "near") or not (taken is None or is_inherited):
+                raise InvalidObjectType(
+                    f"{cls.__name__} cannot have a field {name!r}, because it has an attribute"
+                    f" {attribute!r}. Give the field another name."
+                )
         super().contribute_to_class(cls, name, private_only=True)
         setattr(cls, self.attname, BodyAttribute(self))
 
@@ -126,7 +129,12 @@ class BodyField(_FieldBase):
                 f"{value!r} for {self.model.__name__}.{self.name} would have to be computed by the"
                 " database. Compute it in Python, inside of edit()."
             )
-        prepared = self.get_prep_value(self.to_python(value))
+        try:
+            prepared = self.get_prep_value(self.to_python(value))
+        except (TypeError, ValueError) as exc:
+            raise InvalidValue(
+                f"{value!r} is no value of {self.model.__name__}.{self.name}: {exc}."
+            ) from exc
         if isinstance(prepared, _OF_JSON):
             return prepared
         return self.value_to_string(SimpleNamespace(**{self.attname: prepared}))  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def test_each_kind_of_value_is_read_as_it_was_written() -> None:
 def test_values_of_a_wrong_kind_are_refused_when_they_are_assigned() -> None:
     for name, value in [
         ("number", "many"), ("price", "x"), ("day", "2026-13-01"), ("code", "7"),
-        ("length", "long"), ("number", F("version")),
+        ("length", "long"), ("number", F("version")), ("day", 5), ("hour", object()),
     ]:  # fmt: skip
         with pytest.raises(ValidationError):
             Everything(**{name: value})
@@ -212,8 +212,11 @@ def test_wrong_declarations_are_refused() -> None:
     with pytest.raises(InvalidObjectType, match="unique"):
         fields.Text(unique=True)
     for attrs, message in [
-        ({"data": fields.Text()}, "such an attribute"),
-        ({"near": fields.Text()}, "such an attribute"),
+        ({"data": fields.Text()}, "'data'"),
+        ({"near": fields.Text()}, "'near'"),
+        ({"edit": fields.Text()}, "'edit'"),
+        ({"a": fields.Ref(Board), "a_id": fields.Text()}, "attribute 'a_id'"),
+        ({"a_id": fields.Text(), "a": fields.Ref(Board)}, "attribute 'a_id'"),
         ({"ObjectMeta": type("ObjectMeta", (), {"group": "pins"})}, "type_id"),
         ({"ObjectMeta": type("ObjectMeta", (), {"grop": 1})}, "grop"),
     ]:
