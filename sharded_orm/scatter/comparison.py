@@ -120,7 +120,7 @@ def _collation_of(expression: Any) -> str | None:
     return None
 
 
-class Text:
+class ComparedText:
     """The sort weight of a text. Sort weights compare as the texts do in the server's collation.
 
     ``<`` raises :exc:`ScatterNotSupported` if the texts differ only beyond the length by which
@@ -136,10 +136,10 @@ class Text:
         return hash(self.weight)
 
     def __eq__(self, other: object) -> bool:
-        assert isinstance(other, Text)
+        assert isinstance(other, ComparedText)
         return self.weight == other.weight
 
-    def __lt__(self, other: Text) -> bool:
+    def __lt__(self, other: ComparedText) -> bool:
         weight, other_weight = self.weight, other.weight
         if (
             len(weight) > _SURELY_SORTED
@@ -155,7 +155,7 @@ class Text:
         return weight < other_weight
 
 
-class PaddedText(Text):
+class PaddedText(ComparedText):
     """The sort weight of a text whose collation is ``PAD SPACE``: trailing blanks are ignored.
 
     :param pad: the sort weight of a blank.
@@ -171,16 +171,16 @@ class PaddedText(Text):
         self.weight = weight[:end]
         self.pad = pad
 
-    __hash__ = Text.__hash__
+    __hash__ = ComparedText.__hash__
 
-    def __lt__(self, other: Text) -> bool:
+    def __lt__(self, other: ComparedText) -> bool:
         weight, other_weight = self.weight, other.weight
         missing = len(other_weight) - len(weight)
         if missing > 0:
             weight += self.pad * (missing // len(self.pad) + 1)
         elif missing < 0:
             other_weight += self.pad * (-missing // len(self.pad) + 1)
-        return Text.__lt__(Text(weight), Text(other_weight))
+        return ComparedText.__lt__(ComparedText(weight), ComparedText(other_weight))
 
 
 class _Reversed:
@@ -365,7 +365,7 @@ class MySQLComparison(Comparison):
         if isinstance(value, str):
             return self._text(row, column, value)
         if isinstance(value, bytes):
-            return Text(value)
+            return ComparedText(value)
         return value
 
     def _text(self, row: Row, column: int, value: str) -> Any:
@@ -381,14 +381,14 @@ class MySQLComparison(Comparison):
         if isinstance(weight, str):
             weight = weight.encode("latin1")
         if collation == "binary":
-            return Text(value.encode())
+            return ComparedText(value.encode())
         if not collation.startswith(_CHARSETS) or _SEVERAL_LEVELS.search(collation):
             raise refuse(
                 f"text compared by the collation {collation!r}",
                 "use Collate(field, ...) with a collation of one level, such as utf8mb4_bin",
             )
         if "_nopad_" in collation or "_0900_" in collation:
-            return Text(weight)
+            return ComparedText(weight)
         return PaddedText(weight, pad)
 
     def ordered(self, row: Row, column: int) -> Any:

@@ -29,6 +29,7 @@ def subjects() -> dict[str, Subject]:
         migrate,
         mirrors,
         moves,
+        objects,
         reads,
         scatter,
         session_recycling,
@@ -62,6 +63,7 @@ def subjects() -> dict[str, Subject]:
         "recycling": session_recycling.session_recycling,
         "mirrors": mirrors.mirrors,
         "two_phase": two_phase.two_phase_commit,
+        "objects": objects.objects,
     }
 
 
@@ -71,6 +73,7 @@ NAMES = (
     "recycling",
     "mirrors",
     "two_phase",
+    "objects",
 )  # fmt: skip
 
 

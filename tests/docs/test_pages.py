@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from django.utils.module_loading import import_string
 
-from sharded_orm import exceptions
+from sharded_orm import contrib, exceptions
 from sharded_orm.admin import checks as admin_checks
 from sharded_orm.admin import inlines
 from sharded_orm.checks import cache, commands, databases, models
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, setting, tickets
-from sharded_orm.contrib.lookups import checks as lookup_checks
-from sharded_orm.contrib.lookups import exceptions as lookup_exceptions
-from sharded_orm.contrib.mirrors import checks as mirror_checks
-from sharded_orm.contrib.mirrors import exceptions as mirror_exceptions
-from sharded_orm.contrib.references import checks as reference_checks
-from sharded_orm.contrib.references import exceptions as reference_exceptions
 from sharded_orm.routing.base import BUILT_IN
 from sharded_orm.topology.sources.base import BUILT_IN as SOURCES
 from sharded_orm.topology.sources.base import COMMON
@@ -29,13 +24,21 @@ from tests.docs.pictures import IMAGES, PICTURES
 
 REFERENCE = DOCS / "reference"
 PYTHON = [b for page in pages() for b in blocks(page) if b.language == "python"]
+#: The apps of contrib have modules of these names.
+CONTRIB = {
+    part: [
+        import_module(".".join(path.with_suffix("").parts[-4:]))
+        for path in sorted(Path(contrib.__path__[0]).glob(f"*/{part}.py"))
+    ]
+    for part in ("checks", "exceptions")
+}
 ERRORS = [
     error
-    for module in (exceptions, lookup_exceptions, mirror_exceptions, reference_exceptions)
+    for module in (exceptions, *CONTRIB["exceptions"])
     for _, error in inspect.getmembers(module, inspect.isclass)
     if issubclass(error, exceptions.ShardedOrmError) and error.__module__ == module.__name__
 ]
-CHECK = re.compile(r"sharded_orm(?:_lookups|_mirrors|_references)?\.[EW]\d{3}")
+CHECK = re.compile(r"sharded_orm(?:_[a-z]+)?\.[EW]\d{3}")
 CHECKS = {
     check
     for module in (
@@ -45,9 +48,7 @@ CHECKS = {
         models,
         databases,
         inlines,
-        lookup_checks,
-        mirror_checks,
-        reference_checks,
+        *CONTRIB["checks"],
     )
     for check in CHECK.findall(inspect.getsource(module))
 }

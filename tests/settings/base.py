@@ -14,6 +14,7 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 INSTALLED_APPS = [
     "sharded_orm",
     "sharded_orm.contrib.lookups",
+    "sharded_orm.contrib.objects",
     "django.contrib.admin",
     "django.contrib.contenttypes",
     "django.contrib.auth",
@@ -27,6 +28,7 @@ INSTALLED_APPS = [
     "tests.authors",
     "tests.twins",
     "tests.finders",
+    "tests.pinboards",
 ]
 
 # For the admin.

@@ -237,22 +237,32 @@ def answer(read: CachedRead, reader: Reader) -> list[Any]:
     values = rows if factory.decoded is None else factory.values(rows)
     may_fill = request.outcome == MISS and read.fill
     if may_fill and request.state is not None:
-        _fill(read, reader, rows, values if factory.decoded is not None else factory.values(rows))
+        converted = values if factory.decoded is not None else factory.values(rows)
+        miss = to_fill(read, rows, converted)
+        if miss is not None:
+            reader.fill([miss])
     return read.result(values, keep=may_fill)
 
 
-def _fill(read: CachedRead, reader: Reader, rows: Sequence[Row], values: Sequence[Row]) -> None:
+def to_fill(
+    read: CachedRead, rows: Sequence[Row], values: Sequence[Row]
+) -> tuple[ObjectRequest | ListRequest, list[str], Sequence[Row]] | None:
+    """Return an argument for :meth:`Reader.fill`; None if the rows must not be stored.
+
+    :param rows: the rows as the driver returned them.
+    :param values: the same rows after Django's converters.
+    """
     plan, request = read.plan, read.request
     cached, position = plan.cached, plan.key_position
     pks = []
     for row in values:
         pk = plan.pk_token(row)
         if pk is None:
-            return
+            return None
         # The database may consider the row's shard key equal to the shard key in the conditions,
         # although their tokens differ. Then the request has the wrong entry names for the row, so
         # store nothing.
         if position is not None and cached.key_token(row[position]) != request.scope.key:
-            return
+            return None
         pks.append(pk)
-    reader.fill([(request, pks, rows)])
+    return request, pks, rows

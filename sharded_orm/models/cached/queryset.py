@@ -19,9 +19,10 @@ from sharded_orm import runtime
 from sharded_orm.cache import request_cache
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
+from sharded_orm.models.cached.bulk_read import read_together
 from sharded_orm.models.cached.cached_read import COUNT, EXISTS, ROWS, CachedRead, answer, prepare
-from sharded_orm.models.cached.hydration import connection_state
-from sharded_orm.models.cached.lookup_plan import plan_of
+from sharded_orm.models.cached.hydration import ConnectionState, InstanceFactory, connection_state
+from sharded_orm.models.cached.lookup_plan import LookupPlan, plan_of
 from sharded_orm.models.cached.query_fingerprint import QUERIES
 from sharded_orm.models.sharding.type_variables import M
 from sharded_orm.routing.placement_uses import PlacementUses, recorded_uses
@@ -187,8 +188,36 @@ class CachedQuerySet(QuerySet[M]):
             1 if plan.key_is_pk or plan.key_column is None else 2
         ):
             return None
+        reader = _current_reader()
+        if reader is None or not self._has_no_options():
+            return None
+        read = self._read_of_row(plan, key_value, pk_value, {})
+        if read is None:
+            return None
+        request = read.request
+        instances = read.remembered()
+        if instances is not None:
+            reader.cache.statistics.add(cached.type.name, l1_hits=1)
+        else:
+            reader.read([request], to_fill=read.fill)
+            if request.outcome != HIT:
+                # The cache has no answer: build the query that Django's get() would send.
+                queryset = self.filter(**named)
+                queryset.query.clear_ordering(force=True)
+                queryset.query.set_limits(high=MAX_GET_RESULTS)
+                read.queryset = queryset
+            instances = answer(read, reader)
+        if not instances:
+            raise self.model.DoesNotExist(
+                f"{self.model._meta.object_name} matching query does not exist."
+            )
+        instance: M = instances[0]
+        return instance
+
+    def _has_no_options(self) -> bool:
+        """Whether this is a queryset of all rows, on which nothing but its model has been set."""
         query = self.query
-        if (
+        return not (
             query.where.children
             or query.alias_map
             or query.annotations
@@ -202,8 +231,20 @@ class CachedQuerySet(QuerySet[M]):
             or self._prefetch_related_lookups
             or request_cache.is_uncached()
             or not _is_routine(type(self))
-        ):
-            return None
+        )
+
+    def _read_of_row(
+        self,
+        plan: LookupPlan,
+        key_value: Any,
+        pk_value: Any,
+        connections: dict[str, tuple[ConnectionState, str, InstanceFactory, bool] | None],
+    ) -> CachedRead | None:
+        """Prepare to read one row by its keys; return None if the row cannot be cached now.
+
+        :param connections: what has been found out about connections, by alias, for many rows.
+        """
+        cached = plan.cached
         pk = cached.pk_token(pk_value)
         key: str | None = None
         if plan.key_column is not None:
@@ -219,39 +260,43 @@ class CachedQuerySet(QuerySet[M]):
             alias = self.db
             if pk is None or not cached.caches_alias(alias):
                 return None
-        state = connection_state(alias)
-        reader = _current_reader()
-        if state is None or reader is None:
-            return None
-        fill = state.may_fill()
-        if fill is None:
-            return None
-        factory = state.factory(plan)
-        request = ObjectRequest(
-            cached.scope(cached.place(alias), key),
-            factory,
-            state,
-            pk,
-        )
-        read = CachedRead(self, plan, alias, factory, ROWS, request, fill)
-        instances = read.remembered()
-        if instances is not None:
-            reader.cache.statistics.add(cached.type.name, l1_hits=1)
-        else:
-            reader.read([request], to_fill=fill)
-            if request.outcome != HIT:
-                # The cache has no answer: build the query that Django's get() would send.
-                queryset = self.filter(**named)
-                queryset.query.clear_ordering(force=True)
-                queryset.query.set_limits(high=MAX_GET_RESULTS)
-                read.queryset = queryset
-            instances = answer(read, reader)
-        if not instances:
-            raise self.model.DoesNotExist(
-                f"{self.model._meta.object_name} matching query does not exist."
+        if alias not in connections:
+            state = connection_state(alias)
+            may_fill = None if state is None else state.may_fill()
+            connections[alias] = (
+                None
+                if state is None or may_fill is None
+                else (state, cached.place(alias), state.factory(plan), may_fill)
             )
-        instance: M = instances[0]
-        return instance
+        connection = connections[alias]
+        if connection is None:
+            return None
+        state, place, factory, fill = connection
+        request = ObjectRequest(cached.scope(place, key), factory, state, pk)
+        return CachedRead(self, plan, alias, factory, ROWS, request, fill)
+
+    def _rows_by_pk(self, ids: Iterable[Any]) -> dict[Any, M] | None:
+        """Read rows by their primary keys, which are the shard keys, through the cache.
+
+        Return None if this queryset cannot be read in this way.
+        """
+        plan = plan_of(self.model)
+        reader = None if plan is None or not plan.key_is_pk else _current_reader()
+        if plan is None or reader is None or not self._has_no_options():
+            return None
+        reads: dict[Any, CachedRead] = {}
+        uncached = []
+        connections: dict[str, Any] = {}
+        for pk in dict.fromkeys(ids):
+            read = self._read_of_row(plan, pk, pk, connections) if type(pk) in _KEYS else None
+            if read is None:
+                uncached.append(pk)
+            else:
+                reads[pk] = read
+        rows: list[M] = read_together(reads, reader, self)
+        if uncached:
+            rows += self.uncached().filter(pk__in=uncached)
+        return {row.pk: row for row in rows}
 
 
 _CALLED_BY_GET = (

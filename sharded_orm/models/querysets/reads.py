@@ -210,6 +210,10 @@ class ReadingQuerySet(RoutedQuerySet[M]):
         if id_list is None or self._is_pinned() or self.query.is_sliced:
             return super().in_bulk(id_list, field_name=field_name)
         ids = list(id_list)
+        if field_name == "pk" and plan_of(self.model) is not None:
+            rows = confirmed(self._options.group, lambda: self._rows_by_pk(ids))
+            if rows is not None:
+                return rows
         matching = self.filter(**{f"{field_name}__in": ids}) if ids else self.none()
         return super(ReadingQuerySet, matching).in_bulk(field_name=field_name)
 

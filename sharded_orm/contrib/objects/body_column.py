@@ -1,0 +1,85 @@
+"""The columns of an object's table: its body as JSON, and its version."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.db import models
+
+from sharded_orm.contrib.objects.exceptions import BodyTooLarge, DamagedObject, InvalidValue
+from sharded_orm.models.sharding.options import describe
+
+
+class BodyColumn(models.JSONField):
+    """The JSON of all fields of an object (P5). A new field costs no change of the table.
+
+    The value of an instance is a dict. It is a text, or another kind of value, if the stored body is
+    damaged; :func:`body_of` refuses that.
+    """
+
+    def deconstruct(self) -> Any:
+        # Migrations see a plain JSONField: they must stay valid if this class moves.
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.JSONField", args, kwargs
+
+    def pre_save(self, model_instance: Any, add: bool) -> Any:
+        prepare_body(model_instance, add)
+        return model_instance.data
+
+
+def prepare_body(instance: Any, add: bool) -> None:
+    """Complete the body of an object for the database, and check it.
+
+    :param add: whether the object is new.
+    :raises InvalidValue: a value is missing, cannot be JSON, or is refused by a validator of its field.
+    :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
+    """
+    body, options = body_of(instance), instance._object
+    for field in instance.body_fields():
+        field.prepare(instance, add)
+    for name in options.removed:
+        body.pop(name, None)
+    _check_size(instance, body, options.max_body)
+
+
+def body_of(instance: Any) -> dict[str, Any]:
+    """Return the body of an object; changes of the dict are changes of the object.
+
+    :raises DamagedObject: the stored body is no JSON object.
+    """
+    body = instance.data
+    if isinstance(body, dict):
+        return body
+    raise DamagedObject(
+        f"The body of {describe(instance)} on {instance._state.db!r} is {str(body)[:60]!r}, which is"
+        " no JSON object. Restore its column 'data' from a backup, or purge() the object."
+    )
+
+
+def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
+    try:
+        size = len(json.dumps(body, allow_nan=False))
+    except (TypeError, ValueError) as exc:
+        raise InvalidValue(
+            f"The body of {describe(instance)} cannot be stored as JSON: {exc}. Use values that JSON"
+            " knows in fields.JSON, and finite numbers."
+        ) from exc
+    if size > limit:
+        raise BodyTooLarge(
+            f"The body of {describe(instance)} has {size!r} bytes, and ObjectMeta.max_body is"
+            f" {limit!r}. Store large values elsewhere, or raise the limit: below the largest packet of"
+            " the servers, and knowing that the cache stores no value above 1 MB."
+        )
+
+
+class VersionColumn(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # generic in the stubs only
+    """Counts the changes of an object. Each UPDATE of an object has its last version as a condition."""
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.PositiveBigIntegerField", args, kwargs
+
+    def pre_save(self, model_instance: Any, add: bool) -> int:
+        version: int = getattr(model_instance, self.attname)
+        return version if add else version + 1

@@ -1,0 +1,56 @@
+"""The errors of objects and mappings. They are part of the tree of :mod:`sharded_orm.exceptions`."""
+
+from __future__ import annotations
+
+from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.db import DatabaseError, DataError
+
+from sharded_orm.exceptions import ShardedOrmError
+
+
+class ObjectError(ShardedOrmError):
+    """Base class of the errors of objects and mappings."""
+
+
+class InvalidObjectType(ObjectError, ImproperlyConfigured):
+    """The class of an object or mapping is declared wrongly."""
+
+
+class InvalidValue(ObjectError, ValidationError):
+    """A value cannot be stored in the body of an object. Nothing was written."""
+
+
+class BodyTooLarge(ObjectError, DataError):
+    """The body of an object has more bytes than ``ObjectMeta.max_body``. Nothing was written."""
+
+
+class DamagedObject(ObjectError, DatabaseError):
+    """The stored body of an object, or a value in it, cannot be read."""
+
+
+class WrongObjectType(ObjectError, ValueError):
+    """An id, or an object, is of another type than the one that is asked for."""
+
+
+class ConcurrentEdit(ObjectError, DatabaseError):
+    """Somebody else has changed or purged the object since it was read. Nothing was written."""
+
+
+class UnsavedChanges(ObjectError, RuntimeError):
+    """``edit()`` would drop assignments that were not saved."""
+
+
+class BodyFieldInQuery(ObjectError, RuntimeError):
+    """A query names a field that is in the bodies of objects, which no database can search."""
+
+
+class ObjectWriteRefused(ObjectError, RuntimeError):
+    """A statement would write objects without a look at their versions, or change the sides of an entry."""
+
+
+class InvalidPageSize(ObjectError, ValueError):
+    """A page cannot have this number of objects."""
+
+
+class InvalidCursor(ObjectError, ValueError):
+    """A text is no cursor of a page."""

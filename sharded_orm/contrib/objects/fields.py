@@ -1,0 +1,355 @@
+"""The fields of objects: Django's own field classes, whose values are in the body of the object.
+
+Their arguments are Django's: ``null``, ``default``, ``max_length``, ``choices``, ``validators``,
+``blank``, ``verbose_name`` and so on, and ``was``: the former name of the field.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from inspect import getattr_static
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from sharded_orm.contrib.objects.body_column import body_of
+from sharded_orm.contrib.objects.exceptions import (
+    BodyFieldInQuery,
+    DamagedObject,
+    InvalidObjectType,
+    InvalidValue,
+    WrongObjectType,
+)
+from sharded_orm.models.sharding.options import describe
+
+if TYPE_CHECKING:
+    _FieldBase = models.Field[Any, Any]
+else:
+    _FieldBase = object
+
+# What JSON has by itself. Other values are stored as the text that value_to_string() makes of them.
+_OF_JSON = (str, int, float, dict, list, type(None))
+# Arguments of Django's fields about columns and indexes, which a field in a body does not have.
+_OF_COLUMNS = (
+    "primary_key", "unique", "db_index", "db_column", "db_default", "db_collation",
+    "unique_for_date", "unique_for_month", "unique_for_year",
+)  # fmt: skip
+
+
+class BodyField(_FieldBase):
+    """A mixin that keeps the values of a Django field in the JSON of an object.
+
+    :param was: the former names of the field, one text or several. If an object has no value under
+        the new name, the value under a former name is used. The next save renames it.
+    """
+
+    was: tuple[str, ...]
+
+    def __init__(self, *args: Any, was: str | tuple[str, ...] = (), **kwargs: Any) -> None:
+        if refused := sorted(kwargs.keys() & set(_OF_COLUMNS)):
+            raise InvalidObjectType(
+                f"{type(self).__name__} is stored in the body of an object, and does not take"
+                f" {refused!r}. Values that must be found or unique need a mapping or a table."
+            )
+        self.was = (was,) if isinstance(was, str) else tuple(was)
+        super().__init__(*args, **kwargs)
+
+    def get_attname_column(self) -> tuple[str, None]:
+        # A field without a column is no field of the table, so neither migrations nor queries see it.
+        return self.get_attname(), None
+
+    def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        self.set_attributes_from_name(name)
+        for attribute in {self.name, self.attname}:
+            taken = getattr_static(cls, attribute, None)
+            is_inherited = isinstance(taken, BodyAttribute) and taken.field.name == name
+            if attribute in ("id", "near") or not (taken is None or is_inherited):
+                raise InvalidObjectType(
+                    f"{cls.__name__} cannot have a field {name!r}, because it has an attribute"
+                    f" {attribute!r}. Give the field another name."
+                )
+        super().contribute_to_class(cls, name, private_only=True)
+        setattr(cls, self.attname, BodyAttribute(self))
+
+    def get_col(self, alias: Any, output_field: Any = None) -> Any:
+        # Every query calls this method that filters, orders or selects by a field.
+        raise BodyFieldInQuery(
+            f"{self.model.__name__}.{self.name} is in the bodies of the objects, which a query does not"
+            " search. Find objects by their ids or through a mapping, and filter in Python; or store"
+            " what must be searched in a table of its own."
+        )
+
+    # -- Values -------------------------------------------------------------------------
+
+    def read(self, instance: Any) -> Any:
+        """Return the value of an object, which is the default if its body has none.
+
+        :raises DamagedObject: the body, or the value in it, cannot be read.
+        """
+        body = body_of(instance)
+        for name in (self.name, *self.was):
+            if name in body:
+                return self._from_json(instance, body[name])
+        value = self.get_default()
+        if self.has_default() and callable(self.default):
+            # The next call may give another value, and a list or dict may be changed in place.
+            body[self.name] = self.to_json(value)
+            return self._from_json(instance, body[self.name])
+        return value
+
+    def write(self, instance: Any, value: Any) -> None:
+        """Set the value of an object in memory.
+
+        :raises ValidationError: the value is of a wrong kind.
+        """
+        stored = self.to_json(value)
+        body = body_of(instance)
+        if (
+            self.name in body
+            and body[self.name] == stored
+            and type(body[self.name]) is type(stored)
+        ):
+            return
+        body[self.name] = stored
+        instance.__dict__.setdefault("_assigned", set()).add(self.name)
+
+    def to_json(self, value: Any) -> Any:
+        """Return ``value`` as the body has it.
+
+        :raises ValidationError: the value is of a wrong kind.
+        """
+        if value is None:
+            return None
+        if hasattr(value, "resolve_expression"):
+            raise InvalidValue(
+                f"{value!r} for {self.model.__name__}.{self.name} would have to be computed by the"
+                " database. Compute it in Python, inside of edit()."
+            )
+        try:
+            prepared = self.get_prep_value(self.to_python(value))
+        except (TypeError, ValueError) as exc:
+            raise InvalidValue(
+                f"{value!r} is no value of {self.model.__name__}.{self.name}: {exc}."
+            ) from exc
+        if isinstance(prepared, _OF_JSON):
+            return prepared
+        return self.value_to_string(SimpleNamespace(**{self.attname: prepared}))  # type: ignore[arg-type]
+
+    def _from_json(self, instance: Any, stored: Any) -> Any:
+        if stored is None:
+            return None
+        try:
+            return self.to_python(stored)
+        except (ValidationError, TypeError, ValueError) as exc:
+            raise DamagedObject(
+                f"{describe(instance)} on {instance._state.db!r} has {stored!r} for {self.name!r}, which"
+                f" is no value of {type(self).__name__}. Assign a value and save, or correct the body."
+            ) from exc
+
+    def prepare(self, instance: Any, add: bool) -> None:
+        """Make the value of an object ready to be stored.
+
+        Checked are all values of a new object, and otherwise those that were assigned: an object from
+        before a validator existed can still be saved.
+
+        :raises InvalidValue: the value is missing, or a validator refuses it.
+        """
+        body = body_of(instance)
+        if getattr(self, "auto_now", False) or getattr(self, "auto_now_add", False):
+            self.pre_save(instance, add)
+        for name in self.was:
+            if name in body:
+                former = body.pop(name)
+                body.setdefault(self.name, former)
+        if add and self.name not in body:
+            body[self.name] = self.to_json(self.get_default())
+        if not add and self.name not in instance.__dict__.get("_assigned", ()):
+            return
+        value = self._from_json(instance, body[self.name])
+        try:
+            if value is None and not self.null:
+                raise ValidationError(self.error_messages["null"], code="null")
+            if value is not None:
+                self.run_validators(value)
+        except ValidationError as exc:
+            raise InvalidValue({self.name: exc.error_list}) from exc
+
+
+class BodyAttribute:
+    """The attribute of an object for a field in its body."""
+
+    def __init__(self, field: BodyField) -> None:
+        self.field = field
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else self.field.read(instance)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        self.field.write(instance, value)
+
+
+class Text(BodyField, models.TextField):
+    pass
+
+
+class Char(BodyField, models.CharField):
+    pass
+
+
+class Email(BodyField, models.EmailField):
+    pass
+
+
+class URL(BodyField, models.URLField):
+    def formfield(self, **kwargs: Any) -> Any:
+        # The default of Django from 6.0 on, which Django 5.2 warns of.
+        return super().formfield(**{"assume_scheme": "https", **kwargs})
+
+
+class Slug(BodyField, models.SlugField):
+    pass
+
+
+class Integer(BodyField, models.BigIntegerField):
+    pass
+
+
+class Boolean(BodyField, models.BooleanField):
+    pass
+
+
+class Float(BodyField, models.FloatField):
+    pass
+
+
+class Decimal(BodyField, models.DecimalField):
+    pass
+
+
+class Date(BodyField, models.DateField):
+    pass
+
+
+class DateTime(BodyField, models.DateTimeField):
+    pass
+
+
+class Time(BodyField, models.TimeField):
+    pass
+
+
+class Duration(BodyField, models.DurationField):
+    pass
+
+
+class UUID(BodyField, models.UUIDField):
+    pass
+
+
+class IPAddress(BodyField, models.GenericIPAddressField):
+    pass
+
+
+class JSON(BodyField, models.JSONField):
+    pass
+
+
+class Ref(BodyField, models.BigIntegerField):
+    """A reference to an object of any shard: its id. ``pin.board_id`` is the id, ``pin.board`` the object.
+
+    :param to: the class of the object, its label, or ``"self"``.
+
+    Reading ``pin.board`` costs one query, or a look into the cache, the first time. It raises
+    ``DoesNotExist`` if the object was deleted: no database holds references over shards.
+    """
+
+    def __init__(self, to: Any, *args: Any, **kwargs: Any) -> None:
+        self.to = to
+        super().__init__(*args, **kwargs)
+
+    def deconstruct(self) -> Any:
+        name, path, args, kwargs = super().deconstruct()
+        return name, path, [self.to, *args], kwargs
+
+    def get_attname(self) -> str:
+        return f"{self.name}_id"
+
+    def contribute_to_class(self, cls: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        super().contribute_to_class(cls, name, *args, **kwargs)
+        setattr(cls, name, ReferenceAttribute(self))
+
+    @cached_property
+    def target(self) -> Any:
+        if not isinstance(self.to, str):
+            return self.to
+        if self.to == "self":
+            return self.model
+        label = self.to if "." in self.to else f"{self.model._meta.app_label}.{self.to}"
+        return apps.get_model(label)
+
+    def write(self, instance: Any, value: Any) -> None:
+        if value is not None:
+            value = self.to_python(value)
+            self.target._object.check_id(self.target.__name__, value)
+        super().write(instance, value)
+
+    def save_form_data(self, instance: Any, data: Any) -> None:
+        setattr(instance, self.attname, data)
+
+    def formfield(self, **kwargs: Any) -> Any:
+        return super().formfield(**{"validators": [self._refuse_other_type], **kwargs})
+
+    def _refuse_other_type(self, value: int) -> None:
+        try:
+            self.target._object.check_id(self.target.__name__, value)
+        except ValueError as exc:
+            raise self._missing(value) from exc
+
+    def _missing(self, value: Any) -> ValidationError:
+        return ValidationError(
+            _("There is no %(model)s with the id %(id)s."),
+            code="invalid",
+            params={"model": self.target._meta.verbose_name, "id": value},
+        )
+
+    def validate(self, value: Any, model_instance: Any) -> None:
+        """Refuse an id without an object."""
+        super().validate(value, model_instance)
+        if value is not None:
+            try:
+                self.target.objects.get(value)
+            except (ObjectDoesNotExist, ValueError) as exc:
+                raise self._missing(value) from exc
+
+
+class ReferenceAttribute(BodyAttribute):
+    """The attribute of an object for another object that it refers to."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        field: Any = self.field
+        pk = field.read(instance)
+        if pk is None:
+            return None
+        # Not in _state.fields_cache: the library takes what is there for rows of the same shard.
+        known = instance.__dict__.setdefault("_referred", {})
+        if field.name not in known or known[field.name].pk != pk:
+            known[field.name] = field.target.objects.get(pk)
+        return known[field.name]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        field: Any = self.field
+        if value is not None and not isinstance(value, field.target):
+            raise WrongObjectType(
+                f"{value!r} is no {field.target.__name__}. Assign an object of that class to"
+                f" {field.name!r}, or an id to {field.attname!r}."
+            )
+        if value is not None and value.pk is None:
+            raise WrongObjectType(f"The {field.target.__name__} has no id yet. Save it first.")
+        field.write(instance, None if value is None else value.pk)
+        instance.__dict__.setdefault("_referred", {})[field.name] = value

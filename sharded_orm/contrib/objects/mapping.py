@@ -1,0 +1,175 @@
+"""The base classes of mappings: :class:`Mapping` and :class:`MirrorMapping`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from django.apps import apps
+from django.db import models
+
+from sharded_orm.contrib.objects.exceptions import InvalidObjectType
+from sharded_orm.contrib.objects.mapping_manager import MappingManager, entry_id, sides_changed
+from sharded_orm.contrib.objects.options import read_meta
+from sharded_orm.models.base import ShardedModel, ShardedModelBase
+
+
+@dataclass(frozen=True, eq=False)
+class MappingSides:
+    """The two sides of a mapping.
+
+    :param app_label: the app of the mapping, in which a class named by its bare name is.
+    :param near, far: the classes of objects, or their labels. Entries are on the shard of the near side.
+    :param near_column, far_column: the columns with the ids.
+    """
+
+    app_label: str
+    near: Any
+    far: Any
+    near_column: str
+    far_column: str
+
+    @cached_property
+    def near_class(self) -> Any:
+        return self._resolved(self.near)
+
+    @cached_property
+    def far_class(self) -> Any:
+        return self._resolved(self.far)
+
+    def _resolved(self, side: Any) -> Any:
+        if not isinstance(side, str):
+            return side
+        return apps.get_model(side if "." in side else f"{self.app_label}.{side}")
+
+
+class MappingBase(ShardedModelBase):
+    """The metaclass of mappings: makes ``ShardMeta`` of the two sides and ``class MappingMeta``."""
+
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        meta = attrs.get("Meta")
+        if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
+            base: Any = next((each for each in bases if isinstance(each, MappingBase)), None)
+            attrs["ShardMeta"] = type("ShardMeta", (), base._shard_meta(name, attrs))
+        cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
+        if not cls._meta.abstract:
+            cls._sides = cls._make_sides()
+        return cls
+
+
+class MappingEntry(ShardedModel, metaclass=MappingBase):
+    """What mappings and mirror mappings have in common: the columns of an entry, and the manager."""
+
+    _sides: ClassVar[MappingSides]
+
+    id: models.UUIDField[Any, Any] = models.UUIDField(primary_key=True, editable=False)
+    source_id: models.BigIntegerField[Any, Any] = models.BigIntegerField()
+    target_id: models.BigIntegerField[Any, Any] = models.BigIntegerField()
+    sequence: models.BigIntegerField[Any, Any] = models.BigIntegerField()
+
+    objects = MappingManager()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.source_id} → {self.target_id}"
+
+    @classmethod
+    def _mapping_meta(cls, name: str, attrs: dict[str, Any], side: Any) -> dict[str, Any]:
+        """Return ``cache`` and ``group`` for the entries that are on the shards of ``side``."""
+        meta = attrs.get("MappingMeta", getattr(cls, "MappingMeta", None))
+        values = read_meta(f"{name}.MappingMeta", meta, ("cache", "group"), ())
+        group = values.get("group") if isinstance(side, str) else side._object.group
+        if group is None or values.get("group", group) != group:
+            raise InvalidObjectType(
+                f"{name}.MappingMeta.group must be the group of {side!r}, on whose shards the entries are."
+            )
+        return {"group": group, "cache": values.get("cache", False)}
+
+
+class Mapping(MappingEntry):
+    """Which objects belong to an object, in an order: from one side to the other (Pinterest, P7).
+
+    ::
+
+        class BoardPins(Mapping):
+            source, target = Board, Pin
+
+        BoardPins.objects.add(board, pin)
+        page = BoardPins.objects.page(board, size=50)
+
+    Its table has a row for each pair, on the shard of the source. A class that is declared later is named
+    by a text: ``target = "pins.Pin"``. ``MappingMeta`` may set ``cache = True``, and must set ``group`` if
+    ``source`` is a text.
+    """
+
+    source: ClassVar[Any]
+    target: ClassVar[Any]
+
+    class Meta:
+        abstract = True
+        indexes = (models.Index(fields=["source_id", "sequence", "target_id"]),)
+
+    @classmethod
+    def _shard_meta(cls, name: str, attrs: dict[str, Any]) -> dict[str, Any]:
+        for side in ("source", "target"):
+            if not _is_object_class(attrs.get(side, getattr(cls, side, None))):
+                raise InvalidObjectType(
+                    f"{name}.{side} must be a class of objects that is not abstract, or its label."
+                )
+        source = attrs.get("source", getattr(cls, "source", None))
+        return {"shard_key": "source_id", **cls._mapping_meta(name, attrs, source)}
+
+    @classmethod
+    def _make_sides(cls) -> MappingSides:
+        return MappingSides(cls._meta.app_label, cls.source, cls.target, "source_id", "target_id")
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        pk = entry_id(self.source_id, self.target_id)
+        if not self._state.adding and pk != self.id:
+            raise sides_changed(type(self))
+        self.id = pk
+        super().save(*args, **kwargs)
+
+
+class MirrorMapping(MappingEntry):
+    """The other direction of a mapping: a mirror of its entries, on the shards of its targets (P7).
+
+    ::
+
+        class PinBoards(MirrorMapping):
+            mapping = BoardPins
+
+        PinBoards.objects.page(pin)  # the boards of a pin
+
+    It follows each write of the mapping, as :doc:`mirrors </howto/store-data-twice>` do, and needs the app
+    ``sharded_orm.contrib.mirrors``. It is read-only. ``MappingMeta`` may set ``cache = True``, and must set
+    ``group`` if ``target`` of the mapping is a text.
+    """
+
+    mapping: ClassVar[Any]
+
+    class Meta:
+        abstract = True
+        indexes = (models.Index(fields=["target_id", "sequence", "source_id"]),)
+
+    @classmethod
+    def _shard_meta(cls, name: str, attrs: dict[str, Any]) -> dict[str, Any]:
+        mapping = attrs.get("mapping")
+        if not (isinstance(mapping, type) and issubclass(mapping, Mapping)):
+            raise InvalidObjectType(f"{name}.mapping must be a class that derives from Mapping.")
+        values = cls._mapping_meta(name, attrs, mapping.target)
+        return {"shard_key": "target_id", "mirror_of": mapping, **values}
+
+    @classmethod
+    def _make_sides(cls) -> MappingSides:
+        sides = cls.mapping._sides
+        return MappingSides(sides.app_label, sides.far, sides.near, "target_id", "source_id")
+
+
+def _is_object_class(side: Any) -> bool:
+    return isinstance(side, str) or (isinstance(side, type) and hasattr(side, "_object"))

@@ -1,0 +1,185 @@
+"""The manager of mappings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Q
+
+from sharded_orm.contrib.objects.exceptions import (
+    DamagedObject,
+    InvalidPageSize,
+    ObjectWriteRefused,
+    WrongObjectType,
+)
+from sharded_orm.contrib.objects.page import Cursor, Page
+from sharded_orm.models import ShardedManager, ShardedQuerySet
+from sharded_orm.models.sharding.options import describe
+from sharded_orm.models.sharding.type_variables import M
+
+# The largest number of entries that are read at a time.
+_MOST = 1000
+
+
+class MappingQuerySet(ShardedQuerySet[M]):
+    """The queryset of mappings. The primary key of an entry follows from its two sides."""
+
+    def update(self, **kwargs: Any) -> int:
+        if not {"id", "pk", "source_id", "target_id"}.isdisjoint(kwargs):
+            raise sides_changed(self.model)
+        return super().update(**kwargs)
+
+    def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
+        entries: list[Any] = list(objs)
+        for entry in entries:
+            entry.id = entry_id(entry.source_id, entry.target_id)
+        return super().bulk_create(entries, *args, **kwargs)
+
+
+_Manager: Any = ShardedManager.from_queryset(MappingQuerySet)  # type: ignore[attr-defined]
+
+
+class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a function
+    """The manager of mappings. Wherever it takes an object, it takes an id as well."""
+
+    def add(self, source: Any, target: Any, sequence: int | None = None) -> bool:
+        """Add an object to a mapping, and return whether it was not in it before.
+
+        Two statements on the shard of the source.
+
+        :param sequence: the position; by default the time in microseconds since 1970. If the object is
+            in the mapping already, its position stays.
+        :raises WrongObjectType: an id or object is of another type than the mapping's.
+        """
+        sides, entry = self.model._sides, self._key(source, target)
+        if sequence is None:
+            sequence = time.time_ns() // 1000
+        values = {sides.far_column: id_of(sides.far_class, target), "sequence": sequence}
+        _, created = self.uncached().get_or_create(defaults=values, **entry)
+        return bool(created)
+
+    def remove(self, source: Any, target: Any) -> bool:
+        """Remove an object from a mapping, and return whether it was in it. One statement."""
+        return bool(self._entry(source, target).delete()[0])
+
+    def move(self, source: Any, target: Any, sequence: int) -> bool:
+        """Give an object of a mapping another position, and return whether it is in it. One statement."""
+        return bool(self._entry(source, target).update(sequence=sequence))
+
+    def contains(self, source: Any, target: Any) -> bool:
+        """Return whether an object is in a mapping. One statement."""
+        return bool(self._entry(source, target).exists())
+
+    def count(self, source: Any) -> int:
+        """Return the number of entries of ``source``, those of deleted objects included. One statement."""
+        return int(self._entries(source).count())
+
+    def page(
+        self,
+        source: Any,
+        *,
+        after: Cursor | str | None = None,
+        size: int = 50,
+        newest_first: bool = False,
+    ) -> Page:
+        """Return some objects of a mapping, in the order of their positions.
+
+        The entries are read on the shard of the source, then the objects in one round trip per node. Deleted
+        objects are left out, and the page is filled up with those that follow: one more read of entries
+        and objects each time.
+
+        :param after: the cursor ``next`` of the page before, or its text; None for the first page.
+        :param size: the number of objects, at most 999.
+        :param newest_first: whether to begin at the highest sequence.
+        :raises InvalidCursor: ``after`` is no cursor.
+        :raises InvalidPageSize: ``size`` is too small or too large.
+        """
+        if not 0 < size < _MOST:
+            raise InvalidPageSize(f"size={size!r} is not 1 to {_MOST - 1!r}.")
+        cursor = Cursor.parse(after) if isinstance(after, str) else after
+        sides = self.model._sides
+        rows: list[tuple[Any, Any]] = []
+        damaged: dict[int, DamagedObject] = {}
+        wanted = chunk = size + 1
+        while wanted > 0:
+            entries = list(self._after(source, cursor, newest_first)[:chunk])
+            ids = [getattr(entry, sides.far_column) for entry in entries]
+            objects = sides.far_class.objects.get_many(ids)
+            damaged |= objects.damaged
+            rows += [
+                (entry, objects[pk])
+                for entry, pk in zip(entries, ids, strict=True)
+                if pk in objects
+            ]
+            wanted = size + 1 - len(rows)
+            if len(entries) < chunk:
+                break
+            cursor = self._cursor(entries[-1])
+            chunk = min(_MOST, 2 * chunk)
+        last = self._cursor(rows[size - 1][0]) if len(rows) > size else None
+        return Page([row for _, row in rows[:size]], last, damaged)
+
+    def _cursor(self, entry: Any) -> Cursor:
+        return Cursor(entry.sequence, getattr(entry, self.model._sides.far_column))
+
+    def _after(self, source: Any, cursor: Cursor | None, newest_first: bool) -> Any:
+        column = self.model._sides.far_column
+        entries, sign, than = self._entries(source), "", "gt"
+        if newest_first:
+            sign, than = "-", "lt"
+        if cursor is not None:
+            behind = Q(**{f"sequence__{than}": cursor.sequence}) | Q(
+                **{f"{column}__{than}": cursor.target}
+            )
+            entries = entries.filter(**{f"sequence__{than}e": cursor.sequence}).filter(behind)
+        return entries.order_by(f"{sign}sequence", f"{sign}{column}")
+
+    def _entries(self, source: Any) -> Any:
+        sides = self.model._sides
+        return self.filter(**{sides.near_column: id_of(sides.near_class, source)})
+
+    def _entry(self, source: Any, target: Any) -> Any:
+        return self.filter(**self._key(source, target))
+
+    def _key(self, source: Any, target: Any) -> dict[str, Any]:
+        """Return the conditions on the shard key and the primary key of an entry."""
+        sides = self.model._sides
+        ids = {
+            sides.near_column: id_of(sides.near_class, source),
+            sides.far_column: id_of(sides.far_class, target),
+        }
+        pk = entry_id(ids["source_id"], ids["target_id"])
+        return {sides.near_column: ids[sides.near_column], "id": pk}
+
+
+def entry_id(source: int, target: int) -> UUID:
+    """Return the primary key of an entry: the two ids, one behind the other.
+
+    So there is one entry for each pair, it is found by its primary key, and its key is like no other on
+    any shard.
+    """
+    return UUID(int=source << 64 | target)
+
+
+def sides_changed(model: Any) -> ObjectWriteRefused:
+    """Return the error to raise if the source or target of a stored entry would change."""
+    return ObjectWriteRefused(
+        f"The source and the target of an entry of {model.__name__} never change: remove() it, and add()"
+        " another one."
+    )
+
+
+def id_of(cls: Any, value: Any) -> int:
+    """Return the id of an object of ``cls``, which is given itself or by its id."""
+    if hasattr(value, "_meta"):
+        if not isinstance(value, cls):
+            raise WrongObjectType(
+                f"{describe(value)} is no {cls.__name__}. Give an object of that class."
+            )
+        value = value.pk
+        if value is None:
+            raise WrongObjectType(f"The {cls.__name__} has no id yet. Save it first.")
+    return int(cls._object.check_id(cls.__name__, value))

@@ -1,0 +1,138 @@
+"""Lookups of objects by a value that is given: :class:`ObjectLookup` (Pinterest, P11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from django.db import IntegrityError, models, transaction
+
+from sharded_orm.contrib.objects.exceptions import InvalidObjectType
+from sharded_orm.contrib.objects.mapping_manager import id_of
+from sharded_orm.contrib.objects.options import read_meta
+from sharded_orm.exceptions import LookupValueTaken
+from sharded_orm.models import ExactCharField, ShardedManager
+from sharded_orm.models.base import ShardedModel, ShardedModelBase
+
+_Manager: Any = ShardedManager
+
+
+class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a function
+    """The manager of lookups of objects. Each value leads to one object at most."""
+
+    def find(self, value: str) -> Any:
+        """Return the object with a value. One query on the shard of the value, one for the object.
+
+        :raises DoesNotExist: no object has the value, or it was deleted.
+        """
+        try:
+            row = self.get(pk=value)
+        except self.model.DoesNotExist as exc:
+            target = self.model.target
+            raise target.DoesNotExist(
+                f"{target._meta.object_name} matching query does not exist."
+            ) from exc
+        return self.model.target.objects.get(row.target_id)
+
+    def find_many(self, values: Iterable[str]) -> dict[str, Any]:
+        """Return the objects with these values, by value: two round trips per node."""
+        rows = self.in_bulk(list(values))
+        objects = self.model.target.objects.get_many(row.target_id for row in rows.values())
+        return {
+            value: objects[row.target_id] for value, row in rows.items() if row.target_id in objects
+        }
+
+    def claim(self, value: str, target: Any) -> None:
+        """Let a value lead to an object from now on. One INSERT.
+
+        :raises LookupValueTaken: another object has the value.
+        """
+        pk = id_of(self.model.target, target)
+        if self._claimed(value, pk) != pk:
+            raise LookupValueTaken(
+                f"{value!r} is taken: {self.model.__name__} leads to another {self.model.target.__name__}"
+                " by it. Release it there first, or take another value."
+            )
+
+    def release(self, value: str, target: Any) -> bool:
+        """Give a value free if it leads to ``target``, and return whether it did. One DELETE."""
+        pk = id_of(self.model.target, target)
+        return bool(self.filter(pk=value, target_id=pk).delete()[0])
+
+    def find_or_create(self, value: str, **fields: Any) -> tuple[Any, bool]:
+        """Return the object with a value and whether it is new; create it with ``fields`` if there is none.
+
+        If several processes do this at once, all get the same object. The value of an object that was
+        deleted goes to the new one. A process that dies in between may leave an object that no value leads
+        to.
+        """
+        objects = self.model.target.objects
+        row = self.filter(pk=value).first()
+        if row is not None and (found := objects.get_many([row.target_id])):
+            return found[row.target_id], False
+        new = objects.create(**fields)
+        former = None if row is None else row.target_id
+        pk = self._claimed(value, new.pk, former)
+        if pk == new.pk:
+            return new, True
+        new.purge()
+        return objects.get(pk), False
+
+    def _claimed(self, value: str, pk: int, former: int | None = None) -> int:
+        """Let ``value`` lead to ``pk`` if it is free or leads to ``former``; return to what it leads."""
+        if former is not None and self.filter(pk=value, target_id=former).update(target_id=pk):
+            return pk
+        row = self.model(value=value, target_id=pk)
+        try:
+            with transaction.atomic(using=row._shard_options().place(row).alias):
+                row.save(force_insert=True)
+        except IntegrityError:
+            stored = self.filter(pk=value).uncached().first()
+            if stored is None:
+                raise
+            return int(stored.target_id)
+        return pk
+
+
+class ObjectLookupBase(ShardedModelBase):
+    """The metaclass of lookups of objects: makes ``ShardMeta`` of ``class LookupMeta``."""
+
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        if not getattr(attrs.get("Meta"), "abstract", False):
+            if not hasattr(attrs.get("target"), "_object"):
+                raise InvalidObjectType(f"{name}.target must be a class of objects.")
+            meta = attrs.get("LookupMeta")
+            values = read_meta(f"{name}.LookupMeta", meta, ("cache", "group"), ("group",))
+            attrs["ShardMeta"] = type("ShardMeta", (), {"shard_key": "value", **values})
+        return super().__new__(mcs, name, bases, attrs, **kwargs)
+
+
+class ObjectLookup(ShardedModel, metaclass=ObjectLookupBase):
+    """Leads from a value that is given, such as an id at Facebook, to an object (Pinterest, P11).
+
+    ::
+
+        class FacebookUsers(ObjectLookup):
+            target = User
+
+            class LookupMeta:
+                group = "lookups"
+
+        user, created = FacebookUsers.objects.find_or_create("4711", name="Ada")
+        FacebookUsers.objects.find("4711")
+
+    The group's strategy is ``"modulo"``: the shard of a value is its md5 modulo the number of shards, so all
+    shards have to exist from the start. A value is text, compared exactly.
+    """
+
+    target: ClassVar[Any]
+
+    value: models.CharField[Any, Any] = ExactCharField(max_length=255, primary_key=True)
+    target_id: models.BigIntegerField[Any, Any] = models.BigIntegerField()
+
+    objects = ObjectLookupManager()
+
+    class Meta:
+        abstract = True

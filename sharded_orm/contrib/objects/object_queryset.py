@@ -1,0 +1,157 @@
+"""The queryset and manager of objects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.db.models import F
+from django.utils import timezone
+
+from sharded_orm.contrib.objects.body_column import body_of
+from sharded_orm.contrib.objects.exceptions import DamagedObject, ObjectWriteRefused
+from sharded_orm.models import ShardedManager, ShardedQuerySet
+from sharded_orm.models.sharding.type_variables import M
+
+logger = logging.getLogger("sharded_orm.objects")
+
+
+class Batch(dict[int, Any]):
+    """Objects by their ids, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: The objects whose bodies cannot be read, by their ids. They are also logged.
+        self.damaged: dict[int, DamagedObject] = {}
+
+
+class ObjectQuerySet(ShardedQuerySet[M]):
+    """The queryset of objects. ``delete()`` sets ``active`` to False; ``purge()`` deletes rows."""
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        rows: Any = self.filter(active=True)
+        count = super(ObjectQuerySet, rows).update(
+            active=False, version=F("version") + 1, ts=timezone.now()
+        )
+        return count, {self.model._meta.label: count} if count else {}
+
+    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def purge(self) -> tuple[int, dict[str, int]]:
+        """Remove the rows from their shards for good, shard by shard, as ``delete()`` of Django does."""
+        return super().delete()
+
+    purge.alters_data = True  # type: ignore[attr-defined]
+    purge.queryset_only = True  # type: ignore[attr-defined]
+
+    def take_write_lock(self) -> None:
+        """Lock the rows until the end of the transaction, also where SELECT takes no locks."""
+        super().update(version=F("version"))
+
+    def update(self, **kwargs: Any) -> int:
+        raise ObjectWriteRefused(
+            f"update() of {self.model.__name__} would neither look at bodies nor count versions. Change"
+            " each object inside of 'with object.edit()'."
+        )
+
+    def bulk_update(self, *args: Any, **kwargs: Any) -> int:
+        raise ObjectWriteRefused(
+            f"bulk_update() of {self.model.__name__} would not compare versions. Change each object inside"
+            " of 'with object.edit()'."
+        )
+
+    def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
+        if kwargs.get("update_conflicts"):
+            raise ObjectWriteRefused(
+                f"bulk_create() of {self.model.__name__} with update_conflicts would not compare versions."
+                " Create new objects only, and change the others inside of edit()."
+            )
+        rows: list[M] = super().bulk_create(objs, *args, **kwargs)
+        for row in rows:
+            row.__dict__.pop("_assigned", None)
+        return rows
+
+
+_Manager: Any = ShardedManager.from_queryset(ObjectQuerySet)  # type: ignore[attr-defined]
+
+
+class ObjectManager(_Manager):  # type: ignore[misc]  # a class made by a function
+    """The manager of objects. No read of it finds deleted objects, except with ``with_deleted()``."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().filter(active=True)
+
+    def with_deleted(self) -> Any:
+        """Return a queryset of all objects, also of those that were deleted and not yet purged."""
+        return super().get_queryset()
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the object with an id: ``Pin.objects.get(id)``. No other condition is needed.
+
+        Cost: one query on the shard that the id names, or one round trip to the cache.
+
+        :raises WrongObjectType: the id is of another type.
+        :raises InvalidID: the value is no id.
+        :raises DoesNotExist: there is no such object, or it was deleted.
+        :raises DamagedObject: its body cannot be read.
+        """
+        if len(args) == 1 and isinstance(args[0], int) and not kwargs:
+            value = args[0]
+        elif not args and kwargs.keys() in ({"id"}, {"pk"}):
+            (value,) = kwargs.values()
+        else:
+            return super().get(*args, **kwargs)
+        pk = self.model._object.check_id(self.model.__name__, _as_id(value))
+        found = self.with_deleted().get(pk=pk)
+        if not found.active:
+            raise self.model.DoesNotExist(
+                f"{self.model._meta.object_name} matching query does not exist."
+            )
+        body_of(found)
+        return found
+
+    def get_many(self, ids: Iterable[int]) -> Batch:
+        """Return the objects with these ids, by id and in this order: one round trip per node.
+
+        Ids without an object, and those of deleted objects, are left out. Objects with damaged bodies
+        are left out, logged, and named in ``damaged`` of the result.
+
+        :raises WrongObjectType: an id is of another type.
+        :raises InvalidID: a value is no id.
+        """
+        options, name = self.model._object, self.model.__name__
+        wanted = list(dict.fromkeys(options.check_id(name, _as_id(value)) for value in ids))
+        rows = self.with_deleted().in_bulk(wanted)
+        batch: Batch = Batch()
+        for pk in wanted:
+            row = rows.get(pk)
+            if row is None or not row.active:
+                continue
+            try:
+                body_of(row)
+            except DamagedObject as exc:
+                logger.error("%s", exc)
+                batch.damaged[pk] = exc
+            else:
+                batch[pk] = row
+        return batch
+
+    def purge(self, before: datetime | None = None) -> int:
+        """Remove deleted objects from all shards for good, and return their number.
+
+        :param before: only objects that were deleted before this moment; None for all.
+        """
+        rows = self.with_deleted().filter(active=False)
+        if before is not None:
+            rows = rows.filter(ts__lt=before)
+        return int(rows.scatter().purge()[0])
+
+    purge.alters_data = True  # type: ignore[attr-defined]
+
+
+def _as_id(value: Any) -> Any:
+    # Addresses and forms have texts.
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value

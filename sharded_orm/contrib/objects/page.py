@@ -1,0 +1,60 @@
+"""Pages of mappings, and the cursors between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidCursor
+
+
+@dataclass(frozen=True, order=True)
+class Cursor:
+    """A position in a mapping: behind the entry with this sequence and this target.
+
+    ``str()`` makes a text for addresses, of which :meth:`parse` makes the cursor again. It stays right
+    whatever is added, moved or removed: the next page begins behind this position.
+    """
+
+    sequence: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"{self.sequence}.{self.target}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the cursor of ``str(cursor)``.
+
+        :raises InvalidCursor: the text is no cursor.
+        """
+        try:
+            sequence, target = (int(part) for part in str(text).split("."))
+        except ValueError as exc:
+            raise InvalidCursor(
+                f"{text!r} is no cursor of a page. Take page.next, or its str(), or None for the first page."
+            ) from exc
+        if not (-(1 << 63) <= sequence < 1 << 63 and 0 <= target < 1 << 63):
+            raise InvalidCursor(f"{text!r} is out of the range of cursors. Take page.next.")
+        return cls(sequence, target)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some objects of a mapping, in order.
+
+    :param objects: the objects; as many as were asked for, unless the mapping ends.
+    :param next: the cursor of the next page; None if no object follows.
+    :param damaged: the objects that were left out because their bodies cannot be read, by their ids.
+    """
+
+    objects: list[Any]
+    next: Cursor | None
+    damaged: dict[int, DamagedObject] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.objects)
+
+    def __len__(self) -> int:
+        return len(self.objects)

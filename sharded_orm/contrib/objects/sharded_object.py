@@ -1,0 +1,265 @@
+"""The base class of objects: :class:`ShardedObject`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+from django.db import connections, models
+
+import sharded_orm
+from sharded_orm.compat import update_result
+from sharded_orm.contrib.objects.body_column import BodyColumn, VersionColumn, prepare_body
+from sharded_orm.contrib.objects.exceptions import (
+    ConcurrentEdit,
+    InvalidObjectType,
+    UnsavedChanges,
+)
+from sharded_orm.contrib.objects.fields import BodyField
+from sharded_orm.contrib.objects.object_queryset import ObjectManager
+from sharded_orm.contrib.objects.options import ObjectOptions, read_meta
+from sharded_orm.models import PackedIDField
+from sharded_orm.models.base import ShardedModel, ShardedModelBase
+from sharded_orm.models.sharding.options import describe
+
+
+class ObjectBase(ShardedModelBase):
+    """The metaclass of objects: makes the id and the ``ShardMeta`` of ``class ObjectMeta``."""
+
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        meta = attrs.get("Meta")
+        if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
+            _refuse_concrete_base(name, bases)
+            options = _options(name, bases, attrs)
+            pk = PackedIDField(primary_key=True, type_id=options.type_id, layout=options.layout)
+            pk.creation_counter = -1  # the first column, before those of the base class
+            attrs |= {
+                "_object": options,
+                "id": pk,
+                "ShardMeta": type(
+                    "ShardMeta",
+                    (),
+                    {"group": options.group, "shard_key": "id", "cache": options.cache},
+                ),
+            }
+        return super().__new__(mcs, name, bases, attrs, **kwargs)
+
+
+def _refuse_concrete_base(name: str, bases: tuple[type, ...]) -> None:
+    for base in bases:
+        if hasattr(base, "_object"):
+            raise InvalidObjectType(
+                f"{name} derives from {base.__name__}, which has a table of its own. Make the base class"
+                " abstract, or the derived one a proxy."
+            )
+
+
+def _options(name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> ObjectOptions:
+    inherited = (getattr(base, "ObjectMeta", None) for base in bases)
+    meta = attrs.get("ObjectMeta") or next(filter(None, inherited), None)
+    known = ObjectOptions.__dataclass_fields__
+    values = read_meta(f"{name}.ObjectMeta", meta, known, ("group", "type_id"))
+    values["removed"] = tuple(values.get("removed", ()))
+    return ObjectOptions(**values)
+
+
+class ShardedObject(ShardedModel, metaclass=ObjectBase):
+    """An object whose fields are kept in JSON, on the shard that its id names (Pinterest, P5, P6).
+
+    ::
+
+        class Board(ShardedObject):
+            name = fields.Text()
+
+            class ObjectMeta:
+                group = "pins"
+                type_id = 2
+
+        board = Board.objects.create(name="Cats")
+        pin = Pin.objects.create(near=board, board=board)
+
+    It is a :class:`ShardedModel` with the columns ``id``, ``data``, ``ts`` (the time of the last change),
+    ``version`` and ``active``. ``save()`` compares the version (:exc:`ConcurrentEdit`), ``delete()`` sets
+    ``active`` to False.
+    """
+
+    _object: ClassVar[ObjectOptions]
+
+    data: Any = BodyColumn(default=dict, editable=False)
+    ts: models.DateTimeField[Any, Any] = models.DateTimeField(auto_now=True, editable=False)
+    version: Any = VersionColumn(default=1, editable=False)
+    active: models.BooleanField[Any, Any] = models.BooleanField(default=True, editable=False)
+
+    objects = ObjectManager()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self._meta.verbose_name} {self.pk}"
+
+    @classmethod
+    def body_fields(cls) -> list[Any]:
+        """Return the fields that are kept in the body, in the order of their declaration."""
+        own = [field for field in cls._meta.private_fields if isinstance(field, BodyField)]
+        return sorted(own, key=lambda field: field.creation_counter)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the id and the values of all fields, as JSON has them.
+
+        References are ids. No query is sent.
+
+        :raises DamagedObject: the body, or a value in it, cannot be read.
+        """
+        values = {
+            field.name: field.to_json(getattr(self, field.attname)) for field in self.body_fields()
+        }
+        return {"id": self.pk, **values}
+
+    # -- Writing --------------------------------------------------------------------------
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Store the object.
+
+        If it was read before, its version must still be the stored one. One INSERT or one UPDATE.
+
+        :raises ConcurrentEdit: somebody else has changed or purged the object since it was read.
+        :raises InvalidValue: a value is missing, or a validator of its field refuses it.
+        :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
+        """
+        names = kwargs.get("update_fields")
+        if names is not None:
+            own = {name for field in self.body_fields() for name in (field.name, field.attname)}
+            rest = set(names) - own
+            kwargs["update_fields"] = rest | {"data", "ts", "version"} if names else names
+        # Before the transaction, which an error inside of it would make unusable.
+        prepare_body(self, self._state.adding)
+        super().save(*args, **kwargs)
+        self.__dict__.pop("_assigned", None)
+
+    save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def _do_update(
+        self,
+        base_qs: Any,
+        using: str | None,
+        pk_val: Any,
+        values: Any,
+        *rest: Any,
+    ) -> Any:
+        # Overrides Model._do_update(). Compare the version and set it in one statement (P6).
+        stored = next((value for field, _, value in values if field.attname == "version"), None)
+        if "version" in self.get_deferred_fields():
+            raise ConcurrentEdit(
+                f"{describe(self)} was read without its version, so nobody knows whether it has changed"
+                " since. Read it without only() and defer()."
+            )
+        if stored != self.version + 1:
+            # The deserializer of fixtures stores rows as they are.
+            return super()._do_update(base_qs, using, pk_val, values, *rest)
+        if self._state.adding:
+            return update_result(False)  # A new object with an id replaces no other: insert it.
+        unchanged = base_qs.filter(version=self.version)
+        updated = super()._do_update(unchanged, using, pk_val, values, *rest)
+        if not updated:
+            raise ConcurrentEdit(
+                f"{describe(self)} on {using!r} has been changed or purged since version"
+                f" {self.version!r} was read, so nothing was saved. Read it again, or change it inside of"
+                " 'with object.edit()', which locks it."
+            )
+        self.version = stored
+        return updated
+
+    def refresh_from_db(
+        self, using: str | None = None, fields: Any = None, from_queryset: Any = None
+    ) -> None:
+        """Read the object again, as ``refresh_from_db()`` of Django does.
+
+        Body and version are always read together: a new version with an old body would let ``save()``
+        overwrite what somebody else has stored.
+
+        :raises UnsavedChanges: a deferred field would be loaded over assignments that were not saved.
+        """
+        if fields is not None:
+            own = {name for field in self.body_fields() for name in (field.name, field.attname)}
+            together = own | {"data", "version"}
+            if not together.isdisjoint(fields):
+                fields = list({*fields, "data", "version"} - own)
+                self._refuse_unsaved("loading a deferred field")
+        super().refresh_from_db(using, fields, from_queryset)
+        self.__dict__.pop("_referred", None)
+        if fields is None or "data" in fields:
+            self.__dict__.pop("_assigned", None)
+
+    def _refuse_unsaved(self, action: str) -> None:
+        if assigned := self.__dict__.get("_assigned"):
+            raise UnsavedChanges(
+                f"{describe(self)} has unsaved values of {sorted(assigned)!r}, which {action} would replace"
+                " by the stored ones. Inside of edit(), assign them in the block; else save() first."
+            )
+
+    @contextmanager
+    def edit(self) -> Iterator[Self]:
+        """Lock the object, let the block change it, and save it (P6).
+
+        ::
+
+            with pin.edit():
+                pin.note = "…"
+
+        The block sees the current values, also of ``self``. If an error leaves the block, nothing is
+        saved, and the instance has the values that were read. The block is a transaction on the
+        object's shard. Costs two statements, besides BEGIN and COMMIT.
+
+        :raises DoesNotExist: the object has been deleted or purged.
+        :raises UnsavedChanges: the instance has assignments that the block would drop.
+        """
+        self._refuse_unsaved("edit()")
+        with sharded_orm.atomic(self):
+            row = self._locked()
+            self._take_over(row)
+            try:
+                yield self
+                self.save()
+            except BaseException:
+                self.__dict__.pop("_assigned", None)
+                self._take_over(row)
+                raise
+
+    def _locked(self) -> Any:
+        alias = str(self._state.db)
+        rows = type(self).objects.with_deleted().using(alias).filter(pk=self.pk)
+        if not connections[alias].features.has_select_for_update:
+            # On SQLite: a transaction that begins with a read cannot write after another one.
+            rows.take_write_lock()
+        if self.__dict__.get("active", True):
+            rows = rows.filter(active=True)  # An object that is known to be deleted may come back.
+        return rows.select_for_update().get()
+
+    def _take_over(self, row: Any) -> None:
+        names = ("data", "ts", "version", "active")
+        self.__dict__.update({name: copy.deepcopy(row.__dict__[name]) for name in names})
+
+    def delete(self, using: Any = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
+        """Set ``active`` to False: no read finds the object any more, but ``with_deleted()`` does.
+
+        To bring it back, set ``active`` to True in ``edit()``. The entries of mappings stay, and pages
+        leave them out. One UPDATE, and a SELECT of the new state. See :meth:`purge`.
+        """
+        rows = type(self).objects.with_deleted().filter(pk=self.pk, active=True)
+        deleted: tuple[int, dict[str, int]] = rows.delete()
+        if deleted[0]:
+            self.refresh_from_db()
+        return deleted
+
+    delete.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
+
+    def purge(self) -> tuple[int, dict[str, int]]:
+        """Remove the row from its shard for good. One DELETE."""
+        return super().delete()
+
+    purge.alters_data = True  # type: ignore[attr-defined]  # as Django marks it

@@ -1,0 +1,256 @@
+"""Fields in bodies: conversion, validation, old bodies, new and former fields, damage."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import connections
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext, isolate_apps
+
+from sharded_orm.contrib.objects import Mapping, ShardedObject, fields
+from sharded_orm.contrib.objects.checks import check_objects
+from sharded_orm.contrib.objects.exceptions import (
+    BodyFieldInQuery,
+    BodyTooLarge,
+    DamagedObject,
+    InvalidObjectType,
+    InvalidValue,
+    WrongObjectType,
+)
+from tests.integration.objects.conftest import DATABASES, on, set_body
+from tests.pinboards.models import Board, Everything, Pin, User
+
+pytestmark = pytest.mark.django_db(databases=DATABASES)
+
+VALUES: dict[str, Any] = {
+    "text": "Grüße, 猫 and \U0001f408",
+    "number": -(1 << 62),
+    "is_on": True,
+    "ratio": 0.1,
+    "price": Decimal("12.50"),
+    "day": date(2026, 2, 3),
+    "moment": datetime(2026, 2, 3, 4, 5, 6, 789012, tzinfo=UTC),
+    "hour": time(4, 5, 6, 7),
+    "length": timedelta(days=1, microseconds=3),
+    "code": uuid.UUID(int=7),
+    "address": "192.0.2.1",
+    "email": "ada@example.org",
+    "slug": "a-b",
+    "tags": ["a", {"b": [1, 2.5, None]}],
+    "title": "Title",
+}
+
+
+def stored(row: Any) -> dict[str, Any]:
+    with connections[row._state.db].cursor() as cursor:
+        cursor.execute(f"SELECT data FROM {row._meta.db_table} WHERE id = %s", [row.pk])
+        (body,) = cursor.fetchone()
+    return json.loads(body)
+
+
+@pytest.mark.every_backend
+def test_each_kind_of_value_is_read_as_it_was_written() -> None:
+    made = Everything.objects.create(**VALUES)
+    read = Everything.objects.get(made.pk)
+    assert {name: getattr(read, name) for name in VALUES} == VALUES
+    assert type(read.price) is Decimal
+    assert read.created.tzinfo is not None
+    as_json = json.loads(json.dumps(read.to_dict()))
+    assert as_json["id"] == made.pk
+    assert Everything(**{k: v for k, v in as_json.items() if k != "id"}).to_dict() == (
+        as_json | {"id": None}
+    )
+
+
+def test_values_of_a_wrong_kind_are_refused_when_they_are_assigned() -> None:
+    for name, value in [
+        ("number", "many"), ("price", "x"), ("day", "2026-13-01"), ("code", "7"),
+        ("length", "long"), ("number", F("version")), ("day", 5), ("hour", object()),
+    ]:  # fmt: skip
+        with pytest.raises(ValidationError):
+            Everything(**{name: value})
+
+
+def test_save_runs_the_validators_of_values_that_changed() -> None:
+    for cls, values in [
+        (User, {"name": "x" * 41}),
+        (User, {"name": None}),
+        (Pin, {"board_id": None}),
+        (Everything, {"email": "nobody"}),
+        (Everything, {"ratio": float("nan")}),
+        (Everything, {"tags": [object()]}),
+        (Everything, {"number": 1 << 63}),
+    ]:
+        with pytest.raises(InvalidValue):
+            cls.objects.create(**values)
+    user = User.objects.create(name="Ada")
+    set_body(user, json.dumps({"name": "x" * 41}))  # from a time without the limit
+    read = User.objects.get(user.pk)
+    read.age = 36
+    read.save()
+    read.name = "y" * 41
+    with pytest.raises(InvalidValue, match="name"):
+        read.save()
+    assert stored(user) == {"name": "x" * 41, "age": 36}
+
+
+@pytest.mark.every_backend
+def test_old_bodies_have_the_defaults_of_new_fields_and_keep_what_nobody_knows() -> None:
+    row = Everything.objects.create()
+    set_body(row, json.dumps({"text": "old", "of_a_newer_version": [1], "colour": "red"}))
+    read = Everything.objects.get(row.pk)
+    assert (read.number, read.price, read.tags, read.title) == (0, None, [], "")
+    read.tags.append("new")
+    assert read.tags == ["new"]
+    read.save()
+    body = stored(row)
+    assert body == {"text": "old", "of_a_newer_version": [1], "tags": ["new"]}
+
+
+def test_a_former_name_is_read_and_the_next_save_renames_it() -> None:
+    row = Everything.objects.create()
+    set_body(row, json.dumps({"heading": "first"}))
+    read = Everything.objects.get(row.pk)
+    assert read.title == "first"
+    with read.edit():
+        read.number = 2
+    assert stored(row) == {"title": "first", "number": 2}
+    set_body(row, json.dumps({"name": "second", "heading": "first", "title": "third"}))
+    read = Everything.objects.get(row.pk)
+    assert read.title == "third"
+    read.title = "fourth"
+    read.save()
+    assert stored(row) == {"title": "fourth"}
+
+
+def test_a_new_field_needs_no_statement_and_no_migration() -> None:
+    columns = {field.column for field in Everything._meta.local_fields}
+    assert columns == {"id", "data", "ts", "version", "active"}
+    from django.db.migrations.state import ModelState
+
+    assert set(ModelState.from_model(Everything).fields) == columns
+
+
+@pytest.mark.parametrize("body", ['"text"', "[1]", "7"])
+@pytest.mark.every_backend
+def test_a_damaged_body_has_a_named_error_and_the_rest_is_served(body: str) -> None:
+    pins = [on(Pin, n, board=on(Board, 0, name="b"), note=str(n)) for n in range(3)]
+    set_body(pins[1], body)
+    with pytest.raises(DamagedObject, match=rf"Pin\(pk={pins[1].pk}\) on 'pins_00001'"):
+        Pin.objects.get(pins[1].pk)
+    batch = Pin.objects.get_many(pin.pk for pin in pins)
+    assert list(batch.values()) == [pins[0], pins[2]]
+    assert set(batch.damaged) == {pins[1].pk}
+    damaged = Pin.objects.with_deleted().get(pk=pins[1].pk)
+    damaged.delete()
+    assert not Pin.objects.get_many([pins[1].pk]).damaged
+    damaged.purge()
+    assert not Pin.objects.with_deleted().filter(pk=pins[1].pk).exists()
+
+
+def test_a_damaged_value_names_the_field_and_can_be_mended() -> None:
+    row = Everything.objects.create()
+    set_body(row, json.dumps({"day": "yesterday", "number": 1}))
+    read = Everything.objects.get(row.pk)
+    assert read.number == 1
+    with pytest.raises(DamagedObject, match="'yesterday' for 'day'"):
+        read.day  # noqa: B018  # the access raises
+    with read.edit():
+        read.day = date(2026, 1, 1)
+    assert Everything.objects.get(row.pk).day == date(2026, 1, 1)
+
+
+def test_a_body_above_the_limit_is_refused_before_it_is_sent() -> None:
+    with CaptureQueriesContext(connections["pins_00000"]) as captured:
+        with pytest.raises(BodyTooLarge, match="5000"):
+            on(Everything, 0, text="x" * 5_000)
+    assert not [q for q in captured if "INSERT" in q["sql"]]
+    row = on(Everything, 0, text="x")
+    with pytest.raises(BodyTooLarge), row.edit():
+        row.text = "x" * 5_000
+    assert row.text == Everything.objects.get(row.pk).text == "x"
+
+
+def test_queries_by_a_field_of_the_body_are_refused() -> None:
+    for query in [
+        lambda: Board.objects.filter(name="x").scatter().first(),
+        lambda: list(Board.objects.order_by("name").scatter()),
+        lambda: list(Board.objects.scatter().values("name")),
+        lambda: Board.objects.scatter().exclude(name__contains="x").count(),
+        lambda: Board.objects.get_or_create(name="x"),
+    ]:
+        with pytest.raises(BodyFieldInQuery, match=r"Board\.name"):
+            query()
+
+
+@pytest.mark.every_backend
+def test_references_are_to_objects_of_any_shard_and_of_one_type() -> None:
+    board = on(Board, 3, name="far")
+    pin = on(Pin, 5, board=board)
+    read = Pin.objects.get(pin.pk)
+    assert (read.board_id, read.board, read.board._state.db) == (board.pk, board, "pins_00003")
+    for value in (pin, "x"):
+        with pytest.raises(WrongObjectType):
+            read.board = value
+    with pytest.raises(WrongObjectType, match="type 22"):
+        read.board_id = pin.pk
+    with pytest.raises(WrongObjectType, match="no id yet"):
+        read.board = Board(name="new")
+    board.delete()
+    with pytest.raises(Board.DoesNotExist):
+        Pin.objects.get(pin.pk).board  # noqa: B018  # the access raises
+
+
+def test_wrong_declarations_are_refused() -> None:
+    with pytest.raises(InvalidObjectType, match="unique"):
+        fields.Text(unique=True)
+    for attrs, message in [
+        ({"data": fields.Text()}, "'data'"),
+        ({"near": fields.Text()}, "'near'"),
+        ({"edit": fields.Text()}, "'edit'"),
+        ({"a": fields.Ref(Board), "a_id": fields.Text()}, "attribute 'a_id'"),
+        ({"a_id": fields.Text(), "a": fields.Ref(Board)}, "attribute 'a_id'"),
+        ({"ObjectMeta": type("ObjectMeta", (), {"group": "pins"})}, "type_id"),
+        ({"ObjectMeta": type("ObjectMeta", (), {"grop": 1})}, "grop"),
+    ]:
+        meta = type("ObjectMeta", (), {"group": "pins", "type_id": 99})
+        app = type("Meta", (), {"app_label": "pinboards"})
+        with pytest.raises(InvalidObjectType, match=message):
+            type(ShardedObject)(
+                "Wrong", (ShardedObject,),
+                {"__module__": __name__, "Meta": app, "ObjectMeta": meta, **attrs},
+            )  # fmt: skip
+
+
+@isolate_apps("tests.pinboards")
+def test_checks_look_at_fields_of_the_body_and_at_references() -> None:
+    class WrongPin(ShardedObject):
+        board = fields.Ref("pinboards.Nothing")
+        price = fields.Decimal()
+
+        class Meta:
+            app_label = "pinboards"
+
+        class ObjectMeta:
+            group = "pins"
+            type_id = 98
+
+    class LostMapping(Mapping):
+        source, target = WrongPin, "Nothing"
+
+        class Meta:
+            app_label = "pinboards"
+
+    config = WrongPin._meta.apps.get_app_config("pinboards")
+    found = [(message.obj, message.id) for message in check_objects([config])]
+    price, board = WrongPin._meta.get_field("price"), WrongPin._meta.get_field("board")
+    assert (board, "sharded_orm_objects.E001") in found
+    assert {name for obj, name in found if obj is price} == {"fields.E130", "fields.E132"}
+    assert (LostMapping, "sharded_orm_objects.E001") in found

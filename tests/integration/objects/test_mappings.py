@@ -1,0 +1,223 @@
+"""Mappings: order, cursors, full pages, sides, cycles, the cache."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from sharded_orm.contrib.objects import Cursor
+from sharded_orm.contrib.objects.exceptions import (
+    InvalidCursor,
+    InvalidObjectType,
+    InvalidPageSize,
+    ObjectWriteRefused,
+    WrongObjectType,
+)
+from sharded_orm.exceptions import InvalidID
+from tests.integration.objects.conftest import DATABASES, LaterClock, on, set_body
+from tests.pinboards.models import Board, BoardPins, Follows, Pin, User
+
+pytestmark = pytest.mark.django_db(databases=DATABASES)
+
+
+@pytest.fixture
+def board(db: None) -> Board:
+    return on(Board, 6, name="Cats")
+
+
+@pytest.fixture
+def pins(board: Board) -> list[Pin]:
+    """Twelve pins of the board on all shards, each two at one position."""
+    pins = [on(Pin, n % 8, board=board, note=str(n)) for n in range(12)]
+    for number, pin in enumerate(pins):
+        assert BoardPins.objects.add(board, pin, sequence=number // 2)
+    return sorted(pins, key=lambda pin: (int(pin.note) // 2, pin.pk))
+
+
+def pages(size: int, **how: Any) -> list[list[Any]]:
+    board = how.pop("board")
+    cursor, result = None, []
+    while True:
+        page = BoardPins.objects.page(board, after=cursor, size=size, **how)
+        result.append(page.objects)
+        if page.next is None:
+            return result
+        assert len(page) == size
+        cursor = str(page.next)
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("size", [1, 4, 5, 12, 50])
+def test_pages_in_both_directions(board: Board, pins: list[Pin], size: int) -> None:
+    for newest_first, wanted in ((False, pins), (True, pins[::-1])):
+        read = pages(size, board=board, newest_first=newest_first)
+        assert [pin for page in read for pin in page] == wanted
+        assert [len(page) for page in read[:-1]] == [size] * (len(read) - 1)
+        assert read[-1]
+
+
+@pytest.mark.every_backend
+def test_pages_are_full_although_objects_are_deleted_purged_or_damaged(
+    board: Board, pins: list[Pin]
+) -> None:
+    for pin in pins[1:4]:
+        pin.delete()
+    pins[5].purge()
+    set_body(pins[7], "[]")
+    page = BoardPins.objects.page(board, size=3)
+    assert page.objects == [pins[0], pins[4], pins[6]]
+    rest = BoardPins.objects.page(board, after=page.next, size=4)
+    assert (rest.objects, rest.next) == (pins[8:], None)
+    assert set(page.damaged | rest.damaged) == {pins[7].pk}
+    assert BoardPins.objects.count(board) == 12
+    for pin in pins[8:]:
+        pin.delete()
+    assert BoardPins.objects.page(board, size=3).next is None
+
+
+def test_cursors_are_stable_when_entries_are_added_moved_and_removed(
+    board: Board, pins: list[Pin]
+) -> None:
+    page = BoardPins.objects.page(board, size=5)
+    assert page.objects == pins[:5]
+    early, tie = (on(Pin, 2, board=board, note=note) for note in ("early", "tie"))
+    BoardPins.objects.add(board, early, sequence=-7)
+    BoardPins.objects.add(board, tie, sequence=page.next.sequence)
+    BoardPins.objects.remove(board, pins[4])  # the last of the page
+    BoardPins.objects.move(board, pins[0], sequence=100)
+    rest = BoardPins.objects.page(board, after=page.next)
+    behind = [tie] if tie.pk > pins[4].pk else []
+    assert [p for p in rest if p != tie] == [*pins[5:], pins[0]]
+    assert [p for p in rest if p == tie] == behind
+
+
+def test_random_histories_are_those_of_a_sorted_list(board: Board, pins: list[Pin]) -> None:
+    draw = random.Random(20)
+    entries = {pin.pk: int(pin.note) // 2 for pin in pins}
+    for _ in range(60):
+        pin, sequence = draw.choice(pins), draw.randrange(-3, 9)
+        action = draw.choice(["add", "remove", "move"])
+        known = pin.pk in entries
+        if action == "add":
+            assert BoardPins.objects.add(board, pin, sequence) is not known
+            entries.setdefault(pin.pk, sequence)
+        elif action == "remove":
+            assert BoardPins.objects.remove(board, pin.pk) is known
+            entries.pop(pin.pk, None)
+        else:
+            assert BoardPins.objects.move(board, pin, sequence) is known
+            if known:
+                entries[pin.pk] = sequence
+        assert BoardPins.objects.contains(board, pin) is (pin.pk in entries)
+    wanted = sorted(entries, key=lambda pk: (entries[pk], pk))
+    assert [pin.pk for page in pages(3, board=board) for pin in page] == wanted
+    assert BoardPins.objects.count(board) == len(wanted)
+
+
+@pytest.mark.every_backend
+def test_entries_are_on_the_shard_of_the_source_in_the_order_of_their_addition() -> None:
+    board = on(Board, 6, name="b")
+    pins = [on(Pin, 7 - n, board=board) for n in range(4)]
+    for pin in pins:
+        assert BoardPins.objects.add(board, pin)
+    assert not BoardPins.objects.add(board, pins[0])
+    assert {entry._state.db for entry in BoardPins.objects.filter(source_id=board.pk)} == {
+        "pins_00006"
+    }
+    assert BoardPins.objects.page(board).objects == pins
+
+
+def test_the_sides_of_an_entry_never_change(board: Board, pins: list[Pin]) -> None:
+    new = on(Pin, 1, board=board)
+    entry = BoardPins.objects.filter(source_id=board.pk).first()
+    entry.target_id = new.pk
+    for write in (
+        entry.save,
+        lambda: BoardPins.objects.filter(source_id=board.pk).update(target_id=new.pk),
+    ):
+        with pytest.raises(ObjectWriteRefused, match="never change"):
+            write()
+    assert not BoardPins.objects.contains(board, new)
+    BoardPins.objects.bulk_create([BoardPins(source_id=board.pk, target_id=new.pk, sequence=-1)])
+    assert BoardPins.objects.contains(board, new)
+    assert BoardPins.objects.page(board, size=1).objects == [new]
+
+
+def test_sides_of_a_wrong_type_are_refused(board: Board, pins: list[Pin]) -> None:
+    for source, target in [(pins[0], pins[1]), (board, board), (board.pk, board.pk)]:
+        for write in (BoardPins.objects.add, BoardPins.objects.remove, BoardPins.objects.contains):
+            with pytest.raises(WrongObjectType):
+                write(source, target)
+    with pytest.raises(WrongObjectType, match="no id yet"):
+        BoardPins.objects.add(Board(name="new"), pins[0])
+    with pytest.raises(InvalidID):
+        BoardPins.objects.count("cats")
+    for text in ("", "1", "x.y", "1.2.3", f"1.{1 << 64}"):
+        with pytest.raises(InvalidCursor):
+            BoardPins.objects.page(board, after=text)
+    for size in (0, 1000):
+        with pytest.raises(InvalidPageSize):
+            BoardPins.objects.page(board, size=size)
+    assert Cursor.parse(str(Cursor(-5, 7))) == Cursor(-5, 7)
+
+
+def test_mappings_may_form_cycles() -> None:
+    users = [on(User, n, name=str(n)) for n in range(3)]
+    for number, user in enumerate(users):
+        Follows.objects.add(user, users[(number + 1) % 3])
+        Follows.objects.add(user, user)
+    for number, user in enumerate(users):
+        assert Follows.objects.page(user).objects == [users[(number + 1) % 3], user]
+
+
+@pytest.mark.every_backend
+def test_a_page_costs_one_read_of_entries_and_one_of_objects(board: Board, pins: list[Pin]) -> None:
+    with CaptureQueriesContext(connections["pins_00006"]) as captured:
+        BoardPins.objects.page(board, size=5)
+    entries = [q for q in captured if "boardpins" in q["sql"]]
+    assert len(entries) == 1
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_lists_of_a_mapping_are_cached_and_never_stale(later: LaterClock) -> None:
+    users = [on(User, n % 8, name=str(n)) for n in range(6)]
+    ada = users[0]
+    for user in users[1:4]:
+        Follows.objects.add(ada, user)
+    Follows.objects.page(users[5])
+    User.objects.get_many(user.pk + 1000 for user in users)
+    Follows.objects.filter(source_id=ada.pk, pk=ada.pk).first()
+    later.ahead += 60
+
+    def page() -> tuple[list[Any], int]:
+        with CaptureQueriesContext(connections[ada._state.db]) as captured:
+            objects = Follows.objects.page(ada, size=10).objects
+        return objects, len([q for q in captured if "follows" in q["sql"]])
+
+    for _ in range(2):
+        page()
+    assert page() == (users[1:4], 0)
+    Follows.objects.add(ada, users[4])
+    users[2].delete()
+    assert page()[0] == [users[1], users[3], users[4]]
+    Follows.objects.remove(ada, users[1])
+    Follows.objects.move(ada, users[3], sequence=1 << 60)
+    assert page()[0] == [users[4], users[3]]
+
+
+def test_wrong_declarations_are_refused() -> None:
+    for attrs, message in [
+        ({"source": Board}, "target must be"),
+        ({"source": int, "target": Pin}, "source must be"),
+        ({"source": "pinboards.Board", "target": Pin}, "group"),
+        ({"source": Board, "target": Pin, "MappingMeta": type("M", (), {"sort": 1})}, "sort"),
+    ]:
+        app = type("Meta", (), {"app_label": "pinboards"})
+        with pytest.raises(InvalidObjectType, match=message):
+            type(BoardPins)(
+                "Wrong", (BoardPins.__mro__[1],), {"__module__": __name__, "Meta": app, **attrs}
+            )

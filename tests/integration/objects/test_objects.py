@@ -1,0 +1,262 @@
+"""Objects: ids, versions, edits, deletion and purging, batches, the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core import serializers
+from django.db import IntegrityError, connections
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from sharded_orm.contrib.objects.exceptions import (
+    ConcurrentEdit,
+    ObjectWriteRefused,
+    UnsavedChanges,
+    WrongObjectType,
+)
+from sharded_orm.exceptions import CrossShardRelation, InvalidID
+from sharded_orm.ids.layout import PACKED, PackedID
+from sharded_orm.scatter.execute import Executor
+from tests.integration.objects.conftest import DATABASES, LaterClock, on, refused
+from tests.pinboards.models import Board, Pin, User
+
+pytestmark = pytest.mark.django_db(databases=DATABASES)
+
+
+@pytest.mark.every_backend
+def test_an_id_tells_shard_and_type_and_needs_no_key() -> None:
+    board = on(Board, 5, name="b")
+    pin = Pin.objects.create(near=board, board=board)
+    ids = [PackedID.from_int(row.pk) for row in (board, pin)]
+    assert [(parts.shard, parts.type) for parts in ids] == [(5, 21), (5, 22)]
+    for ask in ({"pk": board.pk}, {"id": str(board.pk)}, {"pk": board.pk, "version": 1}):
+        assert Board.objects.get(**ask).name == "b"
+    assert Board.objects.get(board.pk) == board
+
+
+def test_ids_of_another_type_or_shard() -> None:
+    # The published vector (P1): shard 3429, type 1.
+    board = on(Board, 2, name="b")
+    for cls in (Pin, User):
+        with pytest.raises(WrongObjectType, match="type 21"):
+            cls.objects.get(board.pk)
+        with pytest.raises(WrongObjectType):
+            cls.objects.get_many([board.pk])
+    with pytest.raises(WrongObjectType, match="type 1"):
+        Board.objects.get(241294492511762325)
+    for value in (-1, 1 << 63, None):
+        with pytest.raises(InvalidID):
+            Board.objects.get(pk=value)
+    elsewhere = [PACKED.pack(shard, 21, PackedID.from_int(board.pk).local) for shard in (3, 500)]
+    for pk in elsewhere:
+        with pytest.raises(Board.DoesNotExist):
+            Board.objects.get(pk)
+    assert Board.objects.get_many(elsewhere) == {}
+    with refused(CrossShardRelation):
+        on(Board, 2, id=elsewhere[0], name="wrong")
+
+
+@pytest.mark.every_backend
+def test_edit_locks_saves_and_counts() -> None:
+    pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+    other = Pin.objects.get(pin.pk)
+    with pin.edit() as same:
+        assert same is pin
+        pin.note = "b"
+    assert (pin.version, Pin.objects.get(pin.pk).note) == (2, "b")
+    with other.edit():  # reads the present values first
+        assert other.note == "b"
+        other.link = "https://example.org/"
+    assert Pin.objects.get(pin.pk).to_dict() == other.to_dict()
+
+
+def test_an_error_in_edit_saves_nothing_and_restores_the_instance() -> None:
+    pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+    with pytest.raises(KeyError), pin.edit():
+        pin.note = "b"
+        raise KeyError
+    assert pin.note == Pin.objects.get(pin.pk).note == "a"
+    with pin.edit():
+        pin.note = "c"
+    assert Pin.objects.get(pin.pk).note == "c"
+    pin.note = "d"
+    with pytest.raises(UnsavedChanges, match="note"), pin.edit():
+        pass
+
+
+@pytest.mark.every_backend
+def test_save_compares_the_version() -> None:
+    pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+    first, second = Pin.objects.get(pin.pk), Pin.objects.get(pin.pk)
+    first.note = "first"
+    first.save()
+    first.note = "again"
+    first.save(update_fields=["note"])
+    second.link = "https://example.org/"
+    with refused(ConcurrentEdit, match="version 1"):
+        second.save()
+    for _ in range(2):  # it fails each time, not only once
+        with refused(ConcurrentEdit):
+            second.save(update_fields=["link"])
+    read = Pin.objects.get(pin.pk)
+    assert (read.note, read.link, read.version) == ("again", None, 3)
+    partly = Pin.objects.only("data").get(pk=pin.pk)
+    partly.note = "x"
+    with refused(ConcurrentEdit, match="without its version"):
+        partly.save()
+    pin.purge()
+    with refused(ConcurrentEdit):
+        read.save()
+
+
+def test_body_and_version_are_read_together() -> None:
+    pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+    for read in (
+        lambda row: row.refresh_from_db(fields=["version"]),
+        lambda row: row.refresh_from_db(fields=["note"]),
+        lambda row: row.refresh_from_db(),
+        lambda row: row.delete(),
+    ):
+        late = Pin.objects.get(pin.pk)
+        with pin.edit():
+            pin.note += "b"
+        read(late)
+        late.link = "https://example.org/"
+        late.save()
+        assert Pin.objects.with_deleted().get(pk=pin.pk).note == pin.note
+        pin.refresh_from_db()
+    partly = Pin.objects.with_deleted().only("data").get(pk=pin.pk)
+    partly.note = "x"
+    with pytest.raises(UnsavedChanges, match="note"):
+        partly.version  # noqa: B018  # the access loads it
+
+
+def test_a_new_object_with_an_id_replaces_no_other() -> None:
+    board = on(Board, 1, name="b")
+    with refused(IntegrityError):
+        Board(id=board.pk, name="other").save()
+    with refused(IntegrityError):
+        async_to_sync(Board(id=board.pk, name="other").asave)()
+    assert Board.objects.get(board.pk).name == "b"
+    fixture = serializers.serialize("json", [board])
+    with board.edit():
+        board.name = "changed"
+    for row in serializers.deserialize("json", fixture):
+        row.save()
+    read = Board.objects.get(board.pk)
+    assert (read.name, read.version) == ("b", 1)
+
+
+def test_statements_that_would_pass_by_the_version_are_refused() -> None:
+    board = on(Board, 1, name="b")
+    for write in [
+        lambda: Board.objects.filter(pk=board.pk).update(active=False),
+        lambda: Board.objects.bulk_update([board], ["data"]),
+        lambda: Board.objects.bulk_create(
+            [board], update_conflicts=True, update_fields=["data"], unique_fields=["id"]
+        ),
+    ]:
+        with pytest.raises(ObjectWriteRefused):
+            write()
+    many = Board.objects.bulk_create([Board(name=str(n)) for n in range(5)])
+    assert [b.name for b in Board.objects.get_many(b.pk for b in many).values()] == list("01234")
+
+
+@pytest.mark.every_backend
+def test_deleted_objects_are_not_read_until_they_come_back() -> None:
+    board = on(Board, 4, name="b")
+    late = Board.objects.get(board.pk)
+    assert board.delete() == (1, {"pinboards.Board": 1})
+    assert board.delete() == (0, {})
+    for read in [
+        lambda: Board.objects.get(board.pk),
+        lambda: Board.objects.get(pk=board.pk, version=2),
+        lambda: late.edit().__enter__(),
+    ]:
+        with pytest.raises(Board.DoesNotExist):
+            read()
+    with refused(ConcurrentEdit):
+        late.save()
+    assert Board.objects.get_many([board.pk]) == {}
+    assert not Board.objects.scatter().filter(pk=board.pk).exists()
+    assert Board.objects.with_deleted().get(pk=board.pk).active is False
+    with board.edit():
+        board.active = True
+    assert Board.objects.get(board.pk).name == "b"
+
+
+@pytest.mark.every_backend
+def test_purge_removes_deleted_objects_for_good() -> None:
+    boards = [on(Board, n, name="b") for n in range(4)]
+    assert Board.objects.filter(pk__in=[b.pk for b in boards[:2]]).delete()[0] == 2
+    between = timezone.now()
+    boards[2].delete()
+    assert Board.objects.purge(before=between) == 2
+    assert Board.objects.purge() == 1
+    assert list(Board.objects.with_deleted().scatter()) == [boards[3]]
+
+
+def statements(run: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The nodes to which ``run`` sends statements, one entry per statement."""
+    nodes: list[str] = []
+    read = Executor.read
+
+    def recorded(self: Any, statement: Any, *args: Any) -> Any:
+        nodes.append(statement.node)
+        return read(self, statement, *args)
+
+    monkeypatch.setattr(Executor, "read", recorded)
+    run()
+    return sorted(nodes)
+
+
+@pytest.mark.every_backend
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_a_batch_costs_one_round_trip_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    boards = [on(Board, n % 8, name=str(n)) for n in range(24)]
+    ids = [board.pk for board in boards][::-1]
+    batches: list[Any] = []
+    sent = statements(lambda: batches.append(Board.objects.get_many(ids)), monkeypatch)
+    if connections["pins_00000"].features.can_union_shards:
+        assert len(sent) == len(set(sent)) == 2
+    assert list(batches[0]) == ids
+    assert [b._state.db for b in batches[0].values()] == [b._state.db for b in boards[::-1]]
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_a_batch_is_cached_and_never_stale(later: LaterClock) -> None:
+    users = [on(User, n % 8, name=str(n)) for n in range(10)]
+    ids = [user.pk for user in users]
+    # Makes the guards of the table; the writes have made those of the users.
+    User.objects.get_many(pk + 1000 for pk in ids)
+    later.ahead += 60
+    User.objects.get_many(ids[:4])
+
+    def queried(run: Any) -> int:
+        count = 0
+        aliases = [f"pins_{n:05d}" for n in range(8)]
+        captures = [CaptureQueriesContext(connections[alias]) for alias in aliases]
+        for capture in captures:
+            capture.__enter__()
+        run()
+        for capture in captures:
+            capture.__exit__(None, None, None)
+            count += len(capture)
+        return count
+
+    assert queried(lambda: User.objects.get_many(ids[:4])) == 0
+    assert queried(lambda: User.objects.get(ids[1])) == 0
+    everybody = User.objects.with_deleted()
+    wanted = dict(zip(ids, users, strict=True))
+    for keys in (ids, [str(pk) for pk in ids], [ids[0], *map(str, ids)], [-1, *ids, 1 << 70]):
+        assert everybody.in_bulk(keys) == wanted
+    assert everybody.in_bulk([]) == {}
+    with users[1].edit():
+        users[1].name = "new"
+    users[2].delete()
+    batch = User.objects.get_many(ids)
+    assert [user.name for user in batch.values()] == ["0", "new", *"3456789"]
+    assert batch[ids[1]] is not User.objects.get_many(ids)[ids[1]]
