@@ -1,0 +1,97 @@
+"""A site with two stores of entities, and the processes that write and clean them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+
+from tests.integration.entities import project
+from tests.integration.imports import site as library_site
+from tests.integration.imports.site import ROOT
+from tests.integration.imports.stored_sites import set_up_once
+from tests.prepared_process import prepared_by
+from tests.python_process import PythonProcess
+
+#: Runs before the code that a test gives to a process of the site.
+PREAMBLE = """
+import logging
+logging.getLogger("sharded_orm").addHandler(logging.NullHandler())
+import datetime, random, uuid
+from django.db import connections, transaction
+import sharded_orm
+from sharded_orm import runtime
+from sharded_orm.contrib.entities import Entity
+from sharded_orm.contrib.entities.exceptions import *
+from tests.integration.entities.feeds.models import *
+
+def moment(number):
+    return datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=number)
+
+def entry(user=1, link="a", at=0, **more):
+    return Entity(user_id=user, link=link, published=moment(at), **more)
+
+def titles(entities):
+    return [e.get("title") for e in entities]
+
+def every(index, limit=3, **properties):
+    # All pages of a query, one after the other.
+    entities, after = [], None
+    while True:
+        page = index.get_all(limit=limit, after=after, **properties)
+        entities += page
+        after = page.after
+        if after is None:
+            return entities
+"""
+
+
+class Site(library_site.Site):
+    """Groups ``books`` (directory) and ``accounts`` (modulo) have four shards on two nodes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.content["sharded_orm"]["PLACEMENT_LEASE"] = 0.4
+        if self.backend == "sqlite3":
+            # A transaction that has read must not begin to write later, while others write.
+            for node in self.nodes.values():
+                node["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
+        self.save()
+
+    def prepare(self) -> None:
+        self.create_databases()
+        for alias in ("default", "directory"):
+            self.manage("migrate", "--database", alias, "--verbosity", "0")
+        self.manage("migrate_shards", "--create", "--verbosity", "0")
+        self.run(
+            "from sharded_orm.contrib.entities import index_states\n"
+            "for index in (*feed.indexes, *posts.indexes): index_states.set_state(index, 'served')"
+        )
+
+    def start(self, *arguments: str, **environment: str) -> PythonProcess:
+        return PythonProcess(
+            ["-m", "tests.integration.entities.project", str(self._settings_file), *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stderr=PIPE,
+            prepared=prepared_by(project.prepare),
+        )
+
+    def run(self, code: str, **environment: str) -> str:
+        """Run code in a process of the site, and return what it prints."""
+        done = self.python("run", PREAMBLE + code, **environment)
+        assert done.code == 0, done.err
+        return done.out.strip()
+
+
+@contextmanager
+def site_on(backend: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
+    with library_site.site_on(backend, request, folder, Site) as site:
+        assert isinstance(site, Site)
+        set_up_once(site, site.prepare)
+        yield site
