@@ -59,4 +59,4 @@ class Entity(dict[str, Any]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]  # like a dict
+    __hash__ = None  # like a dict

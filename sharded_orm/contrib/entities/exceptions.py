@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from uuid import UUID
+
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
 from django.db import DataError, IntegrityError, OperationalError
 
 from sharded_orm.exceptions import OperationError, ShardedOrmError
+
+if TYPE_CHECKING:
+    from sharded_orm.contrib.entities.entity import Entity
 
 
 class EntityError(ShardedOrmError):
@@ -38,6 +45,12 @@ class EntityChanged(EntityError, OperationalError):
 
 class EntityDamaged(EntityError, DataError):
     """The stored body of an entity cannot be read."""
+
+    def __init__(self, message: str, entity_id: UUID) -> None:
+        super().__init__(message)
+        self.entity_id = entity_id
+        #: If get_many() raises the error: the entities that can be read, by id.
+        self.others: Mapping[UUID, Entity] = {}
 
 
 class IndexNotServed(EntityError, RuntimeError):

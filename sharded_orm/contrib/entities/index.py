@@ -27,6 +27,7 @@ from sharded_orm.contrib.entities.properties import (
 )
 from sharded_orm.contrib.entities.tables import INDEX_COLUMNS, index_model
 from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.sharding.bound_key import unbound
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.store import DataStore
@@ -216,10 +217,11 @@ class Index:
         names = (*self.names, "entity_id")
         descending = (*self.descending, self.descending[-1])
         order = [f"-{n}" if d else n for n, d in zip(names, descending, strict=True)]
-        rows: Any = self.model._default_manager.filter(**equal).order_by(*order[rest:])
-        if position is not None:
-            rows = rows.filter(_follows(names[rest:], descending[rest:], position[rest:]))
-        found = rows.values_list(*names, self.store.key_name_in_indexes)[:size]
+        with unbound():
+            rows: Any = self.model._default_manager.filter(**equal).order_by(*order[rest:])
+            if position is not None:
+                rows = rows.filter(follows(names[rest:], descending[rest:], position[rest:]))
+            found = list(rows.values_list(*names, self.store.key_name_in_indexes)[:size])
         return [(row[:-1], row[-1]) for row in found]
 
     # ##### Cursors #####
@@ -242,7 +244,7 @@ class Index:
             ) from exc
 
 
-def _follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
+def follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
     """Return a condition for the rows behind ``position`` in the order of ``names``."""
     condition, same = Q(), Q()
     for name, descends, value in zip(names, descending, position, strict=True):

@@ -1,4 +1,4 @@
-"""Writes rows of indexes.
+"""Reads and writes rows of indexes.
 
 A row is never changed but for its version, that of the entity which has written it last. Whoever
 removes a row says how high its version may be. So a writer that is late removes no row that a later
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import Error
+from django.db import Error, IntegrityError, router
 
 from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.models.sharding.bound_key import unbound
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
@@ -41,60 +42,104 @@ class IndexRow:
 def follow(
     indexes: Iterable[Index],
     entity_id: UUID,
+    key: Any,
     version: int,
     stored: Mapping[str, Any],
     pending: PendingRows,
-) -> None:
+) -> bool:
     """Write the rows of an entity that was stored, and remove those of its former versions.
 
     What cannot be written is left to the cleaner: the entity is marked.
+
+    :param key: the shard key of the entity.
+    :param stored: the declared properties of the entity; empty if it is deleted.
+    :returns: whether everything was written.
     """
+    is_done = True
     for index in indexes:
         values = index.values_of(stored)
-        key = entity_id if index.store.shard_on is None else stored[index.store.shard_on]
         try:
-            if values is not None:
-                insert(index, [IndexRow(values, entity_id, key, version)])
+            if values is not None and not index.unique:  # A unique row is there already.
+                insert(index, IndexRow(values, entity_id, key, version))
             for former in pending.of(index) - {values}:
-                remove(index, former, entity_id, below=version)
+                remove(index, former, entity_id, up_to=version - 1)
         except (Error, ShardedOrmError) as exc:
+            is_done = False
             logger.warning(
                 "the row of entity %s in index %s is left to the cleaner: %s",
                 entity_id,
                 index.label,
                 exc,
             )
+    return is_done
 
 
-def insert(index: Index, rows: Sequence[IndexRow]) -> None:
-    """Insert ``rows``, or raise the versions of those that are there. Not atomic over several shards.
-
-    Costs a statement per shard, and one for each row whose version is not 1.
-    """
-    index.model._default_manager.bulk_create(
-        [_instance(index, row) for row in rows], ignore_conflicts=True
-    )
-    for row in rows:
-        if row.version > 1:
-            # If there was such a row already, a writer that is late may be about to remove it.
-            _same(index, row.values, row.entity_id).filter(version__lt=row.version).update(
-                version=row.version
-            )
+def insert(index: Index, row: IndexRow) -> None:
+    """Insert ``row``, or raise its version if it is there. One or two statements."""
+    with unbound():
+        # If there is such a row, a writer that is late may be about to remove it.
+        if row.version > 1 and raise_version(index, row):
+            return
+        try:
+            instance_of(index, row).save(force_insert=True)
+        except IntegrityError:
+            # Another process has inserted it just now.
+            raise_version(index, row)
 
 
-def remove(index: Index, values: tuple[Any, ...], entity_id: UUID, *, below: int) -> None:
-    """Remove the row unless its version is ``below`` or higher. One statement."""
-    _same(index, values, entity_id).filter(version__lt=below).delete()
+def raise_version(index: Index, row: IndexRow) -> bool:
+    """Raise the version of ``row`` to that of its entity. Return whether it was lower."""
+    same = same_rows(index, row.values, row.entity_id)
+    return bool(same.filter(version__lt=row.version).update(version=row.version))
 
 
-def _same(index: Index, values: tuple[Any, ...], entity_id: UUID) -> Any:
-    condition = dict(zip(index.names, values, strict=True))
-    return index.model._default_manager.filter(**condition, entity_id=entity_id)
+def remove(index: Index, values: tuple[Any, ...], entity_id: UUID, *, up_to: int) -> int:
+    """Remove the row unless its version is higher than ``up_to``. Return the number of removed rows."""
+    with unbound():
+        rows = same_rows(index, values, entity_id).filter(version__lte=up_to)
+        return int(rows.delete()[0])
 
 
-def _instance(index: Index, row: IndexRow) -> Any:
+def same_rows(index: Index, values: tuple[Any, ...], entity_id: UUID | None = None) -> Any:
+    """Return a query of the rows with these values, or of the one of an entity."""
+    condition: dict[str, Any] = dict(zip(index.names, values, strict=True))
+    if entity_id is not None:
+        condition["entity_id"] = entity_id
+    return index.model._default_manager.filter(**condition)
+
+
+def instance_of(index: Index, row: IndexRow) -> Any:
     store = index.store
     columns = dict(zip(index.names, row.values, strict=True))
     if store.shard_on is not None:
         columns[store.shard_on] = row.key
     return index.model(**columns, entity_id=row.entity_id, version=row.version)
+
+
+def alias_of(index: Index, value: Any) -> str:
+    """Return the alias of the shard whose rows have ``value`` in the property ``shard_on``.
+
+    Like a write, it gives a value that has no shard one.
+    """
+    return router.db_for_write(index.model, instance=index.model(**{index.shard_on: value}))
+
+
+def rows_from(index: Index, rows: Any) -> list[IndexRow]:
+    """Return the rows of a query of ``index``. One query."""
+    names = (*index.names, "entity_id", index.store.key_name_in_indexes, "version")
+    return [IndexRow(row[:-3], *row[-3:]) for row in rows.values_list(*names)]
+
+
+def remove_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> int:
+    """Remove ``rows``, which are on one shard, whatever their versions are. One statement."""
+    manager: Any = index.model._default_manager
+    with unbound():
+        same = manager.using(alias).filter(
+            **{
+                f"{index.shard_on}__in": {
+                    row.values[index.names.index(index.shard_on)] for row in rows
+                },
+                "entity_id__in": {row.entity_id for row in rows},
+            }
+        )
+        return int(same.delete()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -9,12 +10,13 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from django.db import IntegrityError, router, transaction
+from django.db import Error, IntegrityError, connections, router, transaction
+from django.db.models import F
 from django.utils import timezone
 from django.utils.functional import cached_property
 
 import sharded_orm
-from sharded_orm.contrib.entities import index_rows, index_states
+from sharded_orm.contrib.entities import index_rows, index_states, reservations
 from sharded_orm.contrib.entities.entity import Entity
 from sharded_orm.contrib.entities.exceptions import (
     EntityChanged,
@@ -26,11 +28,16 @@ from sharded_orm.contrib.entities.exceptions import (
     InvalidStore,
 )
 from sharded_orm.contrib.entities.index import Index
+from sharded_orm.contrib.entities.index_rows import IndexRow
 from sharded_orm.contrib.entities.pending_rows import PendingRows
 from sharded_orm.contrib.entities.properties import FIELDS, clean, clean_value, decode, encode
 from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, calling_module, entity_model
-from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
+from sharded_orm.database_clock import DatabaseClock
+from sharded_orm.exceptions import ShardedOrmError, ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.sharding.bound_key import unbound
+
+logger = logging.getLogger("sharded_orm.entities")
 
 #: Entities that one query reads or writes.
 BATCH = 500
@@ -172,8 +179,10 @@ class DataStore:
             condition = {"id__in": list(batch)}
             if self.shard_on is not None:
                 condition[f"{self.shard_on}__in"] = list(dict.fromkeys(batch.values()))
-            rows: Any = self.model._default_manager.filter(**condition).order_by()
-            for row in rows.values_list(*self._names):
+            with unbound():
+                rows: Any = self.model._default_manager.filter(**condition).order_by()
+                found = list(rows.values_list(*self._names))
+            for row in found:
                 entity_id, body = row[0], row[4]
                 if body and (self.shard_on is None or batch[entity_id] == row[-1]):
                     states[entity_id] = self._entity(row)
@@ -186,12 +195,20 @@ class DataStore:
         except ValueError as exc:
             return EntityDamaged(
                 f"The body of entity {entity_id} in store {self.name!r} is damaged: {exc}. Restore it from a"
-                " backup, or delete the entity."
+                " backup, or delete the entity.",
+                entity_id,
             )
         entity = Entity(properties, id=entity_id)
         entity.added_id, entity.updated, entity.version = added_id, updated, version
         entity._pending, entity._stored = pending, self._declared(properties)
         return entity
+
+    def declared(self, body: bytes) -> dict[str, Any]:
+        """Return the declared properties in a stored body.
+
+        :raises ValueError: the body is damaged.
+        """
+        return self._declared(decode(self.fields, body))
 
     def _declared(self, properties: Mapping[str, Any]) -> dict[str, Any]:
         return {name: properties.get(name) for name in self.fields}
@@ -234,43 +251,52 @@ class DataStore:
         body = self._body(entity, cleaned)
         stored = self._declared(cleaned)
         self._check_key(entity, stored)
-        changed = [
-            index
-            for index in self.indexes
-            if index_states.is_written(index)
-            and (not entity.version or index.values_of(stored) != index.values_of(entity._stored))
-        ]
+        key = stored[self.shard_on] if self.shard_on is not None else entity.id
+        changed = self._changed_indexes(entity, stored)
         pending = PendingRows(entity._pending)
         for index in changed if entity.version else ():
             pending.add(index, index.values_of(entity._stored))
-        self._write(entity, cleaned, stored, body, pending, changed)
+        version = entity.version + 1
+        now = timezone.now()
+        unique_rows = [
+            (index, IndexRow(values, entity.id, key, version))
+            for index in changed
+            if index.unique and (values := index.values_of(stored)) is not None
+        ]
+
+        def write() -> None:
+            if entity.version:
+                self._update(entity, body, pending if changed else None, now)
+            else:
+                self._insert(entity, stored, body, now, is_marked=bool(changed))
+
+        with unbound():
+            alias = self._alias(entity.id, stored)
+            if unique_rows:
+                reservations.write_reserved(unique_rows, alias, write)
+            else:
+                write()
+        entity.update(cleaned)
+        entity.version, entity.updated = version, now
+        entity._stored, entity._pending = stored, pending.text
+        if changed:
+            follow = partial(index_rows.follow, changed, entity.id, key, version, stored, pending)
+            transaction.on_commit(follow, using=alias)
         return entity
 
-    def _write(
-        self,
-        entity: Entity,
-        cleaned: Mapping[str, Any],
-        stored: Mapping[str, Any],
-        body: bytes,
-        pending: PendingRows,
-        changed: list[Index],
-    ) -> None:
-        now = timezone.now()
-        if entity.version:
-            alias = self._update(entity, body, pending, now, is_marked=bool(changed))
-        else:
-            alias = self._insert(entity, stored, body, now)
-        entity.version += 1
-        entity.updated, entity._stored, entity._pending = now, stored, pending.text
-        entity.update(cleaned)
-        if changed:
-            follow = partial(index_rows.follow, changed, entity.id, entity.version, stored, pending)
-            transaction.on_commit(follow, using=alias)
+    def _changed_indexes(self, entity: Entity, stored: Mapping[str, Any]) -> list[Index]:
+        return [
+            index
+            for index in self.indexes
+            if (not entity.version or index.values_of(stored) != index.values_of(entity._stored))
+            and index_states.is_written(index)
+        ]
 
-    def _insert(self, entity: Entity, stored: Mapping[str, Any], body: bytes, now: Any) -> str:
-        row: Any = self._row(entity.id, stored)
-        row.updated = row.marked_at = now
-        row.version, row.body = 1, body
+    def _insert(
+        self, entity: Entity, stored: Mapping[str, Any], body: bytes, now: Any, *, is_marked: bool
+    ) -> None:
+        row = self._row(entity.id, stored, version=1, body=body, updated=now)
+        row.marked_at = DatabaseClock() if is_marked else None
         try:
             row.save(force_insert=True)
         except IntegrityError as exc:
@@ -279,26 +305,23 @@ class DataStore:
                 " edit()."
             ) from exc
         entity.added_id = row.added_id
-        return str(row._state.db)
 
-    def _update(
-        self, entity: Entity, body: bytes, pending: PendingRows, now: Any, *, is_marked: bool
-    ) -> str:
+    def _update(self, entity: Entity, body: bytes, pending: PendingRows | None, now: Any) -> None:
         changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
-        if is_marked:
-            changes.update(marked_at=now, pending=pending.text)
-        rows: Any = self.model._default_manager.filter(
-            **self._condition(entity.id, entity._stored), version=entity.version
-        ).exclude(body=b"")
+        if pending is not None:
+            changes.update(marked_at=DatabaseClock(), pending=pending.text)
+        rows = self._rows(entity.id, entity._stored).filter(version=entity.version)
         if not rows.update(**changes):
             raise EntityChanged(
                 f"Entity {entity.id} of store {self.name!r} was changed or deleted by others since its version"
                 f" {entity.version} was read. Read it again, or use edit()."
             )
-        return self._alias(entity.id, entity._stored)
 
-    def _row(self, id: UUID, stored: Mapping[str, Any]) -> ShardedModel:
-        return self.model(**self._condition(id, stored))
+    def _row(self, id: UUID, stored: Mapping[str, Any], **columns: Any) -> Any:
+        return self.model(**self._condition(id, stored), **columns)
+
+    def _rows(self, id: UUID, stored: Mapping[str, Any]) -> Any:
+        return self.model._default_manager.filter(**self._condition(id, stored))
 
     def _alias(self, id: UUID, stored: Mapping[str, Any]) -> str:
         """Return the alias of the entity's shard."""
@@ -343,15 +366,82 @@ class DataStore:
 
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.
+        :raises EntityDamaged: its stored body cannot be read.
         """
+        with self._locked(id, key) as (state, _):
+            if isinstance(state, EntityDamaged):
+                raise state
+            yield state
+            self.put(state)
+
+    def delete(self, id: UUID, **key: Any) -> None:
+        """Delete an entity, whatever its version is. Its index rows follow, as with :meth:`put`.
+
+        Its row stays until they are removed, without its properties. An entity with a damaged body can be
+        deleted, too; the cleaner finds its index rows.
+
+        :param key: in a store with ``shard_on``, that property and its value.
+        :raises EntityNotFound: the store has no such entity.
+        """
+        with self._locked(id, key) as (state, rows):
+            stored = state._stored if isinstance(state, Entity) else {}
+            with unbound():
+                version, text = rows.values_list("version", "pending").get()
+                pending = PendingRows(text)
+                for index in self.indexes:
+                    pending.add(index, index.values_of(stored))
+                rows.update(
+                    body=b"", version=version + 1, marked_at=DatabaseClock(), pending=pending.text
+                )
+                follow = partial(self._follow_deletion, rows, id, version + 1, pending)
+                transaction.on_commit(follow, using=rows.db)
+
+    def _follow_deletion(self, rows: Any, id: UUID, version: int, pending: PendingRows) -> None:
+        if index_rows.follow(self.indexes, id, None, version, {}, pending):
+            try:
+                with unbound():
+                    rows.filter(version=version).delete()
+            except (Error, ShardedOrmError) as exc:
+                logger.warning("deleted entity %s is left to the cleaner: %s", id, exc)
+
+    @contextmanager
+    def _locked(
+        self, id: UUID, key: Mapping[str, Any]
+    ) -> Iterator[tuple[Entity | EntityDamaged, Any]]:
+        """A context manager: yields the entity, whose row is locked, and a query of the row."""
         condition = {"id": id, self.key_name: self._key(id, key)}
-        with sharded_orm.atomic(self.model, **{self.key_name: condition[self.key_name]}):
-            rows: Any = self.model._default_manager.filter(**condition).select_for_update()
-            row = rows.values_list(*self._names).first()
+        block = sharded_orm.atomic(self.model, **{self.key_name: condition[self.key_name]})
+        with block:
+            with unbound():
+                rows: Any = self.model._default_manager.filter(**condition)
+                if not connections[str(block.using)].features.has_select_for_update:
+                    # If the transaction began with a read, SQLite might refuse its first write.
+                    rows.update(version=F("version"))
+                row = rows.select_for_update().values_list(*self._names).first()
             if row is None or not row[4]:
                 raise self._not_found(id, key)
-            entity = self._entity(row)
-            if isinstance(entity, EntityDamaged):
-                raise entity
-            yield entity
-            self.put(entity)
+            yield self._entity(row), rows
+
+    @contextmanager
+    def locked_values(self, id: UUID, key: Any) -> Iterator[Entity | EntityDamaged | None]:
+        """A context manager: yields the entity, None if there is none, and locks it in the block.
+
+        No transaction that has written the entity is open meanwhile, not even one that has inserted it.
+
+        :param key: the shard key of the entity.
+        """
+        stored = {} if self.shard_on is None else {self.shard_on: key}
+        alias = self._alias(id, stored)
+        rows = self._rows(id, stored)
+        with transaction.atomic(using=alias):
+            try:
+                # If a transaction that has inserted the entity is open, this waits for its end.
+                with transaction.atomic(using=alias):
+                    row = self._row(id, stored, version=0, body=b"", updated=timezone.now())
+                    row.save(force_insert=True)
+            except IntegrityError:
+                row = rows.select_for_update().values_list(*self._names).first()
+                yield self._entity(row) if row is not None and row[4] else None
+            else:
+                yield None
+                rows.delete()

@@ -48,6 +48,28 @@ def every(index, limit=3, **properties):
         after = page.after
         if after is None:
             return entities
+
+def marks():
+    return sum(s.model.objects.scatter().filter(marked_at__isnull=False).count() for s in (feed, posts))
+
+def differences():
+    # Compares entities and index rows by hand, without the code under test.
+    import json, zlib
+    found = []
+    for store in (feed, posts):
+        bodies = store.model.objects.scatter().exclude(body=b"").values_list("id", "body")
+        entities = {id: json.loads(zlib.decompress(body)) for id, body in bodies}
+        for index in store.indexes:
+            wanted = {
+                (*(str(e[n]).replace("T", " ") for n in index.names), id)
+                for id, e in entities.items()
+                if None not in [e.get(n) for n in index.names]
+            }
+            rows = index.model.objects.scatter().values_list(*index.names, "entity_id")
+            there = {(*map(str, row[:-1]), row[-1]) for row in rows}
+            found += [(index.name, "missing", row) for row in wanted - there]
+            found += [(index.name, "stale", row) for row in there - wanted]
+    return found
 """
 
 
@@ -81,6 +103,10 @@ class Site(library_site.Site):
             stderr=PIPE,
             prepared=prepared_by(project.prepare),
         )
+
+    def kill_at(self, moment: str, code: str) -> library_site.Done:
+        """Run code in a process that kills itself at that moment."""
+        return self.python("run", PREAMBLE + code, KILL_AT=moment)
 
     def run(self, code: str, **environment: str) -> str:
         """Run code in a process of the site, and return what it prints."""

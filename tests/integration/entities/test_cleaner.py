@@ -1,0 +1,129 @@
+"""The cleaner mends what writers leave: killed ones, late ones, and SQL."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from tests.integration.entities.site import Site
+
+_IN = "sharded_orm.contrib.entities"
+#: The process dies at the end of that call.
+WRITER_DIES = [
+    f"{_IN}.store.DataStore._update:1",
+    f"{_IN}.index_rows.remove:1",
+    f"{_IN}.store.DataStore._insert:2",
+    f"{_IN}.index_rows.insert:4",
+    f"{_IN}.index_rows.raise_version:1",
+    f"{_IN}.reservations.reserve:1",
+    f"{_IN}.reservations.reserve:2",
+    f"{_IN}.reservations._confirm:1",
+    f"{_IN}.reservations._confirm:2",
+    f"{_IN}.index_rows.follow:3",
+]
+_PROGRAM = """
+e = feed.put(entry(1, "a", 1, title="first", slug="s"))
+e["user_id"], e["published"], e["title"], e["slug"] = 2, moment(2), "second", "t"
+feed.put(e)
+feed.put(entry(3, "b", 3, title="third", rank=1, slug="u"))
+feed.delete(e.id)
+"""
+CLEANER_DIES = [
+    "sharded_orm.operations.runs.journal.take_lease:1",
+    f"{_IN}.settlement.compare:1",
+    f"{_IN}.settlement._insert_all:1",
+    f"{_IN}.index_rows.remove:1",
+    f"{_IN}.reservations.take_away:1",
+    f"{_IN}.cleaner.clean_batch:1",
+    f"{_IN}.cleaner.take_off_marks:1",
+    f"{_IN}.cleaner.remove_stale:1",
+]
+
+
+def _first_two(moments: list[str]) -> list[Any]:
+    """The others are for long runs."""
+    return [*moments[:2], *(pytest.param(moment, marks=pytest.mark.long) for moment in moments[2:])]
+
+
+@pytest.mark.parametrize("moment", _first_two(WRITER_DIES))
+def test_the_cleaner_mends_what_a_killed_writer_leaves(site: Site, moment: str) -> None:
+    done = site.kill_at(moment, _PROGRAM)
+    assert done.code == -signal.SIGKILL, f"{moment} did not come: {done.out} {done.err}"
+    site.manage("entities", "clean", "--once")
+    assert site.run("print(differences())") == "[]"
+
+
+@pytest.mark.parametrize("moment", _first_two(CLEANER_DIES))
+def test_a_cleaner_goes_on_after_a_killed_one(site: Site, moment: str) -> None:
+    site.run(UNFOLLOWED + _PROGRAM)
+    assert site.run("print(differences() == [])") == "False"
+    done = site.python("manage.py", "entities", "clean", "--once", KILL_AT=moment)
+    assert done.code == -signal.SIGKILL, f"{moment} did not come: {done.out} {done.err}"
+    site.manage("entities", "clean", "--once")
+    assert site.run("print(differences(), marks())") == "[] 0"
+
+
+#: Nobody writes index rows after the commit, as if each writer died there.
+UNFOLLOWED = """
+from sharded_orm.contrib.entities import index_rows
+index_rows.follow = lambda *ignored: False
+"""
+
+
+def test_the_whole_pass_finds_what_no_mark_tells(site: Site) -> None:
+    site.run("""
+e, f = feed.put(entry(1, slug="s", title="e")), feed.put(entry(2, title="f"))
+from sharded_orm.contrib.entities import cleaner
+cleaner.clean_marked(cleaner.CleanReport(), min_age=0)
+by_user.model.objects.filter(user_id=1).delete()
+row = by_user.model.objects.get(user_id=2)
+by_user.model(user_id=3, entity_id=row.entity_id, version=1).save(force_insert=True)
+by_user.model(user_id=4, entity_id=uuid.uuid4(), version=9).save(force_insert=True)
+by_slug.model(slug="t", entity_id=e.id, version=1).save(force_insert=True)
+print(by_user.get_all(user_id=3).entities, by_user.get_all(user_id=4).entities)
+""")
+    done = site.manage("entities", "clean", "--once", "--json").json
+    assert (done["written"], done["removed"], done["problems"]) == (1, 3, [])
+    assert site.run("print(differences())") == "[]"
+    status = json.loads(site.manage("entities", "status", "--json").out)
+    assert [(s["name"], s["backlog"]) for s in status["stores"]] == [("feed", 0), ("posts", 0)]
+    assert {i["stale"] for i in status["indexes"]} == {0}
+
+
+def test_an_update_that_commits_late_with_an_older_time_is_not_lost(site: Site) -> None:
+    out = site.run(
+        UNFOLLOWED
+        + """
+from sharded_orm.contrib.entities import cleaner
+import threading
+old = feed.put(entry(1, title="late"))
+begun, cleaned = threading.Event(), threading.Event()
+def late():
+    with feed.edit(old.id) as e:
+        e["user_id"] = 2
+        connections["default"].close()
+        begun.set()
+    connections.close_all()
+# The time of the change is that of the statement, and the commit is after the cleaner.
+with sharded_orm.atomic(feed.model, id=old.id):
+    e = feed.get(old.id)
+    e["user_id"] = 2
+    feed.put(e)
+    others = [feed.put(entry(5, title=str(n))) for n in range(20)]
+    there = [o for o in others if feed._alias(o.id, {}) != feed._alias(old.id, {})]
+    report = cleaner.CleanReport()
+    def clean():
+        cleaner.clean_marked(report, min_age=0)
+        connections.close_all()
+    thread = threading.Thread(target=clean)
+    thread.start()
+    thread.join()
+print(report.settled >= len(there) > 0, titles(by_user.get_all(user_id=2)))
+cleaner.clean_marked(report, min_age=0)
+print(titles(by_user.get_all(user_id=2)), titles(by_user.get_all(user_id=1)), differences())
+"""
+    )
+    assert out.splitlines() == ["True []", "['late'] [] []"]
