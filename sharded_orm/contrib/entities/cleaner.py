@@ -245,9 +245,7 @@ def stale_rows(index: Index, rows: Sequence[IndexRow]) -> list[IndexRow]:
     stale = []
     for row in rows:
         state = states.get(row.entity_id)
-        if state is None or (
-            isinstance(state, Entity) and index.values_of(state._stored) != row.values
-        ):
+        if state is None or (isinstance(state, Entity) and not index.is_current(state, row.values)):
             stale.append(row)
     return stale
 

@@ -132,6 +132,10 @@ class Index:
         values = tuple(properties.get(name) for name in self.names)
         return None if None in values else values
 
+    def is_current(self, entity: Entity, values: tuple[Any, ...]) -> bool:
+        """Whether ``values`` are those that the row of an entity ought to have; otherwise it is stale."""
+        return self.values_of(entity._stored) == values
+
     # ##### Reading #####
 
     def get_all(self, *, limit: int = 50, after: str | None = None, **properties: Any) -> Page:
@@ -202,7 +206,7 @@ class Index:
             entities = self.store.load({row[-1]: key for row, key in found})
             for row, _ in found:
                 state = entities.get(row[-1])
-                if isinstance(state, Entity) and self.values_of(state._stored) != row[:-1]:
+                if isinstance(state, Entity) and not self.is_current(state, row[:-1]):
                     state = None
                 yield row, state
                 position = row

@@ -1,14 +1,14 @@
 """Reads and writes rows of indexes.
 
 A row is never changed but for its version, that of the entity which has written it last. Whoever
-removes a row says how high its version may be. So a writer that is late removes no row that a later
-version of the entity needs, in whatever order their statements arrive.
+removes a row says how high its version may be. So a cleaner that is late removes no row that a later
+version of the entity needs, in whatever order the statements arrive.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -20,7 +20,6 @@ from sharded_orm.models.sharding.bound_key import unbound
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
-    from sharded_orm.contrib.entities.pending_rows import PendingRows
 
 logger = logging.getLogger("sharded_orm.entities")
 
@@ -39,45 +38,29 @@ class IndexRow:
     version: int
 
 
-def follow(
-    indexes: Iterable[Index],
-    entity_id: UUID,
-    key: Any,
-    version: int,
-    stored: Mapping[str, Any],
-    pending: PendingRows,
-) -> bool:
-    """Write the rows of an entity that was stored, and remove those of its former versions.
+def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
+    """Write the rows of an entity that was committed.
 
-    What cannot be written is left to the cleaner: the entity is marked.
-
-    :param key: the shard key of the entity.
-    :param stored: the declared properties of the entity; empty if it is deleted.
-    :returns: whether everything was written.
+    What cannot be written is left to the cleaner: the entity is marked. It may be that the transaction was
+    not committed after all, as when a savepoint that was made by hand was rolled back. Then the rows
+    are stale, which does no harm. So rows are removed only by the cleaner, which reads the entity first.
     """
-    is_done = True
-    for index in indexes:
-        values = index.values_of(stored)
+    for index, row in rows:
         try:
-            if values is not None and not index.unique:  # A unique row is there already.
-                insert(index, IndexRow(values, entity_id, key, version))
-            for former in pending.of(index) - {values}:
-                remove(index, former, entity_id, up_to=version - 1)
+            insert(index, row)
         except (Error, ShardedOrmError) as exc:
-            is_done = False
             logger.warning(
                 "the row of entity %s in index %s is left to the cleaner: %s",
-                entity_id,
+                row.entity_id,
                 index.label,
                 exc,
             )
-    return is_done
 
 
 def insert(index: Index, row: IndexRow) -> None:
     """Insert ``row``, or raise its version if it is there. One or two statements."""
     with unbound():
-        # If there is such a row, a writer that is late may be about to remove it.
+        # If there is such a row, a cleaner that is late may be about to remove it.
         if row.version > 1 and raise_version(index, row):
             return
         try:

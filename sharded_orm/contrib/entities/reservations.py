@@ -99,7 +99,7 @@ def take_away(index: Index, row: IndexRow) -> bool:
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
             return False
-        if state is not None and index.values_of(state._stored) == row.values:
+        if state is not None and index.is_current(state, row.values):
             return False
         same_rows(index, row.values, row.entity_id).filter(version=row.version).delete()
         return True

@@ -44,7 +44,7 @@ class Settlement:
     """The differences between entities and the rows of an index.
 
     :param missing: rows that are to be inserted, by the alias of their shard.
-    :param at_risk: rows that are there, but may be removed by a writer that is late, alike.
+    :param at_risk: rows that are there, but may be removed by a cleaner that is late, alike.
     :param left_over: rows that are to be removed, alike.
     :param failures: the entities whose rows could not be read or written, with the reasons.
     """

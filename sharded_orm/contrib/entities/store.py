@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +9,7 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from django.db import Error, IntegrityError, connections, router, transaction
+from django.db import IntegrityError, connections, router, transaction
 from django.db.models import F
 from django.utils import timezone
 from django.utils.functional import cached_property
@@ -33,11 +32,9 @@ from sharded_orm.contrib.entities.pending_rows import PendingRows
 from sharded_orm.contrib.entities.properties import FIELDS, clean, clean_value, decode, encode
 from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, calling_module, entity_model
 from sharded_orm.database_clock import DatabaseClock
-from sharded_orm.exceptions import ShardedOrmError, ShardKeyChanged, ShardKeyRequired
+from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.base import ShardedModel
 from sharded_orm.models.sharding.bound_key import unbound
-
-logger = logging.getLogger("sharded_orm.entities")
 
 #: Entities that one query reads or writes.
 BATCH = 500
@@ -232,9 +229,10 @@ class DataStore:
     def put(self, entity: Entity) -> Entity:
         """Store ``entity``, and return it (FF4).
 
-        The entity is written first, in one local transaction on its shard. Its index rows follow on
+        The entity is written first, in one local transaction on its shard. New index rows follow on
         their shards: at once, or after the commit if the caller is in a transaction. If a shard of an index
-        does not answer, the entity is stored all the same, and the cleaner writes the row later.
+        does not answer, the entity is stored all the same, and the cleaner writes the row later. The
+        cleaner also removes the rows of former properties; reads skip them until then.
 
         :raises EntityExists: the entity is new, and the store has one with its id.
         :raises EntityChanged: others have changed or deleted the entity since it was read.
@@ -243,8 +241,8 @@ class DataStore:
         :raises ShardKeyChanged: the property ``shard_on`` of a stored entity has another value.
         :raises UniqueValueTaken: another entity has the values of a unique index.
 
-        Costs one statement, and two or three for each index whose properties have changed. Nothing is
-        written if it raises. In a transaction that is rolled back, ``entity`` counts as stored all the
+        Costs one statement, and one for each index whose properties have changed, or two if the entity was
+        stored before. A unique index takes two more. Nothing is written if it raises. In a transaction that is rolled back, ``entity`` counts as stored all the
         same: read it again.
         """
         cleaned = clean(self.fields, entity)
@@ -280,7 +278,12 @@ class DataStore:
         entity.version, entity.updated = version, now
         entity._stored, entity._pending = stored, pending.text
         if changed:
-            follow = partial(index_rows.follow, changed, entity.id, key, version, stored, pending)
+            rows = [
+                (index, IndexRow(values, entity.id, key, version))
+                for index in changed
+                if not index.unique and (values := index.values_of(stored)) is not None
+            ]
+            follow = partial(index_rows.follow, rows)
             transaction.on_commit(follow, using=alias)
         return entity
 
@@ -375,10 +378,10 @@ class DataStore:
             self.put(state)
 
     def delete(self, id: UUID, **key: Any) -> None:
-        """Delete an entity, whatever its version is. Its index rows follow, as with :meth:`put`.
+        """Delete an entity, whatever its version is.
 
-        Its row stays until they are removed, without its properties. An entity with a damaged body can be
-        deleted, too; the cleaner finds its index rows.
+        Its row stays without its properties, until the cleaner has removed its index rows. An entity with a
+        damaged body can be deleted, too.
 
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.
@@ -393,16 +396,6 @@ class DataStore:
                 rows.update(
                     body=b"", version=version + 1, marked_at=DatabaseClock(), pending=pending.text
                 )
-                follow = partial(self._follow_deletion, rows, id, version + 1, pending)
-                transaction.on_commit(follow, using=rows.db)
-
-    def _follow_deletion(self, rows: Any, id: UUID, version: int, pending: PendingRows) -> None:
-        if index_rows.follow(self.indexes, id, None, version, {}, pending):
-            try:
-                with unbound():
-                    rows.filter(version=version).delete()
-            except (Error, ShardedOrmError) as exc:
-                logger.warning("deleted entity %s is left to the cleaner: %s", id, exc)
 
     @contextmanager
     def _locked(
