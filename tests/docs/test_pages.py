@@ -15,6 +15,7 @@ from sharded_orm.admin import inlines
 from sharded_orm.checks import cache, commands, databases, models
 from sharded_orm.conf import cache as cache_setting
 from sharded_orm.conf import groups, nodes, setting, tickets
+from sharded_orm.contrib.entities import exceptions as entity_exceptions
 from sharded_orm.contrib.lookups import checks as lookup_checks
 from sharded_orm.contrib.mirrors import checks as mirror_checks
 from sharded_orm.contrib.mirrors import exceptions as mirror_exceptions
@@ -28,7 +29,7 @@ REFERENCE = DOCS / "reference"
 PYTHON = [b for page in pages() for b in blocks(page) if b.language == "python"]
 ERRORS = [
     error
-    for module in (exceptions, mirror_exceptions)
+    for module in (exceptions, entity_exceptions, mirror_exceptions)
     for _, error in inspect.getmembers(module, inspect.isclass)
     if issubclass(error, exceptions.ShardedOrmError) and error.__module__ == module.__name__
 ]

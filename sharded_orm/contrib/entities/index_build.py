@@ -22,6 +22,8 @@ from sharded_orm.contrib.entities.index_states import DROPPED, REMEMBERED, SERVE
 from sharded_orm.contrib.entities.settlement import compare, settle
 from sharded_orm.contrib.entities.store import stores
 
+#: Seconds after which every process knows the new state of an index.
+LEARNED_AFTER = REMEMBERED + 1
 #: Verifications after which a build gives up. The first one finds nothing, unless an entity was put by a
 #: process that does not know the index.
 MAX_PASSES = 5
@@ -97,7 +99,7 @@ def build(
         index_states.set_state(index, WRITTEN)
         report.phase = "waiting for writers"
         yield report
-        pause(REMEMBERED + 1)
+        pause(LEARNED_AFTER)
     report.phase = "writing"
     for _ in _write(index, report, found):
         yield report
@@ -157,7 +159,7 @@ def drop(index: Index, *, pause: Callable[[float], None] = time.sleep) -> Iterat
     if index_states.read_state(index) != DROPPED:
         index_states.set_state(index, DROPPED)
         yield 0
-        pause(REMEMBERED + 1)
+        pause(LEARNED_AFTER)
     removed = 0
     for shard in runtime.group(index.group).shards():
         for rows in index_row_batches(index, shard.alias):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.integration.entities import project
 from tests.integration.imports import site as library_site
 from tests.integration.imports.site import ROOT
 from tests.integration.imports.stored_sites import set_up_once
+from tests.patience import PATIENCE
 from tests.prepared_process import prepared_by
 from tests.python_process import PythonProcess
 
@@ -103,6 +105,13 @@ class Site(library_site.Site):
             stderr=PIPE,
             prepared=prepared_by(project.prepare),
         )
+
+    def wait_for(self, path: Path, processes: list[PythonProcess]) -> None:
+        """Wait until one of the processes has created the file."""
+        until = time.monotonic() + PATIENCE
+        while not path.exists():
+            assert time.monotonic() < until and all(p.poll() is None for p in processes)
+            time.sleep(0.02)
 
     def kill_at(self, moment: str, code: str) -> library_site.Done:
         """Run code in a process that kills itself at that moment."""

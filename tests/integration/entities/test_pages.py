@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.integration.entities.site import Site
 
 #: Many entities with few values, so that most are ties, and stale rows of all kinds between them.
@@ -75,26 +73,23 @@ for cursor in ("!", "WzFd", page.after + "A"):
     assert out.splitlines() == ["6 6 None", "refused", "refused", "refused"]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "by_link.get_all()",
-        "by_link.get_all(published=moment(1))",
-        "by_link.get_all(link='a', user_id=1)",
-        "by_link.get_all(link='a', limit=0)",
-        "by_rank.get_all(user_id=1, slug='s')",
-    ],
-)
-def test_a_query_that_an_index_cannot_answer_is_refused(site: Site, call: str) -> None:
-    assert (
-        site.run(f"""
-try:
-    {call}
-except InvalidIndexQuery as exc:
-    print("refused")
-""")
-        == "refused"
+_UNANSWERABLE = [
+    "by_link.get_all()",
+    "by_link.get_all(published=moment(1))",
+    "by_link.get_all(link='a', user_id=1)",
+    "by_link.get_all(link='a', limit=0)",
+    "by_rank.get_all(user_id=1, slug='s')",
+]
+
+
+def test_a_query_that_an_index_cannot_answer_is_refused(site: Site) -> None:
+    out = site.run(
+        "\n".join(
+            f"try:\n    {call}\n    print({call!r})\nexcept InvalidIndexQuery: pass"
+            for call in _UNANSWERABLE
+        )
     )
+    assert out == ""
 
 
 def test_the_entities_of_a_page_cost_a_round_trip_per_node(site_everywhere: Site) -> None:
