@@ -106,21 +106,21 @@ def _clean_shard(
     lease: Lease,
     report: CleanReport,
 ) -> None:
-    before: tuple[Any, ...] | None = None
+    oldest: Any = None
+    same_time: list[int] = []
     while not stopping():
         lease.check()
-        rows = _marked_rows(store, alias, min_age)
-        if before is not None:
-            names, descending = ("marked_at", "added_id"), (True, True)
-            rows = rows.filter(follows(names, descending, before))
-        found = list(
-            rows.order_by("-marked_at", "-added_id").values_list(*_columns(store), "marked_at")[
-                :BATCH
-            ]
-        )
+        with unbound():
+            rows = _marked_rows(store, alias, min_age).order_by("-marked_at")
+            if oldest is not None:
+                # Not "<": SQLite's clock writes fewer digits than Django, so it would be true of equal times.
+                rows = rows.filter(marked_at__lte=oldest).exclude(pk__in=same_time)
+            found = list(rows.values_list(*_columns(store), "marked_at")[:BATCH])
         if not found:
             return
-        before = (found[-1][-1], found[-1][0])
+        if found[-1][-1] != oldest:
+            oldest, same_time = found[-1][-1], []
+        same_time += [row[0] for row in found if row[-1] == oldest]
         clean_batch(store, alias, stored_entities(store, found, report), report)
 
 

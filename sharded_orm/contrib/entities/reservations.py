@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connections, transaction
 
 from sharded_orm.contrib.entities.exceptions import EntityDamaged, UniqueValueTaken
 from sharded_orm.contrib.entities.index_rows import (
@@ -86,8 +86,18 @@ class _ReservationLost(Exception):
 
 
 def _confirm(index: Index, row: IndexRow) -> bool:
-    """Return whether ``row`` is still there. One statement."""
-    return bool(same_rows(index, row.values, row.entity_id).update(version=row.version))
+    """Return whether ``row`` is still there. One query.
+
+    The caller holds the lock of the entity, so nobody can take the row away until the end of its transaction.
+    A read is enough then. On SQLite, two writers would wait for each other if each wrote to the other's shard.
+    """
+    rows = same_rows(index, row.values, row.entity_id)
+    connection = connections[rows.db]
+    if connection.in_atomic_block and connection.features.has_select_for_update:
+        rows = (
+            rows.select_for_update()
+        )  # The snapshot of the transaction may be older than the lock.
+    return rows.values_list("version").first() is not None
 
 
 def take_away(index: Index, row: IndexRow) -> bool:

@@ -33,7 +33,7 @@ feed.delete(e.id)
 """
 CLEANER_DIES = [
     "sharded_orm.operations.runs.journal.take_lease:1",
-    f"{_IN}.settlement.compare:1",
+    f"{_IN}.cleaner.compare:1",
     f"{_IN}.settlement._insert_all:1",
     f"{_IN}.index_rows.remove:1",
     f"{_IN}.cleaner.clean_batch:1",
