@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.imports.project import die_at
+from tests.settings.base import MIDDLEWARE, TEMPLATES
 from tests.site_settings import NO_SITE, import_commands, set_up_django
 
 
@@ -21,8 +22,17 @@ def configure(content: dict[str, Any]) -> None:
             "sharded_orm",
             "sharded_orm.contrib.entities",
             "django.contrib.contenttypes",
+            "django.contrib.auth",
+            "django.contrib.sessions",
+            "django.contrib.messages",
+            "django.contrib.admin",
             "tests.integration.entities.feeds",
         ],
+        MIDDLEWARE=MIDDLEWARE,
+        TEMPLATES=TEMPLATES,
+        STATIC_URL="static/",
+        SECRET_KEY="tests",
+        ROOT_URLCONF="tests.integration.entities.urls",
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         SHARDED_ORM=content["sharded_orm"],
