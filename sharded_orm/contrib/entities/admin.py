@@ -1,0 +1,75 @@
+"""Pages of entities in the admin. They show properties, and change nothing: ``store.put()`` does.
+
+Importing the module registers each store that an installed app declares, unless the project has registered it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib import admin
+from django.core.serializers.json import DjangoJSONEncoder
+from django.http import HttpRequest
+from django.utils.html import format_html
+
+from sharded_orm.admin import ShardedModelAdmin
+from sharded_orm.contrib.entities.properties import decode
+from sharded_orm.contrib.entities.store import DataStore, stores
+
+#: Characters of the properties in a list.
+_SUMMARY = 120
+
+
+class EntityAdmin(ShardedModelAdmin):
+    """The pages of the entities of one store: read-only.
+
+    To show other columns, derive from it and register the model of the store: ``feed.model``.
+    """
+
+    list_display = ("id", "updated", "version", "summary")
+    ordering = ("-added_id",)
+
+    @property
+    def store(self) -> DataStore:
+        return next(store for store in stores.values() if store.model is self.model)
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        key = () if self.store.shard_on is None else (self.store.shard_on,)
+        return ("id", *key, "added_id", "updated", "version", "marked_at", "all_properties")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return self.get_fields(request, obj)
+
+    @admin.display(description="properties")
+    def summary(self, row: Any) -> str:
+        text = self._text(row, None)
+        return text if len(text) <= _SUMMARY else f"{text[:_SUMMARY]}…"
+
+    @admin.display(description="properties")
+    def all_properties(self, row: Any) -> str:
+        return format_html("<pre>{}</pre>", self._text(row, 2))
+
+    def _text(self, row: Any, indent: int | None) -> str:
+        body = bytes(row.body)
+        if not body:
+            return "deleted; the cleaner has not removed its index rows yet"
+        try:
+            properties = decode(self.store.fields, body)
+        except ValueError as exc:
+            return f"damaged: {exc}"
+        return json.dumps(properties, cls=DjangoJSONEncoder, indent=indent, ensure_ascii=False)
+
+    def has_add_permission(self, request: HttpRequest, *args: Any) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+for _store in stores.values():
+    if not admin.site.is_registered(_store.model):
+        admin.site.register(_store.model, EntityAdmin)

@@ -1,0 +1,18 @@
+"""The app of entities."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+
+
+class EntitiesConfig(AppConfig):
+    name = "sharded_orm.contrib.entities"
+    label = "sharded_orm_entities"
+    verbose_name = "Entities"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from sharded_orm.contrib.entities.index_states import after_migrate
+
+        post_migrate.connect(after_migrate, sender=self)

@@ -1,0 +1,62 @@
+"""An entity: a set of properties with an id."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+
+class Entity(dict[str, Any]):
+    """A dict of properties, with the id and version under which a store has it.
+
+    ::
+
+        entity = Entity(user_id=7, title="A page")
+        entity["title"] = "Another title"
+
+    :param properties: names and values; further ones may be given as keyword arguments.
+    :param id: the id; by default a new random one. Never give one that another entity has had.
+
+    Values are those of JSON, and in properties that the store declares, those of their fields. An
+    instance is to be used by one thread at a time. Needs no query.
+    """
+
+    __slots__ = ("_pending", "_stored", "added_id", "id", "updated", "version")
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any] = {},  # it is only read
+        /,
+        *,
+        id: uuid.UUID | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(properties, **more)
+        self.id: uuid.UUID = uuid.uuid4() if id is None else id
+        #: Ascends with each change. 0 until the entity is stored.
+        self.version = 0
+        #: When it was stored last.
+        self.updated: datetime | None = None
+        #: Ascends with the time at which entities were stored first. None until the entity is stored.
+        self.added_id: int | None = None
+        # The values of declared properties, as they are stored.
+        self._stored: Mapping[str, Any] = {}
+        # The index rows of former versions that may still exist, as the store has them.
+        self._pending: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Entity({dict.__repr__(self)}, id={self.id!r}, version={self.version})"
+
+    # Two entities are equal if their properties are, and they are the same entity.
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Entity) and other.id != self.id:
+            return False
+        return dict.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # like a dict

@@ -1,0 +1,73 @@
+"""The errors of entities. They are part of the tree of :mod:`sharded_orm.exceptions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
+from django.db import DataError, IntegrityError, OperationalError
+
+from sharded_orm.exceptions import OperationError, ShardedOrmError
+
+if TYPE_CHECKING:
+    from sharded_orm.contrib.entities.entity import Entity
+
+
+class EntityError(ShardedOrmError):
+    """Base class of the errors of entities."""
+
+
+class InvalidStore(EntityError, ImproperlyConfigured):
+    """A store or an index is declared in a way that cannot work. The message lists every reason."""
+
+
+class InvalidProperty(EntityError, ValueError):
+    """A property of an entity cannot be stored as it is. Nothing was written."""
+
+
+class EntityTooLarge(EntityError, DataError):
+    """The compressed body of an entity is larger than its store allows. Nothing was written."""
+
+
+class EntityNotFound(EntityError, ObjectDoesNotExist):
+    """The store has no entity with this id, under this key."""
+
+
+class EntityExists(EntityError, IntegrityError):
+    """The store has an entity with the id of a new one."""
+
+
+class EntityChanged(EntityError, OperationalError):
+    """An entity was changed or deleted by others after it was read. Nothing was written."""
+
+
+class EntityDamaged(EntityError, DataError):
+    """The stored body of an entity cannot be read."""
+
+    def __init__(self, message: str, entity_id: UUID) -> None:
+        super().__init__(message)
+        self.entity_id = entity_id
+        #: If get_many() raises the error: the entities that can be read, by id.
+        self.others: Mapping[UUID, Entity] = {}
+
+
+class IndexNotServed(EntityError, RuntimeError):
+    """An index may lack rows of old entities, or is being dropped, so reads may not rely on it."""
+
+
+class InvalidIndexQuery(EntityError, RuntimeError):
+    """An index cannot answer a query by these properties."""
+
+
+class InvalidIndexCursor(EntityError, ValueError):
+    """A cursor was not made by this index for such a query."""
+
+
+class UniqueValueTaken(EntityError, IntegrityError):
+    """Another entity has the values of a unique index, or may get them. Nothing was written."""
+
+
+class StoreNotFound(OperationError, LookupError):
+    """No store or index has the given name."""

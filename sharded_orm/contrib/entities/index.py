@@ -1,0 +1,257 @@
+"""An index: a table of its own, sharded by a property of the entities (FF2), and its pages (FF5)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Q
+from django.utils.functional import cached_property
+
+from sharded_orm.contrib.entities import index_states
+from sharded_orm.contrib.entities.entity import Entity
+from sharded_orm.contrib.entities.exceptions import (
+    EntityDamaged,
+    InvalidIndexCursor,
+    InvalidIndexQuery,
+    InvalidProperty,
+    InvalidStore,
+)
+from sharded_orm.contrib.entities.properties import (
+    clean_value,
+    values_from_json,
+    values_to_json,
+)
+from sharded_orm.contrib.entities.tables import INDEX_COLUMNS, index_model
+from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.sharding.bound_key import unbound
+
+if TYPE_CHECKING:
+    from sharded_orm.contrib.entities.store import DataStore
+
+#: The most entities of a page.
+MAX_LIMIT = 1000
+
+
+@dataclass(frozen=True)
+class Page(Sequence[Entity]):
+    """A part of the entities that an index has for a query, in its order.
+
+    :param entities: as many as were asked for, unless the index has no more.
+    :param after: the cursor for the next page; None if there is none.
+    :param damaged: the entities that were left out because their stored bodies cannot be read.
+    """
+
+    entities: list[Entity]
+    after: str | None
+    damaged: list[EntityDamaged] = field(default_factory=list)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.entities[at]
+
+    def __len__(self) -> int:
+        return len(self.entities)
+
+
+class Index:
+    """An index of a :class:`DataStore`: finds entities by their properties, in order.
+
+    ::
+
+        by_link = Index(feed, "index_link", properties=["link", "-published"], shard_on="link")
+        page = by_link.get_all(link="https://example.org/", limit=20)
+
+    An entity is in the index if it has all of ``properties``, with values other than None.
+
+    :param store: the store, which declares fields for all of ``properties``.
+    :param name: the name of the table, after the label of the app. Unique among the stores of the app.
+    :param properties: the names; "-" in front of a name lets the values descend.
+    :param shard_on: the property whose values decide on which shard a row is. Each query names it.
+    :param unique: whether no two entities have equal values in all ``properties``.
+    :param group: the group of the shards with the table; by default that of the store.
+    :raises InvalidStore: the declaration cannot work.
+    """
+
+    def __init__(
+        self,
+        store: DataStore,
+        name: str,
+        properties: Sequence[str],
+        shard_on: str,
+        *,
+        unique: bool = False,
+        group: str | None = None,
+    ) -> None:
+        self.store = store
+        self.name = name
+        self.names = tuple(text.removeprefix("-") for text in properties)
+        self.descending = tuple(text.startswith("-") for text in properties)
+        self.shard_on = shard_on
+        self.unique = unique
+        self.group = group or store.group
+        self._check()
+        self.model: type[ShardedModel] = index_model(self)
+        store.indexes.append(self)
+
+    @property
+    def label(self) -> str:
+        """The store and the index, such as ``feed.index_user``."""
+        return f"{self.store.name}.{self.name}"
+
+    @cached_property
+    def fields(self) -> tuple[Any, ...]:
+        """The fields of the properties, in their order."""
+        return tuple(self.store.fields[name] for name in self.names)
+
+    def _check(self) -> None:
+        problems = []
+        if not self.name.isidentifier():
+            problems.append(f"its name {self.name!r} is no name of Python")
+        if self.name in {index.name for index in self.store.indexes}:
+            problems.append(f"the store has another index {self.name!r}")
+        unknown = [name for name in self.names if name not in self.store.fields]
+        if unknown:
+            problems.append(f"the store declares no fields for {unknown!r}")
+        if len(set(self.names)) < len(self.names) or not self.names:
+            problems.append(f"properties are {list(self.names)!r}; name each once")
+        if self.shard_on not in self.names:
+            problems.append(f"shard_on={self.shard_on!r} is none of its properties")
+        if reserved := sorted({*self.names} & {*INDEX_COLUMNS}):
+            problems.append(f"its table has columns of its own named {reserved!r}")
+        if problems:
+            raise InvalidStore(f"Index {self.label!r}: " + "; ".join(problems))
+
+    def values_of(self, properties: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Return the values of an entity's row; None if the index has no row for the entity.
+
+        :param properties: properties as the store has them.
+        """
+        values = tuple(properties.get(name) for name in self.names)
+        return None if None in values else values
+
+    def is_current(self, entity: Entity, values: tuple[Any, ...]) -> bool:
+        """Whether ``values`` are those that the row of an entity ought to have; otherwise it is stale."""
+        return self.values_of(entity._stored) == values
+
+    # ##### Reading #####
+
+    def get_all(self, *, limit: int = 50, after: str | None = None, **properties: Any) -> Page:
+        """Return a page of the entities with these properties, in the order of the index (FF5).
+
+        Each entity has the properties when it is read, and its place in the order is that of its real
+        properties. An entity may be missing for a moment after it was written, until its index row
+        has arrived. No entity is in a page twice.
+
+        :param limit: the number of entities, from 1 to 1000. The page has fewer only if the index has
+            no more.
+        :param after: the cursor of the page before.
+        :param properties: values of the first properties of the index, with that of ``shard_on``.
+        :raises InvalidIndexQuery: the index cannot answer for these properties.
+        :raises InvalidProperty: a value does not fit its field.
+        :raises InvalidIndexCursor: ``after`` is no cursor of such a query.
+        :raises IndexNotServed: the index is not built.
+        :raises django.db.OperationalError: a shard does not answer. No part of a page is returned.
+
+        Costs a query of the index, and a round trip to each node that has entities of the page. More
+        of both if index rows are stale. Every few seconds, one query of the global database.
+        """
+        equal = self._equal(properties)
+        if not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+            raise InvalidIndexQuery(f"limit={limit!r}: it must be from 1 to {MAX_LIMIT}.")
+        position = None if after is None else self._position(len(equal), after)
+        index_states.require_served(self)
+        entities: list[Entity] = []
+        damaged: list[EntityDamaged] = []
+        for row, state in self._states(equal, position, limit):
+            if len(entities) == limit:
+                return Page(entities, self._cursor(len(equal), position), damaged)
+            position = row
+            if isinstance(state, EntityDamaged):
+                damaged.append(state)
+            elif state is not None:
+                entities.append(state)
+        return Page(entities, None, damaged)
+
+    def _equal(self, properties: Mapping[str, Any]) -> dict[str, Any]:
+        names = self.names[: len(properties)]
+        if self.shard_on not in properties or {*names} != {*properties}:
+            first = self.names[: self.names.index(self.shard_on) + 1]
+            raise InvalidIndexQuery(
+                f"Index {self.label!r} has the properties {list(self.names)!r}, and cannot find entities by"
+                f" {sorted(properties)!r}. Name its first properties, at least {list(first)!r}, or declare"
+                " another index."
+            )
+        equal = {}
+        for name in names:
+            if properties[name] is None:
+                raise InvalidProperty(
+                    f"{name}=None: an entity without the property {name!r} is not in index {self.label!r}."
+                )
+            equal[name] = clean_value(self.store.fields[name], name, properties[name])
+        return equal
+
+    def _states(
+        self, equal: Mapping[str, Any], position: tuple[Any, ...] | None, limit: int
+    ) -> Iterator[tuple[tuple[Any, ...], Entity | EntityDamaged | None]]:
+        """Yield the rows of the index after ``position``, each with its entity.
+
+        The entity is None if the row is stale: the entity is deleted, or has other properties.
+        """
+        size = limit + 1
+        while True:
+            found = self._read(equal, position, size)
+            entities = self.store.load({row[-1]: key for row, key in found})
+            for row, _ in found:
+                state = entities.get(row[-1])
+                if isinstance(state, Entity) and not self.is_current(state, row[:-1]):
+                    state = None
+                yield row, state
+                position = row
+            if len(found) < size:
+                return
+
+    def _read(
+        self, equal: Mapping[str, Any], position: tuple[Any, ...] | None, size: int
+    ) -> list[tuple[tuple[Any, ...], Any]]:
+        """Return rows, each with the shard key of its entity."""
+        rest = len(equal)
+        names = (*self.names, "entity_id")
+        descending = (*self.descending, self.descending[-1])
+        order = [f"-{n}" if d else n for n, d in zip(names, descending, strict=True)]
+        with unbound():
+            rows: Any = self.model._default_manager.filter(**equal).order_by(*order[rest:])
+            if position is not None:
+                rows = rows.filter(follows(names[rest:], descending[rest:], position[rest:]))
+            found = list(rows.values_list(*names, self.store.key_name_in_indexes)[:size])
+        return [(row[:-1], row[-1]) for row in found]
+
+    # ##### Cursors #####
+
+    def _cursor(self, rest: int, position: tuple[Any, ...] | None) -> str:
+        assert position is not None
+        text = json.dumps(values_to_json(position[rest:]), separators=(",", ":"))
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def _position(self, rest: int, cursor: str) -> tuple[Any, ...]:
+        fields = (*self.fields[rest:], self.model._meta.get_field("entity_id"))
+        try:
+            values = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+            if not isinstance(values, list) or None in values:
+                raise ValueError("no list of values")
+            return (*(None,) * rest, *values_from_json(fields, values))
+        except (ValueError, TypeError) as exc:
+            raise InvalidIndexCursor(
+                f"after={cursor!r} is no cursor of a page of index {self.label!r} with these properties."
+            ) from exc
+
+
+def follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
+    """Return a condition for the rows behind ``position`` in the order of ``names``."""
+    condition, same = Q(), Q()
+    for name, descends, value in zip(names, descending, position, strict=True):
+        condition |= same & Q(**{f"{name}__{'lt' if descends else 'gt'}": value})
+        same &= Q(**{name: value})
+    return condition

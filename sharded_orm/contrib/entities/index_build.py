@@ -1,0 +1,167 @@
+"""Builds an index while the site writes, and drops one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from sharded_orm import runtime
+from sharded_orm.contrib.entities import index_rows, index_states
+from sharded_orm.contrib.entities.cleaner import (
+    CleanReport,
+    clean_marked,
+    entity_batches,
+    index_row_batches,
+    mark_lacking,
+    remove_stale,
+)
+from sharded_orm.contrib.entities.exceptions import StoreNotFound
+from sharded_orm.contrib.entities.index import Index
+from sharded_orm.contrib.entities.index_states import DROPPED, REMEMBERED, SERVED, WRITTEN
+from sharded_orm.contrib.entities.settlement import compare, settle
+from sharded_orm.contrib.entities.store import stores
+
+#: Seconds after which every process knows the new state of an index.
+LEARNED_AFTER = REMEMBERED + 1
+#: Verifications after which a build gives up. The first one finds nothing, unless an entity was put by a
+#: process that does not know the index.
+MAX_PASSES = 5
+
+
+@dataclass
+class BuildReport:
+    """What a build has done so far.
+
+    :param phase: what it does now, for people.
+    :param entities: number of entities whose rows were written.
+    :param written: number of rows that were missing.
+    :param removed: number of stale rows that were removed.
+    :param problems: why the index is not served.
+    :param damaged: sentences about entities that are in no index, because their bodies cannot be read.
+    """
+
+    phase: str = ""
+    entities: int = 0
+    written: int = 0
+    removed: int = 0
+    problems: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    is_served: bool = False
+
+
+def find_indexes(name: str) -> list[Index]:
+    """Return the index with this name, such as ``feed.index_user``, or those of a store.
+
+    :raises StoreNotFound: there is none.
+    """
+    known = [index for store in stores.values() for index in store.indexes]
+    matching = [i for i in known if name in (i.label, i.name)] or [
+        i for i in known if i.store.name == name
+    ]
+    if not matching:
+        raise StoreNotFound(
+            f"No index has the name {name!r}. The indexes are {[index.label for index in known]!r}."
+        )
+    return matching
+
+
+def find_index(name: str) -> Index:
+    """Return the index with this name.
+
+    :raises StoreNotFound: there is none, or there are several.
+    """
+    matching = find_indexes(name)
+    if len(matching) > 1:
+        raise StoreNotFound(
+            f"Several indexes match {name!r}: {[index.label for index in matching]!r}. Name one."
+        )
+    return matching[0]
+
+
+def build(
+    index: Index,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[BuildReport]:
+    """Write the rows of all entities that ``index`` does not have, and let reads rely on it.
+
+    Each process that puts entities must know the index already, and writes rows from now on. Then the
+    rows of old entities are written. Then all is compared once more, and if nothing was missing, the
+    index is served. Can be run again after an interruption. Yields after each batch.
+
+    :param stopping: returns True if the build is to stop after its batch.
+    :param pause: waits for seconds. It is called if the index was dropped, until all processes write it.
+    """
+    report, found = BuildReport(), CleanReport()
+    if index_states.read_state(index) == DROPPED:
+        index_states.set_state(index, WRITTEN)
+        report.phase = "waiting for writers"
+        yield report
+        pause(LEARNED_AFTER)
+    report.phase = "writing"
+    for _ in _write(index, report, found):
+        yield report
+        if stopping():
+            return
+    report.damaged = found.damaged
+    passes = 0
+    while not found.problems and not report.is_served and passes < MAX_PASSES:
+        passes += 1
+        report.phase, lacking = "verifying", 0
+        for marked in _verify(index, report, found):
+            lacking += marked
+            yield report
+            if stopping():
+                return
+        if not lacking and not found.problems:
+            index_states.set_state(index, SERVED)
+            report.is_served = True
+        else:
+            clean_marked(found, only=index.store, min_age=0, stopping=stopping)
+    if not report.is_served:
+        report.problems = found.problems or [
+            f"After {passes} passes, rows are still missing: a process that puts entities does not have the"
+            " declaration of the index."
+        ]
+    yield report
+
+
+def _write(index: Index, report: BuildReport, found: CleanReport) -> Iterator[None]:
+    """Write the rows of all entities."""
+    for shard in runtime.group(index.store.group).shards():
+        for entities in entity_batches(index.store, shard.alias, found):
+            settlement = compare(index, entities)
+            settle(index, settlement)
+            report.entities += len(entities)
+            report.written += sum(map(len, settlement.missing.values()))
+            for exc in settlement.failures.values():
+                found.add_problem(str(exc))
+            yield
+
+
+def _verify(index: Index, report: BuildReport, found: CleanReport) -> Iterator[int]:
+    """Mark the entities that lack their rows, and remove stale rows. Yield the numbers of the former."""
+    for shard in runtime.group(index.store.group).shards():
+        yield from mark_lacking(index.store, [index], shard.alias, found)
+    for shard in runtime.group(index.group).shards():
+        for removed in remove_stale(index, shard.alias, found):
+            report.removed += removed
+            yield 0
+
+
+def drop(index: Index, *, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:
+    """Have nobody read or write ``index`` any more, and remove its rows. Yield their number so far.
+
+    Afterwards, remove its declaration and its table: ``makemigrations`` and ``migrate_shards``.
+    """
+    if index_states.read_state(index) != DROPPED:
+        index_states.set_state(index, DROPPED)
+        yield 0
+        pause(LEARNED_AFTER)
+    removed = 0
+    for shard in runtime.group(index.group).shards():
+        for rows in index_row_batches(index, shard.alias):
+            removed += index_rows.remove_all(index, shard.alias, rows)
+            yield removed

@@ -1,0 +1,27 @@
+"""The table of entities in the global database. The tables of stores belong to the apps that declare them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar
+
+from django.db import models
+
+from sharded_orm.models.fields import ExactCharField
+
+
+class IndexState(models.Model):
+    """What processes do with an index. An index without a row is written, and not read."""
+
+    #: The store and the index, such as ``feed.index_user``.
+    index: models.CharField[str, str] = ExactCharField(max_length=200, primary_key=True)
+    #: A name of :mod:`~sharded_orm.contrib.entities.index_states`.
+    state: models.CharField[str, str] = ExactCharField(max_length=16)
+    since: models.DateTimeField[datetime, datetime] = models.DateTimeField()
+
+    class Meta:
+        db_table = "sharded_orm_entity_index"
+        default_permissions: ClassVar = ()
+
+    def __str__(self) -> str:
+        return f"{self.index}: {self.state}"

@@ -1,0 +1,150 @@
+"""Properties of entities as values of Python, as columns of indexes, and as a compressed body.
+
+The body is JSON, compressed by zlib, whose checksum shows if it is damaged. It is never a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from datetime import date, datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.timezone import is_aware
+
+from sharded_orm.contrib.entities.exceptions import InvalidProperty
+from sharded_orm.models.fields import ExactCharField
+
+#: Fields whose equal values have one form on every database, and one order.
+FIELDS = (
+    models.BooleanField,
+    models.DateField,  # and DateTimeField
+    models.IntegerField,
+    models.UUIDField,
+    ExactCharField,
+)
+
+
+def clean(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``properties`` with the declared ones as their fields have them.
+
+    :param fields: the fields of declared properties, by name.
+    :raises InvalidProperty: a value does not fit its field.
+    """
+    cleaned = dict(properties)
+    for name, field in fields.items():
+        if (value := cleaned.get(name)) is not None:
+            cleaned[name] = clean_value(field, name, value)
+    return cleaned
+
+
+def clean_value(field: Any, name: str, value: Any) -> Any:
+    """Return ``value`` as ``field`` has it.
+
+    :raises InvalidProperty: the value does not fit the field.
+    """
+    try:
+        converted = field.to_python(value)
+        field.run_validators(converted)
+    except ValidationError as exc:
+        raise InvalidProperty(f"The property {name}={value!r}: {'; '.join(exc.messages)}") from exc
+    if isinstance(value, float) and converted != value:
+        raise InvalidProperty(f"The property {name}={value!r} has a fraction. Round it.")
+    if isinstance(value, datetime) and not isinstance(converted, datetime):
+        raise InvalidProperty(f"The property {name}={value!r} is to be a date. Drop the time.")
+    if isinstance(converted, datetime) and is_aware(converted) != settings.USE_TZ:
+        raise InvalidProperty(
+            f"The property {name}={value!r}: a time {'needs' if settings.USE_TZ else 'may not have'} a"
+            f" time zone, as USE_TZ is {settings.USE_TZ}."
+        )
+    if isinstance(converted, str) and not _is_storable(converted):
+        raise InvalidProperty(
+            f"The property {name}={value!r} has a character that no database stores."
+        )
+    return converted
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def encode(fields: Mapping[str, Any], cleaned: Mapping[str, Any]) -> bytes:
+    """Return the body of an entity.
+
+    :param cleaned: the result of :func:`clean`.
+    :raises InvalidProperty: a value would not be read as it was written.
+    """
+    plain = {name: _to_json(value) if name in fields else value for name, value in cleaned.items()}
+    text = _json_text(plain)
+    if text is None:
+        name, value = next(item for item in plain.items() if _json_text(dict([item])) is None)
+        raise InvalidProperty(
+            f"The property {name!r} is {value!r}, no value of JSON, so it would not be read as it was"
+            " written. Convert it, or declare the property in the fields of the store."
+        )
+    return zlib.compress(text.encode("ascii"))
+
+
+def _json_text(values: Mapping[Any, Any]) -> str | None:
+    """Return ``values`` as JSON; None if they would be read as other values."""
+    try:
+        text = json.dumps(values, allow_nan=False, separators=(",", ":"))
+        return text if json.loads(text) == values else None
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def decode(fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+    """Return the properties in the body of an entity.
+
+    :raises ValueError: the body is damaged. The message says how.
+    """
+    try:
+        properties = json.loads(zlib.decompress(body))
+    except (zlib.error, ValueError) as exc:
+        raise ValueError(f"{type(exc).__name__}: {exc}") from exc
+    if not isinstance(properties, dict):
+        raise ValueError(f"it holds a {type(properties).__name__}, not a set of properties")
+    for name, field in fields.items():
+        if (value := properties.get(name)) is not None:
+            try:
+                properties[name] = field.to_python(value)
+            except ValidationError as exc:
+                raise ValueError(f"its {name!r} is {value!r}, no {type(field).__name__}") from exc
+    return properties
+
+
+def _to_json(value: Any) -> Any:
+    """Return the value of a declared property in a form that ``to_python()`` of its field reads."""
+    if isinstance(value, UUID):
+        return value.hex
+    if isinstance(value, date):
+        return value.isoformat()
+    return value
+
+
+def values_to_json(values: tuple[Any, ...]) -> list[Any]:
+    """Return values of columns for JSON; :func:`values_from_json` reverses it."""
+    return [_to_json(value) for value in values]
+
+
+def values_from_json(fields: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
+    """Return values of columns from JSON.
+
+    :raises ValueError: they are not values of ``fields``.
+    """
+    if len(values) != len(fields):
+        raise ValueError(f"{len(values)} values for {len(fields)} columns")
+    try:
+        return tuple(field.to_python(value) for field, value in zip(fields, values, strict=True))
+    except (ValidationError, TypeError) as exc:
+        raise ValueError(str(exc)) from exc

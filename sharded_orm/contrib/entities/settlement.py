@@ -1,0 +1,194 @@
+"""Brings the rows of indexes in line with entities: what is missing is written, what is left over is removed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import Error, InterfaceError, OperationalError
+
+from sharded_orm.contrib.entities import index_rows, reservations
+from sharded_orm.contrib.entities.index_rows import IndexRow
+from sharded_orm.contrib.entities.pending_rows import PendingRows
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.models.sharding.bound_key import unbound
+
+if TYPE_CHECKING:
+    from sharded_orm.contrib.entities.index import Index
+
+
+@dataclass(frozen=True)
+class StoredEntity:
+    """What the indexes have to know of an entity, as it was read from its shard.
+
+    :param key: its shard key.
+    :param stored: its declared properties; empty if it is deleted.
+    :param pending: the index rows of former versions.
+    """
+
+    pk: int
+    id: UUID
+    key: Any
+    version: int
+    stored: Mapping[str, Any]
+    pending: PendingRows
+    is_deleted: bool = False
+
+
+@dataclass
+class Settlement:
+    """The differences between entities and the rows of an index.
+
+    :param missing: rows that are to be inserted, by the alias of their shard.
+    :param at_risk: rows that are there, but may be removed by a cleaner that is late, alike.
+    :param left_over: rows that are to be removed, alike.
+    :param failures: the entities whose rows could not be read or written, with the reasons.
+    """
+
+    missing: dict[str, list[IndexRow]] = field(default_factory=lambda: defaultdict(list))
+    at_risk: dict[str, list[IndexRow]] = field(default_factory=lambda: defaultdict(list))
+    left_over: dict[str, list[IndexRow]] = field(default_factory=lambda: defaultdict(list))
+    failures: dict[UUID, Exception] = field(default_factory=dict)
+
+
+def compare(index: Index, entities: Sequence[StoredEntity]) -> Settlement:
+    """Compare ``entities`` with the rows of ``index`` on all shards that may have some.
+
+    Each entity must have been read before, so that rows of later versions are known by their versions.
+    Costs a query of the shards, or one for each shard if one does not answer.
+    """
+    settlement = Settlement()
+    at = index.names.index(index.shard_on)
+    wanted: dict[UUID, tuple[Any, ...] | None] = {}
+    former: dict[UUID, set[tuple[Any, ...]]] = {}
+    keys: dict[Any, list[UUID]] = defaultdict(list)
+    for entity in entities:
+        values = wanted[entity.id] = index.values_of(entity.stored)
+        former[entity.id] = entity.pending.of(index)
+        for key in {some[at] for some in (*former[entity.id], values) if some is not None}:
+            keys[key].append(entity.id)
+    aliases, unplaced = _aliases(index, keys)
+    for key, exc in unplaced.items():
+        settlement.failures.update(dict.fromkeys(keys[key], exc))
+    present = _present(index, keys, aliases, settlement)
+    for entity in entities:
+        if entity.id in settlement.failures:
+            continue
+        values = wanted[entity.id]
+        rows = {row.values: row for row in present.get(entity.id, ())}
+        if values is not None:
+            there = rows.pop(values, None)
+            row = IndexRow(values, entity.id, entity.key, entity.version)
+            if there is None:
+                settlement.missing[aliases[values[at]]].append(row)
+            elif values in former[entity.id] and there.version < entity.version:
+                settlement.at_risk[aliases[values[at]]].append(row)
+        for row in rows.values():
+            if row.version <= entity.version:
+                settlement.left_over[aliases[row.values[at]]].append(row)
+    return settlement
+
+
+def settle(index: Index, settlement: Settlement) -> None:
+    """Write and remove rows. What fails is added to the failures of ``settlement``.
+
+    A shard that does not answer does not hold up the others.
+    """
+    for alias, rows in settlement.missing.items():
+        if index.unique:
+            _each(rows, settlement, partial(reservations.reserve, index))
+        elif not _insert_all(index, alias, rows):
+            _each(rows, settlement, partial(index_rows.insert, index))
+    for rows in settlement.at_risk.values():
+        _each(rows, settlement, partial(index_rows.insert, index))
+    for rows in settlement.left_over.values():
+        _each(
+            rows,
+            settlement,
+            lambda row: index_rows.remove(index, row.values, row.entity_id, up_to=row.version),
+        )
+
+
+def _insert_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> bool:
+    """Insert those of ``rows`` that are not there, with one statement. Return whether that succeeded."""
+    manager: Any = index.model._default_manager
+    try:
+        with unbound():
+            manager.using(alias).bulk_create(
+                [index_rows.instance_of(index, row) for row in rows], ignore_conflicts=True
+            )
+    except (Error, ShardedOrmError):
+        return False  # The caller inserts them one by one, which tells what is wrong with which.
+    return True
+
+
+def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
+    """Call ``work`` for each of the rows, which are on one shard, until the shard does not answer."""
+    outage: Exception | None = None
+    for row in rows:
+        if outage is not None:
+            settlement.failures[row.entity_id] = outage
+            continue
+        try:
+            work(row)
+        except (Error, ShardedOrmError) as exc:
+            settlement.failures[row.entity_id] = exc
+            if is_outage(exc):
+                outage = exc
+
+
+def is_outage(exc: Exception) -> bool:
+    """Whether an error says nothing about the row: a server is down, or others hold its locks."""
+    return isinstance(exc, OperationalError | InterfaceError)
+
+
+def _aliases(index: Index, keys: Iterable[Any]) -> tuple[dict[Any, str], dict[Any, Exception]]:
+    aliases: dict[Any, str] = {}
+    unplaced: dict[Any, Exception] = {}
+    for key in keys:
+        try:
+            aliases[key] = index_rows.alias_of(index, key)
+        except (Error, ShardedOrmError) as exc:
+            unplaced[key] = exc
+    return aliases, unplaced
+
+
+def _present(
+    index: Index,
+    keys: Mapping[Any, Sequence[UUID]],
+    aliases: Mapping[Any, str],
+    settlement: Settlement,
+) -> dict[UUID, list[IndexRow]]:
+    present: dict[UUID, list[IndexRow]] = defaultdict(list)
+    if not aliases:
+        return present
+    ids = list({entity_id for key in aliases for entity_id in keys[key]})
+    try:
+        rows = _rows(index, None, list(aliases), ids)
+    except (Error, ShardedOrmError):
+        rows = []
+        keys_by_alias: dict[str, list[Any]] = defaultdict(list)
+        for key, alias in aliases.items():
+            keys_by_alias[alias].append(key)
+        for alias, there in keys_by_alias.items():
+            ids = list({entity_id for key in there for entity_id in keys[key]})
+            try:
+                rows += _rows(index, alias, there, ids)
+            except (Error, ShardedOrmError) as exc:
+                settlement.failures.update(dict.fromkeys(ids, exc))
+    for row in rows:
+        present[row.entity_id].append(row)
+    return present
+
+
+def _rows(index: Index, alias: str | None, keys: list[Any], ids: list[UUID]) -> list[IndexRow]:
+    with unbound():
+        rows: Any = index.model._default_manager.all()
+        if alias is not None:
+            rows = rows.using(alias)
+        condition = {f"{index.shard_on}__in": keys, "entity_id__in": ids}
+        return index_rows.rows_from(index, rows.filter(**condition).order_by())

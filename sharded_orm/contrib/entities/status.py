@@ -1,0 +1,110 @@
+"""What there is to know of stores and indexes at a moment."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import Error
+from django.db.models import Count, DurationField, ExpressionWrapper, F, Max
+
+from sharded_orm import runtime
+from sharded_orm.contrib.entities import index_rows, index_states
+from sharded_orm.contrib.entities.cleaner import stale_rows
+from sharded_orm.contrib.entities.index import Index
+from sharded_orm.contrib.entities.store import DataStore, stores
+from sharded_orm.database_clock import DatabaseClock
+from sharded_orm.exceptions import ShardedOrmError
+from sharded_orm.models.sharding.bound_key import unbound
+
+
+@dataclass
+class StoreStatus:
+    """A store.
+
+    :param backlog: number of marked entities, whose index rows no cleaner has looked at yet.
+    :param lag: the age of the oldest mark in seconds; 0 if there is none.
+    :param problems: the shards that do not answer, with the reasons.
+    """
+
+    name: str
+    backlog: int = 0
+    lag: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class IndexStatus:
+    """An index.
+
+    :param sampled: number of rows that were compared with their entities.
+    :param stale: how many of them are stale.
+    """
+
+    label: str
+    state: str
+    is_unique: bool
+    sampled: int = 0
+    stale: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def store_statuses() -> Iterator[StoreStatus]:
+    """Yield the statuses of all stores. One query per shard."""
+    for store in stores.values():
+        yield _store_status(store)
+
+
+def _store_status(store: DataStore) -> StoreStatus:
+    status = StoreStatus(store.name)
+    manager: Any = store.model._default_manager
+    age = ExpressionWrapper(DatabaseClock() - F("marked_at"), output_field=DurationField())
+    for shard in runtime.group(store.group).shards():
+        try:
+            with unbound():
+                marked = manager.using(shard.alias).filter(marked_at__isnull=False)
+                totals = marked.aggregate(number=Count("added_id"), age=Max(age))
+        except (Error, ShardedOrmError) as exc:
+            status.problems.append(f"{shard.alias}: {exc}")
+            continue
+        status.backlog += totals["number"]
+        if totals["age"] is not None:
+            status.lag = max(status.lag, totals["age"].total_seconds())
+    return status
+
+
+def index_statuses(*, sample: int = 0) -> Iterator[IndexStatus]:
+    """Yield the statuses of all indexes.
+
+    :param sample: number of rows of each shard, drawn at random, that are compared with their entities.
+
+    Costs a query of the global database for each index, and two of each shard if ``sample`` is not 0.
+    """
+    for store in stores.values():
+        for index in store.indexes:
+            status = IndexStatus(index.label, index_states.read_state(index), index.unique)
+            if sample:
+                _take_samples(index, sample, status)
+            yield status
+
+
+def _take_samples(index: Index, size: int, status: IndexStatus) -> None:
+    manager: Any = index.model._default_manager
+    for shard in runtime.group(index.group).shards():
+        try:
+            with unbound():
+                # Ids are random, so the rows after any of them are a sample.
+                rows = manager.using(shard.alias).order_by("entity_id")
+                behind = rows.filter(entity_id__gte=uuid.uuid4())[:size]
+                sampled = index_rows.rows_from(index, behind)
+                if len(sampled) < size:
+                    others = index_rows.rows_from(index, rows[: size - len(sampled)])
+                    sampled = list(
+                        {(r.values, r.entity_id): r for r in (*sampled, *others)}.values()
+                    )
+            status.stale += len(stale_rows(index, sampled))
+            status.sampled += len(sampled)
+        except (Error, ShardedOrmError) as exc:
+            status.problems.append(f"{shard.alias}: {exc}")

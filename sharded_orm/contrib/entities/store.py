@@ -1,0 +1,440 @@
+"""A store of entities (FF1, FF3, FF4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from django.db import IntegrityError, connections, router, transaction
+from django.db.models import F
+from django.utils import timezone
+from django.utils.functional import cached_property
+
+import sharded_orm
+from sharded_orm.contrib.entities import index_rows, index_states, reservations
+from sharded_orm.contrib.entities.entity import Entity
+from sharded_orm.contrib.entities.exceptions import (
+    EntityChanged,
+    EntityDamaged,
+    EntityExists,
+    EntityNotFound,
+    EntityTooLarge,
+    InvalidProperty,
+    InvalidStore,
+)
+from sharded_orm.contrib.entities.index import Index
+from sharded_orm.contrib.entities.index_rows import IndexRow
+from sharded_orm.contrib.entities.pending_rows import PendingRows
+from sharded_orm.contrib.entities.properties import FIELDS, clean, clean_value, decode, encode
+from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, calling_module, entity_model
+from sharded_orm.database_clock import DatabaseClock
+from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
+from sharded_orm.models.base import ShardedModel
+from sharded_orm.models.sharding.bound_key import unbound
+
+#: Entities that one query reads or writes.
+BATCH = 500
+#: All stores, by name.
+stores: dict[str, DataStore] = {}
+
+
+class DataStore:
+    """A store of entities, sharded by their ids or by a property.
+
+    ::
+
+        feed = DataStore(
+            "feed",
+            group="feeds",
+            fields={"user_id": models.BigIntegerField(), "published": models.DateTimeField()},
+        )
+
+    Declare it in the ``models`` module of an app. Its tables belong to that app: ``makemigrations``
+    sees them, and ``migrate_shards`` creates them.
+
+    :param name: the name, unique in the project. It is part of the name of the table.
+    :param group: the shard group.
+    :param fields: the fields of the properties that indexes use, by name; other properties need no
+        declaration. An integer, a boolean, a date, a time, a UUID or an ``ExactCharField``.
+    :param shard_on: the property whose values decide on which shard an entity is; by default the id
+        does. Each entity has it, it never changes, and reads by id have to name it.
+    :param max_body: the largest compressed body in bytes. A server has to accept a packet of twice the
+        size (``max_allowed_packet``).
+    :param module: the name of the module that declares the store; by default, the calling one.
+    :raises InvalidStore: the declaration cannot work.
+
+    Thread-safe. Methods that write may be called inside of transactions: index rows follow after the commit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        group: str,
+        fields: Mapping[str, Any],
+        shard_on: str | None = None,
+        max_body: int = 1_000_000,
+        module: str | None = None,
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.fields = dict(fields)
+        self.shard_on = shard_on
+        self.max_body = max_body
+        self.module = module or calling_module(2)
+        self.indexes: list[Index] = []
+        self._check()
+        self.model: type[ShardedModel] = entity_model(self)
+        stores[name] = self
+
+    def _check(self) -> None:
+        problems = []
+        if not self.name.isidentifier():
+            problems.append(f"its name {self.name!r} is no name of Python")
+        other = stores.get(self.name)
+        if other is not None and other.module != self.module:
+            problems.append(f"{other.module!r} declares a store of this name, too")
+        for name, field in self.fields.items():
+            if not isinstance(field, FIELDS) or field.primary_key:
+                problems.append(
+                    f"the field of {name!r} is a {type(field).__name__}. Use an integer, a boolean, a date,"
+                    " a time, a UUID, or an ExactCharField for text"
+                )
+            elif field.null or field.has_default():
+                problems.append(
+                    f"the field of {name!r} has null or default. Leave them out: an entity without the"
+                    " property is in no index with it"
+                )
+        if reserved := sorted({*self.fields} & {*ENTITY_COLUMNS}):
+            problems.append(f"fields name {reserved!r}, which every entity has")
+        if self.shard_on is not None and self.shard_on not in self.fields:
+            problems.append(f"shard_on={self.shard_on!r} is none of its fields")
+        if problems:
+            raise InvalidStore(f"DataStore {self.name!r}: " + "; ".join(problems))
+
+    @property
+    def key_name(self) -> str:
+        """The column of the entities' table that is the shard key."""
+        return self.shard_on or "id"
+
+    @property
+    def key_name_in_indexes(self) -> str:
+        """The column of index rows that has the shard key of the entity."""
+        return self.shard_on or "entity_id"
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        own = () if self.shard_on is None else (self.shard_on,)
+        return ("id", "added_id", "updated", "version", "body", "pending", *own)
+
+    # ##### Reading #####
+
+    def get(self, id: UUID, **key: Any) -> Entity:
+        """Return the entity with this id. One query.
+
+        :param key: in a store with ``shard_on``, that property and its value.
+        :raises EntityNotFound: the store has no such entity.
+        :raises EntityDamaged: its stored body cannot be read.
+        :raises ShardKeyRequired: ``key`` is not as it has to be.
+        """
+        entity = self.load({id: self._key(id, key)}).get(id)
+        if entity is None:
+            raise self._not_found(id, key)
+        if isinstance(entity, EntityDamaged):
+            raise entity
+        return entity
+
+    def get_many(self, ids: Iterable[UUID], **key: Any) -> dict[UUID, Entity]:
+        """Return the entities with these ids. Those that the store does not have are left out.
+
+        Costs a round trip to each node for 500 ids.
+
+        :param key: in a store with ``shard_on``, that property and its value.
+        :raises EntityDamaged: the stored body of an entity cannot be read. Its attribute ``others`` has
+            the entities that can.
+        """
+        states = self.load({id: self._key(id, key) for id in ids})
+        entities = {id: state for id, state in states.items() if isinstance(state, Entity)}
+        for state in states.values():
+            if isinstance(state, EntityDamaged):
+                state.others = entities
+                raise state
+        return entities
+
+    def load(self, keys: Mapping[UUID, Any]) -> dict[UUID, Entity | EntityDamaged]:
+        """Return the entities with these ids and shard keys, or why they cannot be read.
+
+        Costs a round trip to each node for 500 ids.
+        """
+        states: dict[UUID, Entity | EntityDamaged] = {}
+        remaining = iter(keys.items())
+        while batch := dict(islice(remaining, BATCH)):
+            condition = {"id__in": list(batch)}
+            if self.shard_on is not None:
+                condition[f"{self.shard_on}__in"] = list(dict.fromkeys(batch.values()))
+            with unbound():
+                rows: Any = self.model._default_manager.filter(**condition).order_by()
+                found = list(rows.values_list(*self._names))
+            for row in found:
+                entity_id, body = row[0], row[4]
+                if body and (self.shard_on is None or batch[entity_id] == row[-1]):
+                    states[entity_id] = self._entity(row)
+        return states
+
+    def _entity(self, row: tuple[Any, ...]) -> Entity | EntityDamaged:
+        entity_id, added_id, updated, version, body, pending = row[:6]
+        try:
+            properties = decode(self.fields, bytes(body))
+        except ValueError as exc:
+            return EntityDamaged(
+                f"The body of entity {entity_id} in store {self.name!r} is damaged: {exc}. Restore it from a"
+                " backup, or delete the entity.",
+                entity_id,
+            )
+        entity = Entity(properties, id=entity_id)
+        entity.added_id, entity.updated, entity.version = added_id, updated, version
+        entity._pending, entity._stored = pending, self._declared(properties)
+        return entity
+
+    def declared(self, body: bytes) -> dict[str, Any]:
+        """Return the declared properties in a stored body.
+
+        :raises ValueError: the body is damaged.
+        """
+        return self._declared(decode(self.fields, body))
+
+    def _declared(self, properties: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: properties.get(name) for name in self.fields}
+
+    def _key(self, id: UUID, key: Mapping[str, Any]) -> Any:
+        if self.shard_on is None and not key:
+            return id
+        if self.shard_on is None or {*key} != {self.shard_on}:
+            wanted = "the id" if self.shard_on is None else f"the id and {self.shard_on}=…"
+            raise ShardKeyRequired(
+                f"Store {self.name!r} finds an entity by {wanted}, and was given {sorted(key)!r}."
+            )
+        return clean_value(self.fields[self.shard_on], self.shard_on, key[self.shard_on])
+
+    def _not_found(self, id: UUID, key: Mapping[str, Any]) -> EntityNotFound:
+        under = "".join(f" under {name}={value!r}" for name, value in key.items())
+        return EntityNotFound(f"Store {self.name!r} has no entity {id}{under}.")
+
+    # ##### Writing #####
+
+    def put(self, entity: Entity) -> Entity:
+        """Store ``entity``, and return it (FF4).
+
+        The entity is written first, in one local transaction on its shard. New index rows follow on
+        their shards: at once, or after the commit if the caller is in a transaction. If a shard of an index
+        does not answer, the entity is stored all the same, and the cleaner writes the row later. The
+        cleaner also removes the rows of former properties; reads skip them until then.
+
+        :raises EntityExists: the entity is new, and the store has one with its id.
+        :raises EntityChanged: others have changed or deleted the entity since it was read.
+        :raises InvalidProperty: a property cannot be stored.
+        :raises EntityTooLarge: the body is larger than ``max_body``.
+        :raises ShardKeyChanged: the property ``shard_on`` of a stored entity has another value.
+        :raises UniqueValueTaken: another entity has the values of a unique index.
+
+        Costs one statement, and one for each index whose properties have changed, or two if the entity was
+        stored before. A unique index takes two more. Nothing is written if it raises. In a transaction that is rolled back, ``entity`` counts as stored all the
+        same: read it again.
+        """
+        cleaned = clean(self.fields, entity)
+        body = self._body(entity, cleaned)
+        stored = self._declared(cleaned)
+        self._check_key(entity, stored)
+        key = stored[self.shard_on] if self.shard_on is not None else entity.id
+        changed = self._changed_indexes(entity, stored)
+        pending = PendingRows(entity._pending)
+        for index in changed if entity.version else ():
+            pending.add(index, index.values_of(entity._stored))
+        version = entity.version + 1
+        now = timezone.now()
+        unique_rows = [
+            (index, IndexRow(values, entity.id, key, version))
+            for index in changed
+            if index.unique and (values := index.values_of(stored)) is not None
+        ]
+
+        def write() -> None:
+            if entity.version:
+                self._update(entity, body, pending if changed else None, now)
+            else:
+                self._insert(entity, stored, body, now, is_marked=bool(changed))
+
+        with unbound():
+            alias = self._alias(entity.id, stored)
+            if unique_rows:
+                reservations.write_reserved(unique_rows, alias, write)
+            else:
+                write()
+        entity.update(cleaned)
+        entity.version, entity.updated = version, now
+        entity._stored, entity._pending = stored, pending.text
+        if changed:
+            rows = [
+                (index, IndexRow(values, entity.id, key, version))
+                for index in changed
+                if not index.unique and (values := index.values_of(stored)) is not None
+            ]
+            follow = partial(index_rows.follow, rows)
+            transaction.on_commit(follow, using=alias)
+        return entity
+
+    def _changed_indexes(self, entity: Entity, stored: Mapping[str, Any]) -> list[Index]:
+        return [
+            index
+            for index in self.indexes
+            if (not entity.version or index.values_of(stored) != index.values_of(entity._stored))
+            and index_states.is_written(index)
+        ]
+
+    def _insert(
+        self, entity: Entity, stored: Mapping[str, Any], body: bytes, now: Any, *, is_marked: bool
+    ) -> None:
+        row = self._row(entity.id, stored, version=1, body=body, updated=now)
+        row.marked_at = DatabaseClock() if is_marked else None
+        try:
+            row.save(force_insert=True)
+        except IntegrityError as exc:
+            raise EntityExists(
+                f"Store {self.name!r} has an entity {entity.id} already. To change it, read it first, or use"
+                " edit()."
+            ) from exc
+        entity.added_id = row.added_id
+
+    def _update(self, entity: Entity, body: bytes, pending: PendingRows | None, now: Any) -> None:
+        changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
+        if pending is not None:
+            changes.update(marked_at=DatabaseClock(), pending=pending.text)
+        rows = self._rows(entity.id, entity._stored).filter(version=entity.version)
+        if not rows.update(**changes):
+            raise EntityChanged(
+                f"Entity {entity.id} of store {self.name!r} was changed or deleted by others since its version"
+                f" {entity.version} was read. Read it again, or use edit()."
+            )
+
+    def _row(self, id: UUID, stored: Mapping[str, Any], **columns: Any) -> Any:
+        return self.model(**self._condition(id, stored), **columns)
+
+    def _rows(self, id: UUID, stored: Mapping[str, Any]) -> Any:
+        return self.model._default_manager.filter(**self._condition(id, stored))
+
+    def _alias(self, id: UUID, stored: Mapping[str, Any]) -> str:
+        """Return the alias of the entity's shard."""
+        return router.db_for_write(self.model, instance=self._row(id, stored))
+
+    def _condition(self, id: UUID, stored: Mapping[str, Any]) -> dict[str, Any]:
+        if self.shard_on is None:
+            return {"id": id}
+        return {"id": id, self.shard_on: stored[self.shard_on]}
+
+    def _body(self, entity: Entity, cleaned: Mapping[str, Any]) -> bytes:
+        if wrong := sorted(str(name) for name in cleaned if not isinstance(name, str)):
+            raise InvalidProperty(f"Names of properties must be text, and {wrong!r} are not.")
+        body = encode(self.fields, cleaned)
+        if len(body) > self.max_body:
+            raise EntityTooLarge(
+                f"The body of entity {entity.id} has {len(body)} bytes, and store {self.name!r} takes"
+                f" {self.max_body}. Store large values elsewhere, or raise max_body and max_allowed_packet."
+            )
+        return body
+
+    def _check_key(self, entity: Entity, stored: Mapping[str, Any]) -> None:
+        if self.shard_on is None:
+            return
+        value = stored[self.shard_on]
+        if value is None:
+            raise ShardKeyRequired(
+                f"Store {self.name!r} is sharded by {self.shard_on!r}, which entity {entity.id} does not have."
+            )
+        if entity.version and value != entity._stored[self.shard_on]:
+            raise ShardKeyChanged(
+                f"Entity {entity.id} has {self.shard_on}={entity._stored[self.shard_on]!r} and cannot be given"
+                f" {value!r}: store {self.name!r} is sharded by it. Put a new entity, and delete this one."
+            )
+
+    @contextmanager
+    def edit(self, id: UUID, **key: Any) -> Iterator[Entity]:
+        """A context manager: yields an entity to be changed, and puts it at the end.
+
+        The row is locked meanwhile, so no update is lost, and none fails. If the block raises an
+        error, nothing is written.
+
+        :param key: in a store with ``shard_on``, that property and its value.
+        :raises EntityNotFound: the store has no such entity.
+        :raises EntityDamaged: its stored body cannot be read.
+        """
+        with self._locked(id, key) as (state, _):
+            if isinstance(state, EntityDamaged):
+                raise state
+            yield state
+            self.put(state)
+
+    def delete(self, id: UUID, **key: Any) -> None:
+        """Delete an entity, whatever its version is.
+
+        Its row stays without its properties, until the cleaner has removed its index rows. An entity with a
+        damaged body can be deleted, too.
+
+        :param key: in a store with ``shard_on``, that property and its value.
+        :raises EntityNotFound: the store has no such entity.
+        """
+        with self._locked(id, key) as (state, rows):
+            stored = state._stored if isinstance(state, Entity) else {}
+            with unbound():
+                version, text = rows.values_list("version", "pending").get()
+                pending = PendingRows(text)
+                for index in self.indexes:
+                    pending.add(index, index.values_of(stored))
+                rows.update(
+                    body=b"", version=version + 1, marked_at=DatabaseClock(), pending=pending.text
+                )
+
+    @contextmanager
+    def _locked(
+        self, id: UUID, key: Mapping[str, Any]
+    ) -> Iterator[tuple[Entity | EntityDamaged, Any]]:
+        """A context manager: yields the entity, whose row is locked, and a query of the row."""
+        condition = {"id": id, self.key_name: self._key(id, key)}
+        block = sharded_orm.atomic(self.model, **{self.key_name: condition[self.key_name]})
+        with block:
+            with unbound():
+                rows: Any = self.model._default_manager.filter(**condition)
+                if not connections[str(block.using)].features.has_select_for_update:
+                    # If the transaction began with a read, SQLite might refuse its first write.
+                    rows.update(version=F("version"))
+                row = rows.select_for_update().values_list(*self._names).first()
+            if row is None or not row[4]:
+                raise self._not_found(id, key)
+            yield self._entity(row), rows
+
+    @contextmanager
+    def locked_values(self, id: UUID, key: Any) -> Iterator[Entity | EntityDamaged | None]:
+        """A context manager: yields the entity, None if there is none, and locks it in the block.
+
+        No transaction that has written the entity is open meanwhile, not even one that has inserted it.
+
+        :param key: the shard key of the entity.
+        """
+        stored = {} if self.shard_on is None else {self.shard_on: key}
+        alias = self._alias(id, stored)
+        rows = self._rows(id, stored)
+        with transaction.atomic(using=alias):
+            try:
+                # If a transaction that has inserted the entity is open, this waits for its end.
+                with transaction.atomic(using=alias):
+                    row = self._row(id, stored, version=0, body=b"", updated=timezone.now())
+                    row.save(force_insert=True)
+            except IntegrityError:
+                row = rows.select_for_update().values_list(*self._names).first()
+                yield self._entity(row) if row is not None and row[4] else None
+            else:
+                yield None
+                rows.delete()

@@ -1,0 +1,125 @@
+"""The sharded models of stores and indexes. Migrations only have to create their tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db import models
+
+from sharded_orm.models.base import ShardedModel, ShardedModelBase
+from sharded_orm.models.fields import TimestampedIDField
+
+if TYPE_CHECKING:
+    from sharded_orm.contrib.entities.index import Index
+    from sharded_orm.contrib.entities.store import DataStore
+
+#: The columns of a table of entities beside its shard key.
+ENTITY_COLUMNS = ("added_id", "id", "updated", "version", "body", "marked_at", "pending")
+#: The columns of a table of index rows beside those of properties.
+INDEX_COLUMNS = ("pk", "entity_id", "version")
+
+
+def entity_model(store: DataStore) -> type[ShardedModel]:
+    """Return a new model for the entities of ``store`` (FF1)."""
+    # Unlike numbers that each shard counts, these are unique over all shards, so keys can move.
+    columns: dict[str, Any] = {
+        "added_id": TimestampedIDField(primary_key=True),
+        # The shard key comes with it, so that the index also serves queries by both.
+        "id": models.UUIDField(unique=store.shard_on is None),
+        "updated": models.DateTimeField(),
+        "version": models.BigIntegerField(),
+        # Empty if the entity is deleted, and its index rows may not be yet.
+        "body": models.BinaryField(),
+        # Set while index rows of the entity may be missing or left over.
+        "marked_at": models.DateTimeField(null=True, db_index=True),
+        # JSON: the index rows of former versions that may be left over.
+        "pending": models.TextField(null=True),
+    }
+    if store.shard_on is not None:
+        columns[store.shard_on] = store.fields[store.shard_on].clone()
+    name = f"{_camel_case(store.name)}Entity"
+    table = f"{_label(store.module)}_{store.name}_entities"
+    options: dict[str, Any] = {
+        "db_table": table,
+        "verbose_name_plural": f"{store.name} entities",
+    }
+    if store.shard_on is not None:
+        options["constraints"] = [
+            models.UniqueConstraint(fields=[store.shard_on, "id"], name=f"{table}_id"[:30])
+        ]
+    return _model(store.module, name, columns, options, store.group, store.shard_on or "id")
+
+
+def index_model(index: Index) -> type[ShardedModel]:
+    """Return a new model for the rows of ``index`` (FF2)."""
+    store = index.store
+    columns: dict[str, Any] = {name: store.fields[name].clone() for name in index.names}
+    columns["entity_id"] = models.UUIDField(db_index=True)
+    columns["pk"] = models.CompositePrimaryKey(*index.names, "entity_id")
+    # The version of the entity that has written the row last.
+    columns["version"] = models.BigIntegerField()
+    if store.shard_on is not None and store.shard_on not in columns:
+        columns[store.shard_on] = store.fields[store.shard_on].clone()
+    label = _label(store.module)
+    options: dict[str, Any] = {"db_table": f"{label}_{index.name}", "default_permissions": ()}
+    if index.unique:
+        options["constraints"] = [
+            models.UniqueConstraint(
+                fields=list(index.names), name=f"{label}_{index.name}_unique"[:30]
+            )
+        ]
+    if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
+        # The primary key can be read in both directions, but only in one at a time. What is in front of
+        # these properties is equal in all rows of a query.
+        ordered = [
+            f"-{name}" if descends else name
+            for name, descends in zip(index.names, index.descending, strict=True)
+        ]
+        ordered.append("-entity_id" if index.descending[-1] else "entity_id")
+        options["indexes"] = [models.Index(fields=ordered, name=f"{label}_{index.name}_order"[:30])]
+    return _model(
+        store.module, _camel_case(index.name), columns, options, index.group, index.shard_on
+    )
+
+
+def _model(
+    module: str,
+    name: str,
+    columns: Mapping[str, Any],
+    options: Mapping[str, Any],
+    group: str,
+    shard_key: str,
+) -> type[ShardedModel]:
+    attributes = {
+        "__module__": module,
+        "__qualname__": name,
+        "Meta": type("Meta", (), dict(options)),
+        "ShardMeta": type("ShardMeta", (), {"group": group, "shard_key": shard_key}),
+        **columns,
+    }
+    model: type[ShardedModel] = ShardedModelBase(name, (ShardedModel,), attributes)
+    return model
+
+
+def _label(module: str) -> str:
+    config = apps.get_containing_app_config(module)
+    if config is None:
+        raise ImproperlyConfigured(
+            f"A DataStore is declared in {module!r}, which is not in an installed app. Declare it in the"
+            " models module of an app in INSTALLED_APPS."
+        )
+    return config.label
+
+
+def _camel_case(name: str) -> str:
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
+def calling_module(depth: int) -> str:
+    """Return the name of the module that calls the caller of this function, as namedtuple() does."""
+    name: str = sys._getframe(depth).f_globals["__name__"]
+    return name

@@ -1,0 +1,140 @@
+"""The cleaner mends what writers leave: killed ones, late ones, and SQL."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from tests.integration.entities.site import Site
+
+_IN = "sharded_orm.contrib.entities"
+#: The process dies at the end of that call.
+WRITER_DIES = [
+    f"{_IN}.store.DataStore._update:1",
+    f"{_IN}.index_rows.follow:1",
+    f"{_IN}.store.DataStore._insert:2",
+    f"{_IN}.index_rows.insert:4",
+    f"{_IN}.index_rows.raise_version:1",
+    f"{_IN}.reservations.reserve:1",
+    f"{_IN}.reservations.reserve:2",
+    f"{_IN}.reservations._confirm:1",
+    f"{_IN}.reservations._confirm:2",
+    f"{_IN}.index_rows.follow:3",
+]
+_PROGRAM = """
+e = feed.put(entry(1, "a", 1, title="first", slug="s"))
+e["user_id"], e["published"], e["title"], e["slug"] = 2, moment(2), "second", "t"
+feed.put(e)
+feed.put(entry(3, "b", 3, title="third", rank=1, slug="u"))
+feed.delete(e.id)
+"""
+CLEANER_DIES = [
+    "sharded_orm.operations.runs.journal.take_lease:1",
+    f"{_IN}.cleaner.compare:1",
+    f"{_IN}.settlement._insert_all:1",
+    f"{_IN}.index_rows.remove:1",
+    f"{_IN}.cleaner.clean_batch:1",
+    f"{_IN}.cleaner.take_off_marks:1",
+    f"{_IN}.cleaner.remove_stale:1",
+]
+
+
+def _first_two(moments: list[str]) -> list[Any]:
+    """The others are for long runs."""
+    return [*moments[:2], *(pytest.param(moment, marks=pytest.mark.long) for moment in moments[2:])]
+
+
+@pytest.mark.parametrize("moment", _first_two(WRITER_DIES))
+def test_the_cleaner_mends_what_a_killed_writer_leaves(site: Site, moment: str) -> None:
+    done = site.kill_at(moment, _PROGRAM)
+    assert done.code == -signal.SIGKILL, f"{moment} did not come: {done.out} {done.err}"
+    site.manage("entities", "clean", "--once")
+    assert site.run("print(differences())") == "[]"
+
+
+@pytest.mark.parametrize("moment", _first_two(CLEANER_DIES))
+def test_a_cleaner_goes_on_after_a_killed_one(site: Site, moment: str) -> None:
+    site.run(UNFOLLOWED + _PROGRAM)
+    assert site.run("print(differences() == [])") == "False"
+    done = site.python("manage.py", "entities", "clean", "--once", KILL_AT=moment)
+    assert done.code == -signal.SIGKILL, f"{moment} did not come: {done.out} {done.err}"
+    site.manage("entities", "clean", "--once")
+    assert site.run("print(differences(), marks())") == "[] 0"
+
+
+#: Nobody writes index rows after the commit, as if each writer died there.
+UNFOLLOWED = """
+from sharded_orm.contrib.entities import index_rows
+index_rows.follow = lambda rows: None
+"""
+
+
+def test_the_whole_pass_finds_what_no_mark_tells(site: Site) -> None:
+    site.run("""
+e, f = feed.put(entry(1, slug="s", title="e")), feed.put(entry(2, title="f"))
+from sharded_orm.contrib.entities import cleaner
+cleaner.clean_marked(cleaner.CleanReport(), min_age=0)
+by_user.model.objects.filter(user_id=1).delete()
+row = by_user.model.objects.get(user_id=2)
+by_user.model(user_id=3, entity_id=row.entity_id, version=1).save(force_insert=True)
+by_user.model(user_id=4, entity_id=uuid.uuid4(), version=9).save(force_insert=True)
+by_slug.model(slug="t", entity_id=e.id, version=1).save(force_insert=True)
+print(by_user.get_all(user_id=3).entities, by_user.get_all(user_id=4).entities)
+""")
+    done = site.manage("entities", "clean", "--once", "--json").json
+    assert (done["written"], done["removed"], done["problems"]) == (1, 3, [])
+    assert site.run("print(differences())") == "[]"
+    status = json.loads(site.manage("entities", "status", "--json").out)
+    assert [(s["name"], s["backlog"]) for s in status["stores"]] == [("feed", 0), ("posts", 0)]
+    assert {i["stale"] for i in status["indexes"]} == {0}
+
+
+#: As published: the cleaner looks only at what is newer than anything that it has seen.
+_TRUSTS_UPDATED = """
+from sharded_orm.contrib.entities import cleaner
+newest, marked_rows = [], cleaner._marked_rows
+def newer_rows(store, alias, min_age):
+    rows = marked_rows(store, alias, min_age)
+    return rows.filter(updated__gt=max(newest)) if newest else rows
+cleaner._marked_rows = newer_rows
+"""
+
+
+@pytest.mark.parametrize(("ablation", "found"), [("", "['late']"), (_TRUSTS_UPDATED, "[]")])
+def test_an_update_that_commits_late_with_an_older_time_is_not_lost(
+    site: Site, ablation: str, found: str
+) -> None:
+    """Unless the cleaner trusts the times of updates."""
+    out = site.run(
+        UNFOLLOWED
+        + ablation
+        + """
+from threading import Thread
+from sharded_orm.contrib.entities import cleaner
+report = cleaner.CleanReport()
+def clean():
+    cleaner.clean_marked(report, min_age=0)
+    connections.close_all()
+def id_on(shard):
+    # SQLite locks whole shards, so each entity and each index row is on one of its own.
+    return next(id for id in map(lambda n: uuid.UUID(int=n), range(99)) if runtime.locate("accounts", id).number == shard)
+e = feed.put(Entity(user_id=1, title="late", id=id_on(0)))
+clean()
+# The time of the change is that of its statement, and its commit comes after newer changes are cleaned.
+with sharded_orm.atomic(feed.model, id=e.id):
+    e["user_id"] = 2
+    feed.put(e)
+    other = feed.put(Entity(user_id=5, id=id_on(3)))
+    thread = Thread(target=clean)
+    thread.start()
+    thread.join()
+if "newest" in globals():
+    newest.append(other.updated)
+clean()
+print(len(by_user.get_all(user_id=5)), titles(by_user.get_all(user_id=2)))
+"""
+    )
+    assert out == f"1 {found}"

@@ -1,0 +1,262 @@
+"""Entities are stored, found and changed."""
+
+from __future__ import annotations
+
+from tests.integration.entities.site import Site
+
+
+def test_an_entity_is_stored_and_found_by_its_indexes(site_everywhere: Site) -> None:
+    site = site_everywhere
+    out = site.run("""
+e = feed.put(entry(7, "https://example.org/", 5, title="Ünï", tags=["a", {"b": None}], slug="s"))
+again = feed.get(e.id)
+print(again == e, again.version, dict(again) == dict(e), again.added_id == e.added_id)
+print(titles(by_user.get_all(user_id=7)), titles(by_link.get_all(link="https://example.org/")))
+print(titles(by_slug.get_all(slug="s")), by_user.get_all(user_id=8).entities)
+again["user_id"] = 8
+feed.put(again)
+print(by_user.get_all(user_id=7).entities, titles(by_user.get_all(user_id=8)))
+with feed.edit(e.id) as changed:
+    changed["title"] = "edited"
+print(titles(by_link.get_all(link="https://example.org/", published=moment(5))))
+p = posts.put(Entity(user_id=3, topic="t", title="x"))
+print(posts.get(p.id, user_id=3) == p, titles(by_topic.get_all(topic="t")), posts.get_many([p.id], user_id=4))
+""")
+    assert out.splitlines() == [
+        "True 1 True True",
+        "['Ünï'] ['Ünï']",
+        "['Ünï'] []",
+        "[] ['Ünï']",
+        "['edited']",
+        "True ['x'] {}",
+    ]
+
+
+def test_two_changes_of_one_version_are_one_winner(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+e = feed.put(entry(1, n=0))
+one, two = feed.get(e.id), feed.get(e.id)
+one["n"], two["n"] = 1, 2
+feed.put(one)
+try:
+    feed.put(two)
+except EntityChanged:
+    print(feed.get(e.id)["n"], feed.get(e.id).version, two.version)
+feed.delete(e.id)
+for attempt in (lambda: feed.put(one), lambda: feed.get(e.id), lambda: feed.delete(e.id), lambda: feed.edit(e.id).__enter__()):
+    try:
+        attempt()
+    except (EntityChanged, EntityNotFound) as exc:
+        print(type(exc).__name__)
+f = feed.put(entry(1))
+try:
+    feed.put(Entity(id=f.id))
+except EntityExists:
+    print("exists", feed.get(f.id).version)
+print(feed.get_many([e.id, f.id, uuid.uuid4()]).keys() == {f.id})
+""")
+    assert out.splitlines() == [
+        "1 2 1",
+        "EntityChanged",
+        "EntityNotFound",
+        "EntityNotFound",
+        "EntityNotFound",
+        "exists 1",
+        "True",
+    ]
+
+
+def test_index_rows_follow_the_commit_of_a_transaction(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+e = feed.put(entry(1, title="e"))
+try:
+    with transaction.atomic(using="accounts"):
+        e["user_id"] = 2
+        feed.put(e)
+        f = feed.put(entry(1, title="f"))
+        raise ValueError
+except ValueError:
+    pass
+print(titles(by_user.get_all(user_id=1)), titles(by_user.get_all(user_id=2)))
+with transaction.atomic(using="accounts"):
+    e = feed.get(e.id)
+    e["user_id"] = 2
+    feed.put(e)
+    print(titles(by_user.get_all(user_id=1)))
+print(titles(by_user.get_all(user_id=1)), titles(by_user.get_all(user_id=2)))
+try:
+    with feed.edit(e.id) as edited:
+        edited["title"] = "lost"
+        raise ValueError
+except ValueError:
+    print(feed.get(e.id)["title"])
+""")
+    assert out.splitlines() == ["['e'] []", "[]", "[] ['e']", "e"]
+
+
+def test_a_savepoint_made_by_hand_takes_no_index_row_away(site: Site) -> None:
+    out = site.run("""
+from sharded_orm.contrib.entities import cleaner
+e = feed.put(entry(1, title="e"))
+alias = feed._alias(e.id, {})
+with transaction.atomic(using=alias):
+    savepoint = transaction.savepoint(using=alias)
+    e["user_id"] = 2
+    feed.put(e)
+    transaction.savepoint_rollback(savepoint, using=alias)
+print(titles(by_user.get_all(user_id=1)), titles(by_user.get_all(user_id=2)))
+cleaner.clean_once(cleaner.CleanReport(), lambda: False)
+print(titles(by_user.get_all(user_id=1)), differences())
+""")
+    assert out.splitlines() == ["['e'] []", "['e'] []"]
+
+
+_REFUSED = {
+    "user_id='seven'": "InvalidProperty",
+    "user_id=1.5": "InvalidProperty",
+    "user_id=2**63": "InvalidProperty",
+    "link='x' * 201": "InvalidProperty",
+    "link=chr(0)": "InvalidProperty",
+    "published=datetime.datetime(2026, 1, 1)": "InvalidProperty",
+    "seen=moment(1)": "InvalidProperty",
+    "pair=(1, 2)": "InvalidProperty",
+    "number=float('nan')": "InvalidProperty",
+    "names={1: 'a'}": "InvalidProperty",
+    "secret={1, 2}": "InvalidProperty",
+    "noise=random.randbytes(1_000_000).hex()": "EntityTooLarge",
+}
+
+
+def test_what_cannot_be_read_as_it_was_written_is_refused(site: Site) -> None:
+    out = site.run(
+        "\n".join(
+            f"try:\n    feed.put(Entity({properties}))\n    print({properties!r})\nexcept {error}: pass"
+            for properties, error in _REFUSED.items()
+        )
+        + "\nprint(feed.model.objects.scatter().count())"
+    )
+    assert out == "0"
+
+
+def test_a_body_above_the_packet_size_stores_nothing(site_everywhere: Site) -> None:
+    """A server that takes no such packet is another matter than max_body."""
+    out = site_everywhere.run("""
+from django.db import Error
+feed.max_body = 10**9
+e = feed.put(Entity(user_id=1, text=random.randbytes(2_000_000).hex()))
+print(len(feed.get(e.id)["text"]), len(by_user.get_all(user_id=1)))
+if connections["accounts_00000"].vendor == "mysql":
+    try:
+        feed.put(Entity(user_id=1, text=random.randbytes(40_000_000).hex()))
+    except Error:
+        pass
+print(len(by_user.get_all(user_id=1)), feed.model.objects.scatter().count())
+""")
+    assert out.splitlines() == ["4000000 1", "1 1"]
+
+
+def test_a_unique_value_has_one_owner(site_everywhere: Site) -> None:
+    out = site_everywhere.run("""
+from concurrent.futures import ThreadPoolExecutor
+def claim(n):
+    try:
+        feed.put(entry(n, slug="wanted", title=n))
+        return 1
+    except UniqueValueTaken:
+        return 0
+    finally:
+        connections.close_all()
+with ThreadPoolExecutor(4) as threads:
+    print(sum(threads.map(claim, range(12))))
+(owner,) = by_slug.get_all(slug="wanted")
+other = feed.put(entry(1, slug="other"))
+try:
+    other["slug"] = "wanted"
+    feed.put(other)
+except UniqueValueTaken:
+    print(feed.get(other.id)["slug"])
+owner["slug"] = "new"
+feed.put(owner)
+print(claim(20), titles(by_slug.get_all(slug="wanted")), len(by_slug.get_all(slug="new")))
+feed.delete(owner.id)
+print(claim(21), [claim(22) for _ in "x"])
+owner = Entity(slug="new", title="again")
+feed.put(owner)
+print(titles(by_slug.get_all(slug="new")))
+# A reservation of a writer that has died gives way.
+from sharded_orm.contrib.entities import reservations
+reservations.reserve(by_slug, reservations.IndexRow(("reserved",), uuid.uuid4(), uuid.uuid4(), 1))
+feed.put(Entity(slug="reserved", title="r"))
+print(titles(by_slug.get_all(slug="reserved")))
+""")
+    assert out.splitlines() == [
+        "1",
+        "other",
+        "1 [20] 1",
+        "0 [0]",
+        "['again']",
+        "['r']",
+    ]
+
+
+def test_an_entity_keeps_the_shard_key_of_its_store(site: Site) -> None:
+    out = site.run("""
+from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
+p = posts.put(Entity(user_id=3, topic="t"))
+for attempt in (
+    lambda: posts.put(Entity(topic="t")),
+    lambda: posts.get(p.id),
+    lambda: posts.get(p.id, topic="t"),
+    lambda: posts.put(p.__class__({**p, "user_id": 4}, id=p.id)),
+    lambda: feed.get(p.id, user_id=3),
+):
+    try:
+        attempt()
+        print("stored")
+    except (ShardKeyChanged, ShardKeyRequired, EntityExists) as exc:
+        print(type(exc).__name__)
+p["user_id"] = 4
+try:
+    posts.put(p)
+except ShardKeyChanged:
+    print(posts.get(p.id, user_id=3).version)
+with posts.edit(p.id, user_id=3) as e:
+    e["topic"] = "u"
+print(len(by_topic.get_all(topic="t")), len(by_topic.get_all(topic="u")))
+posts.delete(p.id, user_id=3)
+print(len(by_topic.get_all(topic="u")))
+""")
+    assert out.splitlines() == [
+        "ShardKeyRequired",
+        "ShardKeyRequired",
+        "ShardKeyRequired",
+        "stored",
+        "ShardKeyRequired",
+        "1",
+        "0 1",
+        "0",
+    ]
+
+
+_DECLARATIONS = [
+    'DataStore("other", group="accounts", fields={"text": models.TextField()}, module=M)',
+    'DataStore("other", group="accounts", fields={"body": models.IntegerField()}, module=M)',
+    'DataStore("other", group="accounts", fields={"n": models.IntegerField(null=True)}, module=M)',
+    'DataStore("other", group="accounts", fields={}, shard_on="n", module=M)',
+    'DataStore("feed", group="accounts", fields={}, module="elsewhere")',
+    'Index(feed, "index_user", ["user_id"], "user_id")',
+    'Index(feed, "index_x", ["color"], "color")',
+    'Index(feed, "index_x", ["user_id"], "link")',
+    'Index(feed, "index_x", ["user_id", "-user_id"], "user_id")',
+]
+
+
+def test_a_declaration_that_cannot_work_is_refused(site: Site) -> None:
+    out = site.run(
+        "M = feed.module\n"
+        + "\n".join(
+            f"try:\n    {declaration}\n    print({declaration!r})\nexcept InvalidStore: pass"
+            for declaration in _DECLARATIONS
+        )
+    )
+    assert out == ""

@@ -1,0 +1,107 @@
+"""Indexes are built and dropped while the site writes, and a shard that is down delays rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.entities.site import PREAMBLE, Site
+from tests.patience import PATIENCE
+
+#: Puts entities until it is stopped, and changes and deletes others.
+_WRITES = """
+import os, itertools
+own = []
+for n in itertools.count():
+    if os.path.exists({stop!r}):
+        break
+    own.append(feed.put(entry(n % 5, f"l{{n % 3}}", n, rank=n % 4, slug=f"{name} {{n}}")).id)
+    if n % 3 == 0:
+        with feed.edit(random.choice(own)) as e:
+            e["user_id"], e["rank"] = random.randrange(5), random.randrange(4)
+    if n % 10 == 0:
+        feed.delete(own.pop(random.randrange(len(own))))
+    if n == 20:
+        open({stop!r} + "{name}", "w").close()
+"""
+
+
+def test_an_index_is_built_while_the_site_writes(site_everywhere: Site, tmp_path: Path) -> None:
+    site, stop = site_everywhere, tmp_path / "stop"
+    site.manage("entities", "index", "drop", "feed.index_user", REMEMBERED="0.2")
+    site.manage("entities", "index", "drop", "index_slug", REMEMBERED="0.2")
+    out = site.run("""
+for n in range(40):
+    feed.put(entry(n % 5, "old", n, slug=f"old {n}"))
+try:
+    by_user.get_all(user_id=1)
+except IndexNotServed as exc:
+    print(by_user.model.objects.scatter().count(), by_slug.model.objects.scatter().count())
+""")
+    assert out == "0 0"
+    writers = [
+        site.start("run", PREAMBLE + _WRITES.format(stop=str(stop), name=name), REMEMBERED="0.2")
+        for name in "ab"
+    ]
+    try:
+        for name in "ab":
+            site.wait_for(Path(f"{stop}{name}"), writers)
+        site.manage("entities", "index", "build", "feed.index_user", "index_slug", REMEMBERED="0.2")
+    finally:
+        stop.touch()
+    for writer in writers:
+        _, err = writer.communicate(timeout=PATIENCE)
+        assert writer.returncode == 0, err
+    site.manage("entities", "clean", "--once")
+    assert site.run("print(differences(), len(every(by_user, user_id=1)) > 8)") == "[] True"
+
+
+def test_a_unique_index_is_not_served_while_two_entities_have_a_value(site: Site) -> None:
+    site.manage("entities", "index", "drop", "index_slug", REMEMBERED="0.2")
+    ids = site.run("""
+e, f = feed.put(entry(1, slug="same")), feed.put(entry(2, slug="same"))
+print(e.id, f.id)
+""").split()
+    done = site.manage("entities", "index", "build", "index_slug", code=1, REMEMBERED="0.2")
+    assert "same" in done.err and any(id in done.err for id in ids)
+    site.run(f"feed.delete(uuid.UUID({ids[0]!r}))")
+    site.manage("entities", "index", "build", "index_slug", REMEMBERED="0.2")
+    assert site.run("print(len(by_slug.get_all(slug='same')))") == "1"
+
+
+def test_a_put_succeeds_while_the_shard_of_an_index_is_down(site: Site) -> None:
+    """The shard's tables are away, as if its server were."""
+    out = site.run("""
+def rename(old, new):
+    with connections["accounts_00001"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
+from sharded_orm.contrib.entities import cleaner
+rename("feeds_index_user", "away")
+e = feed.put(entry(1, "l", slug="s", title="t", rank=1))
+print(titles(by_link.get_all(link="l")), titles(by_slug.get_all(slug="s")))
+try:
+    by_user.get_all(user_id=1)
+except Exception as exc:
+    print("no page")
+report = cleaner.CleanReport()
+cleaner.clean_marked(report, min_age=0)
+print(report.settled, report.failed, marks())
+rename("away", "feeds_index_user")
+cleaner.clean_marked(report, min_age=0)
+print(titles(by_user.get_all(user_id=1)), differences(), marks())
+""")
+    assert out.splitlines() == ["['t'] ['t']", "no page", "0 1 1", "['t'] [] 0"]
+
+
+def test_keys_move_with_their_entities(site: Site) -> None:
+    site.run("""
+for n in range(10):
+    posts.put(Entity(user_id=n % 2 + 1, topic="t", title=n))
+    feed.put(entry(n % 2 + 1, "l", n, rank=n, slug=str(n)))
+""")
+    here = site.run("print(runtime.locate('books', 1).number)")
+    target = "3" if here != "3" else "0"
+    site.manage("keys", "move", "books", "1", "--to", target)
+    out = site.run("""
+print(runtime.locate("books", 1).number, len(every(by_topic, topic="t")), len(every(by_rank, user_id=1)), differences())
+""")
+    assert out == f"{target} 10 5 []"

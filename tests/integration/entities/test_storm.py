@@ -1,0 +1,168 @@
+"""Writers and cleaners that are killed at random, while pages are read all the time."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.entities.site import PREAMBLE, Site
+from tests.patience import PATIENCE
+from tests.python_process import PythonProcess
+
+#: Entities that nobody changes. Every list of their link has them, whatever happens around them.
+_BEFORE = """
+for n in range(30):
+    feed.put(entry(n % 5, f"l{n % 3}", n, title="anchor", slug=f"anchor {n}"))
+for n in range(8):
+    feed.put(entry(9, "counters", n, id=uuid.UUID(int=n + 1), n=0))
+"""
+_WRITER = """
+import json, os
+random.seed({seed})
+edits, own = [0] * 8, []
+while not os.path.exists({stop!r}):
+    what = random.random()
+    try:
+        if what < 0.3 or not own:
+            own.append(feed.put(entry(random.randrange(5), f"l{{random.randrange(3)}}", random.randrange(30), title="x")).id)
+        elif what < 0.4:
+            feed.delete(own.pop())
+        elif what < {edits}:
+            n = random.randrange(8)
+            with feed.edit(uuid.UUID(int=n + 1)) as counter:
+                counter["n"] += 1
+            edits[n] += 1
+        elif what < 0.7:
+            e = feed.get(random.choice(own))
+            e["slug"] = f"s{{random.randrange(6)}}"
+            try:
+                feed.put(e)
+            except UniqueValueTaken:
+                pass
+        else:
+            e = feed.get(random.choice(own))
+            e["user_id"], e["link"], e["published"] = random.randrange(5), f"l{{random.randrange(3)}}", moment(random.randrange(30))
+            feed.put(e)
+    except EntityNotFound:
+        pass
+print(json.dumps(edits))
+"""
+_READER = """
+import json, os
+{ablation}
+random.seed({seed})
+counts = dict(reads=0, entities=0, wrong=0, short=0, doubled=0)
+while not os.path.exists({stop!r}):
+    link, after, found = f"l{{random.randrange(3)}}", None, []
+    while True:
+        limit = random.choice([1, 5, 20])
+        page = by_link.get_all(link=link, limit=limit, after=after)
+        counts["reads"] += 1
+        counts["wrong"] += sum(e["link"] != link for e in page)
+        counts["short"] += len(page) < limit and page.after is not None
+        counts["doubled"] += len(page) - len({{e.id for e in page}})
+        times = [e["published"] for e in [*found[-1:], *page]]
+        counts["wrong"] += times != sorted(times, reverse=True)
+        found += page
+        after = page.after
+        if after is None:
+            break
+    counts["entities"] += len(found)
+    counts["short"] += sum(e["title"] == "anchor" for e in found) != 10
+print(json.dumps(counts))
+"""
+_AFTER = """
+import time
+began = time.monotonic()
+while differences() or marks():
+    if time.monotonic() - began > {patience}:
+        break
+print(round(time.monotonic() - began, 2))
+print(differences(), marks())
+slugs = [s for s in (e.get("slug") for e in every(by_link, link="l0") + every(by_link, link="l1") + every(by_link, link="l2")) if s]
+print(len(slugs) - len(set(slugs)))
+print([feed.get(uuid.UUID(int=n + 1))["n"] for n in range(8)])
+"""
+_CLEAN = ["manage.py", "entities", "clean", "--interval", "0.2", "--whole-every", "0", "-v", "0"]
+
+
+def _storm(
+    site: Site, folder: Path, *, seconds: float, writers: int, readers: int, ablation: str = ""
+) -> tuple[dict[str, int], list[str]]:
+    """Let writers, readers and two cleaners run, and kill one of them now and then.
+
+    :returns: the counts of the readers, and what is there afterwards.
+    """
+    stop, chance = str(folder / "stop"), random.Random(3)
+    site.run(_BEFORE)
+    with ExitStack() as ending:
+
+        def start(*arguments: str) -> PythonProcess:
+            process = site.start(*arguments)
+            ending.callback(process.kill)
+            return process
+
+        writing = [
+            start("run", PREAMBLE + _WRITER.format(seed=n, stop=stop, edits=0.6))
+            for n in range(writers)
+        ]
+        # Nobody learns what it has written.
+        doomed = start("run", PREAMBLE + _WRITER.format(seed=99, stop=stop, edits=0))
+        reading = [
+            start("run", PREAMBLE + _READER.format(seed=n, stop=stop, ablation=ablation))
+            for n in range(readers)
+        ]
+        cleaners = [start(*_CLEAN) for _ in range(2)]
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(chance.uniform(0.2, 0.8))
+            n = chance.randrange(2)
+            cleaners[n].kill()
+            cleaners[n] = start(*_CLEAN)
+        doomed.kill()
+        Path(stop).touch()
+        counts: dict[str, int] = {}
+        for process in reading:
+            for name, number in json.loads(_output(process)).items():
+                counts[name] = counts.get(name, 0) + number
+        edits = [json.loads(_output(process)) for process in writing]
+        after = site.run(_AFTER.format(patience=PATIENCE)).splitlines()
+        for cleaner in cleaners:
+            cleaner.send_signal(signal.SIGTERM)
+            cleaner.communicate(timeout=PATIENCE)
+    print(counts, after)
+    assert after.pop() == str([sum(own) for own in zip(*edits, strict=True)])
+    return counts, after
+
+
+def _output(process: PythonProcess) -> str:
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    return out
+
+
+def test_pages_are_right_in_a_storm(site: Site, tmp_path: Path) -> None:
+    counts, after = _storm(site, tmp_path, seconds=2, writers=2, readers=1)
+    assert counts["reads"] > 10 and counts["wrong"] == counts["short"] == counts["doubled"] == 0
+    assert after[1:] == ["[] 0", "0"]
+
+
+@pytest.mark.long
+def test_pages_are_right_in_a_long_storm(site_everywhere: Site, tmp_path: Path) -> None:
+    counts, after = _storm(site_everywhere, tmp_path, seconds=60, writers=8, readers=3)
+    assert counts["reads"] > 100 and counts["wrong"] == counts["short"] == counts["doubled"] == 0
+    assert after[1:] == ["[] 0", "0"]
+
+
+@pytest.mark.long
+def test_the_storm_catches_reads_without_the_second_filter(site: Site, tmp_path: Path) -> None:
+    ablation = "by_link.is_current = lambda entity, values: True"
+    counts: Any = _storm(site, tmp_path, seconds=4, writers=2, readers=1, ablation=ablation)[0]
+    assert counts["wrong"] > 0
