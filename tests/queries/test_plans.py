@@ -245,6 +245,20 @@ def test_rows_of_another_kind(items: World) -> None:
         assert "item 101" in set(rows)
 
 
+def test_attributes_of_one_queryset_are_not_copied(items: World) -> None:
+    """As djangorestframework replaces a method of a view's queryset."""
+
+    def refuse() -> None:
+        raise AssertionError
+
+    for _ in range(4):
+        rows: Any = Item.objects.all()
+        rows._fetch_all = refuse
+        assert {row.pk for row in rows.all().filter(owner_id=TWO)} == {102, 106}
+        with pytest.raises(AssertionError):
+            list(rows)
+
+
 def test_hints_do_not_leak_into_another_queryset(items: World) -> None:
     shelf = items.of("Shelf", 11)
     for _ in range(4):

@@ -33,6 +33,11 @@ from sharded_orm.models.sharding.type_variables import M
 # Stands for the query of a queryset on which the recorded calls have not been made yet.
 _UNBUILT: Any = object()
 
+# The attributes that QuerySet._clone() and those of this package copy or set.
+_COPIED = frozenset(QuerySet().__dict__) | {
+    "_is_using_called", "_partial", "_recording", "_scatters", "_uncached",
+}  # fmt: skip
+
 _are_plans_on: ContextVar[bool] = ContextVar("sharded_orm_plans", default=True)
 
 
@@ -129,6 +134,10 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         clone: Self = object.__new__(type(self))
         attributes = clone.__dict__
         attributes.update(self.__dict__)
+        if not attributes.keys() <= _COPIED:
+            # A project has set an attribute, or replaced a method, of this object only.
+            for name in attributes.keys() - _COPIED:
+                del attributes[name]
         attributes["_recording"] = recording
         attributes["_query"] = _UNBUILT
         # _recorded() has found no hints. QuerySet._add_hints() changes the dict in place.
