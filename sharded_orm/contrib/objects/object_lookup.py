@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from django.db import IntegrityError, models, transaction
 
+from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType
 from sharded_orm.contrib.objects.mapping_manager import id_of
 from sharded_orm.contrib.objects.options import read_meta
-from sharded_orm.exceptions import LookupValueTaken
 from sharded_orm.models import ExactCharField, ShardedManager
 from sharded_orm.models.base import ShardedModel, ShardedModelBase
 
