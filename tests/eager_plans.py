@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
+from uuid import UUID
 
 
 def pytest_sessionstart() -> None:
@@ -24,7 +25,11 @@ def pytest_sessionstart() -> None:
 
         @wraps(method)  # The package looks at the module of a method.
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if (recording := self._recorded()) is not None:
+            values = [*args, *kwargs.values()]
+            # The values of other calls may be iterators, which can be used once.
+            if all(type(value) in (int, str, UUID) for value in values) and (
+                recording := self._recorded()
+            ):
                 method(self._with_recording(recording), *args, **kwargs)
             return method(self, *args, **kwargs)
 
