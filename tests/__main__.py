@@ -133,6 +133,7 @@ LONG_ON_POSTGRESQL = (
     "tests/integration/fixtures",
     "tests/integration/lookups",
     "tests/integration/migrate",
+    "tests/integration/objects",
     "tests/integration/scatter",
     "tests/integration/subqueries",
     "tests/integration/tickets",

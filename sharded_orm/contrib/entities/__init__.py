@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["DataStore", "Entity", "Index", "Page"]
+__all__ = ["DataStore", "Entity", "Index", "EntityPage"]
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.entity import Entity
-    from sharded_orm.contrib.entities.index import Index, Page
+    from sharded_orm.contrib.entities.index import Index, EntityPage
     from sharded_orm.contrib.entities.store import DataStore
 
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
         from sharded_orm.contrib.entities.entity import Entity
 
         return Entity
-    if name in ("Index", "Page"):
+    if name in ("Index", "EntityPage"):
         from sharded_orm.contrib.entities import index
 
         return getattr(index, name)

@@ -37,7 +37,7 @@ MAX_LIMIT = 1000
 
 
 @dataclass(frozen=True)
-class Page(Sequence[Entity]):
+class EntityPage(Sequence[Entity]):
     """A part of the entities that an index has for a query, in its order.
 
     :param entities: as many as were asked for, unless the index has no more.
@@ -138,7 +138,7 @@ class Index:
 
     # ##### Reading #####
 
-    def get_all(self, *, limit: int = 50, after: str | None = None, **properties: Any) -> Page:
+    def get_all(self, *, limit: int = 50, after: str | None = None, **properties: Any) -> EntityPage:
         """Return a page of the entities with these properties, in the order of the index (FF5).
 
         Each entity has the properties when it is read, and its place in the order is that of its real
@@ -167,13 +167,13 @@ class Index:
         damaged: list[EntityDamaged] = []
         for row, state in self._states(equal, position, limit):
             if len(entities) == limit:
-                return Page(entities, self._cursor(len(equal), position), damaged)
+                return EntityPage(entities, self._cursor(len(equal), position), damaged)
             position = row
             if isinstance(state, EntityDamaged):
                 damaged.append(state)
             elif state is not None:
                 entities.append(state)
-        return Page(entities, None, damaged)
+        return EntityPage(entities, None, damaged)
 
     def _equal(self, properties: Mapping[str, Any]) -> dict[str, Any]:
         names = self.names[: len(properties)]
