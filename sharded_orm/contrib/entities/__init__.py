@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["DataStore", "Entity", "Index", "EntityPage"]
+__all__ = ["DataStore", "Entity", "EntityPage", "Index"]
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.entity import Entity
-    from sharded_orm.contrib.entities.index import Index, EntityPage
+    from sharded_orm.contrib.entities.index import EntityPage, Index
     from sharded_orm.contrib.entities.store import DataStore
 
 

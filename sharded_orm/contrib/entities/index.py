@@ -138,7 +138,9 @@ class Index:
 
     # ##### Reading #####
 
-    def get_all(self, *, limit: int = 50, after: str | None = None, **properties: Any) -> EntityPage:
+    def get_all(
+        self, *, limit: int = 50, after: str | None = None, **properties: Any
+    ) -> EntityPage:
         """Return a page of the entities with these properties, in the order of the index (FF5).
 
         Each entity has the properties when it is read, and its place in the order is that of its real

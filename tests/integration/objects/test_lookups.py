@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sharded_orm.exceptions import LookupValueTaken
+from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
 from tests.integration.objects.conftest import DATABASES, on
 from tests.pinboards.models import FacebookUsers, User
 
