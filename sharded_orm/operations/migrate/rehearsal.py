@@ -296,7 +296,7 @@ def _remedy(segment: Segment, alias: str) -> str:
     for number in range(segment.unit, segment.unit + len(segment.units)):
         for (app, model), state in plan.state_before(number + 1).models.items():
             for name, field in state.fields.items():
-                if not isinstance(field, ForeignKey) or not field.db_constraint:
+                if not isinstance(field, ForeignKey) or not getattr(field, "db_constraint", False):
                     continue
                 other = resolve_relation(field.remote_field.model, app, model)
                 is_here, is_there = (

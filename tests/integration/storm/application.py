@@ -18,6 +18,7 @@ from django.db.models import F
 
 from sharded_orm import runtime, uncached
 from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.sqlstate import sqlstate_of
 from sharded_orm.exceptions import (
     CacheUnavailable,
     KeyMoved,
@@ -458,4 +459,9 @@ def is_no_connection(error: BaseException) -> bool:
     )
     if isinstance(error, InterfaceError):
         return True
-    return isinstance(error, OperationalError) and bool(_LOST & set(causes))
+    if not isinstance(error, OperationalError):
+        return False
+    if connections["default"].vendor == "postgresql":
+        # The class of connection exceptions, the end of a server, or an error of the client.
+        return sqlstate_of(error)[:3] in ("", "080", "57P")
+    return bool(_LOST & set(causes))

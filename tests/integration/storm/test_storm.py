@@ -20,11 +20,13 @@ import pytest
 
 from tests.conftest import service_missing
 from tests.integration.storm.conductor import Conductor, compare
-from tests.integration.storm.site import StormSite
+from tests.integration.storm.site import DatabaseServer, StormSite
 from tests.services import ServiceMissing
-from tests.services.mariadb import MariaDBServer, servers
+from tests.services.mariadb import MariaDBServer
 from tests.services.memcached import MemcachedServer
+from tests.services.postgresql import PostgreSQLServer
 from tests.services.proxy import Proxy
+from tests.services.server import running
 
 SHORT, LONG = 15.0, 180.0
 _MOST_REPAIRS = 3
@@ -35,20 +37,30 @@ _DURABLE: dict[str, str | None] = {
 }
 
 
+_BACKENDS = {"sqlite": "sqlite3", "mariadb": "mysql", "postgresql": "postgresql"}
+#: What a PostgreSQL server has acknowledged is there after SIGKILL in any case.
+_SERVERS: dict[str, Any] = {
+    "mariadb": (MariaDBServer, _DURABLE),
+    "postgresql": (PostgreSQLServer, {}),
+}
+
+
 @pytest.fixture(scope="module")
-def own_servers() -> Iterator[Callable[[int], list[MariaDBServer]]]:
-    """A function that returns as many MariaDB servers, which a test may kill."""
-    started: list[MariaDBServer] = []
+def own_servers() -> Iterator[Callable[[str, int], list[DatabaseServer]]]:
+    """A function that returns as many servers of a kind, which a test may kill."""
+    started: dict[str, list[DatabaseServer]] = {}
     with ExitStack() as stack:
 
-        def first(count: int) -> list[MariaDBServer]:
-            missing = count - len(started)
+        def first(kind: str, count: int) -> list[DatabaseServer]:
+            servers = started.setdefault(kind, [])
+            missing = count - len(servers)
+            server_class, options = _SERVERS[kind]
             try:
                 if missing > 0:
-                    started.extend(stack.enter_context(servers(missing, **_DURABLE)))
+                    servers.extend(stack.enter_context(running(server_class, missing, **options)))
             except ServiceMissing as exc:
                 service_missing(exc)
-            return started[:count]
+            return servers[:count]
 
         yield first
 
@@ -56,33 +68,45 @@ def own_servers() -> Iterator[Callable[[int], list[MariaDBServer]]]:
 class Weather:
     """A site, and the servers on which it is."""
 
-    def __init__(self, site: StormSite, servers: list[MariaDBServer], proxies: list[Proxy]) -> None:
+    def __init__(
+        self, site: StormSite, servers: list[DatabaseServer], proxies: list[Proxy]
+    ) -> None:
         self.site, self.servers, self.proxies = site, servers, proxies
 
 
-@pytest.fixture(params=["sqlite", "mariadb", pytest.param("mariadb-three", marks=pytest.mark.long)])
+@pytest.fixture(
+    params=[
+        ("sqlite", 0),
+        ("mariadb", 2),
+        pytest.param(("mariadb", 3), marks=pytest.mark.long),
+        pytest.param(("postgresql", 2), marks=pytest.mark.long),
+    ],
+    ids=["sqlite", "mariadb", "mariadb-three", "postgresql"],
+)
 def weather(
     request: pytest.FixtureRequest, tmp_path: Path, memcached: MemcachedServer
 ) -> Iterator[Weather]:
+    kind, count = request.param
     folder = tmp_path / "site"
     folder.mkdir()
     with ExitStack() as stack:
-        running: list[MariaDBServer] = []
+        servers: list[DatabaseServer] = []
         proxies: list[Proxy] = []
         nodes: list[dict[str, Any]] = []
         prefix = ""
-        if request.param.startswith("mariadb"):
-            count = 3 if request.param == "mariadb-three" else 2
-            running = request.getfixturevalue("own_servers")(count)
-            for server in running:
+        if count:
+            prefix = f"s{secrets.token_hex(4)}_"
+            servers = request.getfixturevalue("own_servers")(kind, count)
+            for server in servers:
                 proxy = stack.enter_context(Proxy(server.address.host, server.address.port))
                 proxies.append(proxy)
                 nodes.append(server.address.django() | {"HOST": proxy.host, "PORT": proxy.port})
-            prefix = f"s{secrets.token_hex(4)}_"
-        site = StormSite(folder, nodes, prefix, "mysql" if running else "sqlite3")
-        site.servers, site.prefix = running, prefix
+                if kind == "postgresql":
+                    nodes[-1]["NAME"] = f"{prefix}node"
+        site = StormSite(folder, nodes, prefix, _BACKENDS[kind])
+        site.servers = servers
         site.set_up({**memcached.django(), "KEY_PREFIX": secrets.token_hex(4)})
-        yield Weather(site, running, proxies)
+        yield Weather(site, servers, proxies)
 
 
 def storm(weather: Weather, folder: Path, seconds: float, processes: int, outages: bool) -> None:
@@ -122,7 +146,7 @@ def mend(site: StormSite) -> None:
             done = site.python("manage.py", *arguments)
             assert done.code == 0, (arguments, done.out, done.err)
             reports.append(f"{arguments}: {done.out}{done.err}")
-        left = site.left() if site.backend == "mysql" else ""
+        left = site.left() if site.servers else ""
         if not left:
             return
         # The server may not have noticed yet that a process has ended.
