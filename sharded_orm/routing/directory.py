@@ -22,7 +22,8 @@ from sharded_orm.topology.model import ShardGroup
 #: A pattern for the keys that the directory stores unchanged. The directory stores a digest of
 #: every other key, so that no collation of the global database confuses two keys, such as "alice"
 #: and "Alice", or keys that differ by trailing spaces.
-_PLAIN = re.compile(r"[a-z0-9_.:-]{1,64}")
+_LONGEST_PLAIN = 64
+_PLAIN = re.compile(rf"[a-z0-9_.:-]{{1,{_LONGEST_PLAIN}}}")
 
 
 class StoredPlacement(NamedTuple):
@@ -282,6 +283,8 @@ class DirectoryStrategy(Strategy):
             text = exact_text(key, self)
         elif isinstance(key, int) and not isinstance(key, bool):
             text = str(int(key))
+            if len(text) <= _LONGEST_PLAIN:
+                return text
         elif isinstance(key, uuid.UUID):
             text = key.hex
         elif isinstance(key, Decimal) and key == key.to_integral_value():

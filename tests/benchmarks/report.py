@@ -34,11 +34,18 @@ def at_most(
     )
 
 
-def at_least(limit: float, what: str, against: str, measured: Measured) -> Line:
+def at_least(
+    limit: float, what: str, against: str, measured: Measured, *, goal: bool = True
+) -> Line:
     """A line about speed: stock / ours must reach ``limit``."""
     speed = 1 / measured.ratio
     return Line(
-        what, against, f"{speed:.2f}x", f">= {limit:.2f}x", speed >= limit, _detail(measured)
+        what,
+        against,
+        f"{speed:.2f}x as fast",
+        f">= {limit:.2f}x" if goal else "",
+        speed >= limit if goal else None,
+        _detail(measured),
     )
 
 

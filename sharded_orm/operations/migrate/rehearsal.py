@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
+from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import ProjectState
+from django.db.migrations.utils import resolve_relation
+from django.db.models import ForeignKey
 
 from sharded_orm.backends.group.member import ShardConnectionMixin
 from sharded_orm.backends.snapshot import SchemaSnapshot
@@ -199,6 +201,7 @@ class Rehearsals:
                 raise RehearsalFailed(
                     f"{recorder.where} failed on a copy of {connection.alias!r} without rows, before any"
                     f" shard was touched by it ({type(exc).__name__}: {exc})."
+                    + _remedy(segment, connection.alias)
                 ) from exc
             return RecordedScript(
                 snapshot.fingerprint,
@@ -280,6 +283,34 @@ class Rehearsals:
                 yield copy
             finally:
                 connections[connection.alias] = connection
+
+
+def _remedy(segment: Segment, alias: str) -> str:
+    """Return what to do about foreign keys to tables that are not on shards; "" if there are none.
+
+    Migrations from the time before a table was sharded may contain such keys, and most databases refuse them.
+    """
+    plan, names = segment.plan, {}
+    if plan.backwards:
+        return ""
+    for number in range(segment.unit, segment.unit + len(segment.units)):
+        for (app, model), state in plan.state_before(number + 1).models.items():
+            for name, field in state.fields.items():
+                if not isinstance(field, ForeignKey) or not getattr(field, "db_constraint", False):
+                    continue
+                other = resolve_relation(field.remote_field.model, app, model)
+                is_here, is_there = (
+                    router.allow_migrate(alias, label, model_name=key)
+                    for label, key in ((app, model), other)
+                )
+                if is_here and not is_there:
+                    names[f"{app}.{state.name}.{name}"] = True
+    if not names:
+        return ""
+    return (
+        f" A shard has no table to which {', '.join(names)} could refer. Write db_constraint=False into"
+        " the field, in the migration that adds it."
+    )
 
 
 def _rehearsal_schema(schema: str) -> str:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.migrate import kill_plan
 from tests.integration.migrate.fleet_project import ADD_NOTE, Fleet, fleet_on
 
@@ -123,6 +125,34 @@ def test_a_shard_that_another_tool_left_half_migrated(migrated: Fleet) -> None:
     migrated.manage("migrate_shards", "--retry-failed")
     found = look(migrated)
     assert found["shop_00002"] == found["shop_00003"]
+
+
+_PERSON = """migrations.CreateModel("Person", [("id", models.BigAutoField(primary_key=True))]),
+    migrations.AddField("order", "owner", models.ForeignKey("shop.Person", models.CASCADE, null=True))"""
+_OWNER = """
+    owner = models.ForeignKey("Person", models.DO_NOTHING, null=True, db_constraint=False, related_name="+")
+"""
+
+
+@pytest.mark.long_on("postgresql")
+def test_an_old_foreign_key_to_a_table_that_is_global(migrated: Fleet, backend: str) -> None:
+    """It was made before its table was sharded. The message says what to write into the migration."""
+    models = migrated.folder / "shop/models.py"
+    start, meta = models.read_text().split("\n    class ShardMeta")
+    models.write_text(
+        f"{start}{_OWNER}\n    class ShardMeta{meta}\nclass Person(models.Model):\n    pass\n"
+    )
+    migrated.migration("0002_owner", _PERSON)
+    if backend != "sqlite":  # SQLite allows a key to a table that does not exist.
+        done = migrated.manage("migrate_shards", status=1)
+        assert "no table to which shop.Order.owner could refer" in done.err
+        assert "Write db_constraint=False" in done.err
+    migration = migrated.folder / "shop/migrations/0002_owner.py"
+    migration.write_text(
+        migration.read_text().replace("null=True", "null=True, db_constraint=False")
+    )
+    migrated.manage("migrate_shards")
+    migrated.manage("migrate_shards", "--check")
 
 
 def test_a_table_that_exists_already(migrated: Fleet) -> None:

@@ -18,6 +18,7 @@ from django.db.models import F
 
 from sharded_orm import runtime, uncached
 from sharded_orm.backends.fence import is_deadlock
+from sharded_orm.backends.sqlstate import sqlstate_of
 from sharded_orm.exceptions import (
     CacheUnavailable,
     KeyMoved,
@@ -41,8 +42,6 @@ from tests.integration.storm.ledger import (
 #: Rows of a process; above this number it rather deletes.
 MOST_ROWS = 40
 _LOST = frozenset({2002, 2003, 2006, 2013, 2055, 1053, 1927, 1317})
-#: Starts of the codes of PostgreSQL for a connection that is lost, or refused while the server starts.
-_LOST_STATES = ("08", "57P")
 _IN_TRANSACTION = ("transaction", "delete with link")
 #: Raw SQL is not run again by the library.
 _RAW = ("raw topic",)
@@ -462,6 +461,7 @@ def is_no_connection(error: BaseException) -> bool:
         return True
     if not isinstance(error, OperationalError):
         return False
-    # psycopg has no code for a connection that the client has lost.
-    state = getattr(error.__cause__, "sqlstate", "")
-    return bool(_LOST & set(causes)) or state is None or state.startswith(_LOST_STATES)
+    if connections["default"].vendor == "postgresql":
+        # The class of connection exceptions, the end of a server, or an error of the client.
+        return sqlstate_of(error)[:3] in ("", "080", "57P")
+    return bool(_LOST & set(causes))

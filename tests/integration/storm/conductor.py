@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.storm.ledger import Ledgers, RowName
-from tests.integration.storm.site import FENCE_KEPT, StormSite
+from tests.integration.storm.site import FENCE_KEPT, DatabaseServer, StormSite
 from tests.patience import PATIENCE
 from tests.python_process import PythonProcess
 from tests.services.proxy import Proxy
-from tests.services.server import PrivateServer
 
 #: Seconds after the return of a server in which connections of before may show that they are lost.
 AFTER_OUTAGE = 20.0
@@ -32,8 +31,10 @@ ALLOWED = (
 #: Causes that are the server's.
 _CONNECTION = re.compile(
     r"\b(2002|2003|2006|2013|1053|1927)\b|does not answer|Lost connection|gone away|MySQLdb"
-    r"|psycopg|server closed|connection failed|terminating connection"
     r"|TopologyUnavailable|LeaseLost|taken over|not reach|was broken off|no connection|1317"
+    # PostgreSQL: an end of the connection, and a server that starts.
+    r"|connection failed|connection unexpectedly|connection is (closed|lost|bad)|terminating connection"
+    r"|the database system is|consuming input failed|Connection (reset|refused)"
 )
 
 
@@ -51,7 +52,7 @@ class Conductor:
         seed: int,
         *,
         processes: int,
-        servers: Sequence[PrivateServer] = (),
+        servers: Sequence[DatabaseServer] = (),
         proxies: Sequence[Proxy] = (),
         outages: bool = False,
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +17,8 @@ from tests.integration.storm.ledger import RowName
 from tests.python_process import PythonProcess
 from tests.services.mariadb import MariaDBServer
 from tests.services.postgresql import PostgreSQLServer
+
+DatabaseServer = MariaDBServer | PostgreSQLServer
 
 #: Seconds for which processes remember where a key is.
 LEASE = 0.4
@@ -68,6 +71,12 @@ _TABLES = {
     "orphan": "SELECT '', book_ptr_id, 1 FROM {s}library_novel WHERE book_ptr_id NOT IN"
     " (SELECT id FROM {s}library_book)",
 }
+#: Queries of the names of all tables.
+_TABLE_NAMES = {
+    "sqlite_master": "SELECT name FROM sqlite_master WHERE type = 'table'",
+    "mysql": "SHOW TABLES FROM {schema}",
+    "pg_tables": "SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'",
+}
 
 
 class StormSite(shard_moves_site.Site):
@@ -76,7 +85,7 @@ class StormSite(shard_moves_site.Site):
     :param cache: an entry of ``CACHES``.
     """
 
-    servers: list[MariaDBServer] | list[PostgreSQLServer]
+    servers: list[DatabaseServer]
 
     def set_up(self, cache: dict[str, Any]) -> None:
         self.content["caches"] = {"default": cache}
@@ -136,40 +145,30 @@ class StormSite(shard_moves_site.Site):
                 with closing(sqlite3.connect(path)) as connection:
                     yield path.stem, self._rows_in(connection.cursor(), "sqlite_master", "")
             return
-        server = self.servers[list(self.nodes).index(node)]
-        if isinstance(server, PostgreSQLServer):
+        address: Any = self.servers[list(self.nodes).index(node)].address
+        if self.backend == "postgresql":
             import psycopg
 
-            database = server.address.psycopg(self.nodes[node]["NAME"])
-            with psycopg.connect(**database) as session:
-                schemas = session.execute(
-                    "SELECT nspname FROM pg_namespace WHERE nspname LIKE '%\\_000__' ORDER BY 1"
-                ).fetchall()
-                for (schema,) in schemas:
-                    yield schema, self._rows_in(session.cursor(), "pg_tables", f"{schema}.")
+            with psycopg.connect(**address.psycopg(f"{self.prefix}node")) as connection:
+                names = connection.execute("SELECT nspname FROM pg_namespace")
+                for schema in [name for (name,) in names if re.search(r"_000\d\d$", name)]:
+                    yield schema, self._rows_in(connection.cursor(), "pg_tables", schema)
             return
         import MySQLdb
 
-        with closing(MySQLdb.connect(**server.address.mysqldb(), charset="utf8mb4")) as connection:
+        with closing(MySQLdb.connect(**address.mysqldb(), charset="utf8mb4")) as connection:
             cursor = connection.cursor()
             cursor.execute("SHOW DATABASES LIKE '%\\_000__'")
             for (schema,) in cursor.fetchall():
-                yield schema, self._rows_in(cursor, "mysql", f"{schema}.")
+                yield schema, self._rows_in(cursor, "mysql", schema)
 
     @staticmethod
     def _rows_in(cursor: Any, catalog: str, schema: str) -> list[tuple[str, Any]]:
-        if catalog == "mysql":
-            cursor.execute(f"SHOW TABLES FROM {schema.rstrip('.')}")
-        elif catalog == "pg_tables":
-            cursor.execute(
-                f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema.rstrip('.')}'"
-            )
-        else:
-            cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        cursor.execute(_TABLE_NAMES[catalog].format(schema=schema))
         present = {name for (name,) in cursor.fetchall()}
         rows: list[tuple[str, Any]] = []
         for table, query in _TABLES.items():
             if ("library_order" if table == "order" else "library_book") in present:
-                cursor.execute(query.format(s=schema))
+                cursor.execute(query.format(s=f"{schema}." if schema else ""))
                 rows += [(table, row) for row in cursor.fetchall()]
         return rows

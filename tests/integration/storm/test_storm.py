@@ -20,12 +20,13 @@ import pytest
 
 from tests.conftest import service_missing
 from tests.integration.storm.conductor import Conductor, compare
-from tests.integration.storm.site import StormSite
-from tests.services import ServiceMissing, mariadb, postgresql
+from tests.integration.storm.site import DatabaseServer, StormSite
+from tests.services import ServiceMissing
 from tests.services.mariadb import MariaDBServer
 from tests.services.memcached import MemcachedServer
 from tests.services.postgresql import PostgreSQLServer
 from tests.services.proxy import Proxy
+from tests.services.server import running
 
 SHORT, LONG = 15.0, 180.0
 _MOST_REPAIRS = 3
@@ -36,80 +37,76 @@ _DURABLE: dict[str, str | None] = {
 }
 
 
+_BACKENDS = {"sqlite": "sqlite3", "mariadb": "mysql", "postgresql": "postgresql"}
+#: What a PostgreSQL server has acknowledged is there after SIGKILL in any case.
+_SERVERS: dict[str, Any] = {
+    "mariadb": (MariaDBServer, _DURABLE),
+    "postgresql": (PostgreSQLServer, {}),
+}
+
+
 @pytest.fixture(scope="module")
-def own_servers() -> Iterator[Callable[[int], list[MariaDBServer]]]:
-    """A function that returns as many MariaDB servers, which a test may kill."""
-    started: list[MariaDBServer] = []
+def own_servers() -> Iterator[Callable[[str, int], list[DatabaseServer]]]:
+    """A function that returns as many servers of a kind, which a test may kill."""
+    started: dict[str, list[DatabaseServer]] = {}
     with ExitStack() as stack:
 
-        def first(count: int) -> list[MariaDBServer]:
-            missing = count - len(started)
+        def first(kind: str, count: int) -> list[DatabaseServer]:
+            servers = started.setdefault(kind, [])
+            missing = count - len(servers)
+            server_class, options = _SERVERS[kind]
             try:
                 if missing > 0:
-                    started.extend(stack.enter_context(mariadb.servers(missing, **_DURABLE)))
+                    servers.extend(stack.enter_context(running(server_class, missing, **options)))
             except ServiceMissing as exc:
                 service_missing(exc)
-            return started[:count]
+            return servers[:count]
 
         yield first
-
-
-@pytest.fixture(scope="module")
-def own_postgresql_servers() -> Iterator[list[PostgreSQLServer]]:
-    """Two PostgreSQL servers, which a test may kill."""
-    try:
-        with postgresql.servers(2) as started:
-            yield started
-    except ServiceMissing as exc:
-        service_missing(exc)
 
 
 class Weather:
     """A site, and the servers on which it is."""
 
     def __init__(
-        self,
-        site: StormSite,
-        servers: list[MariaDBServer] | list[PostgreSQLServer],
-        proxies: list[Proxy],
+        self, site: StormSite, servers: list[DatabaseServer], proxies: list[Proxy]
     ) -> None:
         self.site, self.servers, self.proxies = site, servers, proxies
 
 
 @pytest.fixture(
     params=[
-        "sqlite",
-        "mariadb",
-        pytest.param("mariadb-three", marks=pytest.mark.long),
-        pytest.param("postgresql", marks=pytest.mark.long),
-    ]
+        ("sqlite", 0),
+        ("mariadb", 2),
+        pytest.param(("mariadb", 3), marks=pytest.mark.long),
+        pytest.param(("postgresql", 2), marks=pytest.mark.long),
+    ],
+    ids=["sqlite", "mariadb", "mariadb-three", "postgresql"],
 )
 def weather(
     request: pytest.FixtureRequest, tmp_path: Path, memcached: MemcachedServer
 ) -> Iterator[Weather]:
+    kind, count = request.param
     folder = tmp_path / "site"
     folder.mkdir()
     with ExitStack() as stack:
-        running: list[MariaDBServer] | list[PostgreSQLServer] = []
+        servers: list[DatabaseServer] = []
         proxies: list[Proxy] = []
         nodes: list[dict[str, Any]] = []
-        backend, prefix = "sqlite3", ""
-        if request.param != "sqlite":
+        prefix = ""
+        if count:
             prefix = f"s{secrets.token_hex(4)}_"
-            if request.param == "postgresql":
-                backend, running = "postgresql", request.getfixturevalue("own_postgresql_servers")
-            else:
-                count = 3 if request.param == "mariadb-three" else 2
-                backend, running = "mysql", request.getfixturevalue("own_servers")(count)
-            for server in running:
+            servers = request.getfixturevalue("own_servers")(kind, count)
+            for server in servers:
                 proxy = stack.enter_context(Proxy(server.address.host, server.address.port))
                 proxies.append(proxy)
-                node = server.address.django() | {"HOST": proxy.host, "PORT": proxy.port}
-                nodes.append({**node, "NAME": f"{prefix}node"} if backend == "postgresql" else node)
-        site = StormSite(folder, nodes, prefix, backend)
-        site.servers, site.prefix = running, prefix
+                nodes.append(server.address.django() | {"HOST": proxy.host, "PORT": proxy.port})
+                if kind == "postgresql":
+                    nodes[-1]["NAME"] = f"{prefix}node"
+        site = StormSite(folder, nodes, prefix, _BACKENDS[kind])
+        site.servers = servers
         site.set_up({**memcached.django(), "KEY_PREFIX": secrets.token_hex(4)})
-        yield Weather(site, running, proxies)
+        yield Weather(site, servers, proxies)
 
 
 def storm(weather: Weather, folder: Path, seconds: float, processes: int, outages: bool) -> None:
@@ -149,7 +146,7 @@ def mend(site: StormSite) -> None:
             done = site.python("manage.py", *arguments)
             assert done.code == 0, (arguments, done.out, done.err)
             reports.append(f"{arguments}: {done.out}{done.err}")
-        left = "" if site.backend == "sqlite3" else site.left()
+        left = site.left() if site.servers else ""
         if not left:
             return
         # The server may not have noticed yet that a process has ended.
