@@ -26,6 +26,8 @@ from tests.admin.conftest import (
 from tests.photos.models import Album, Board, Comment, Event, Note, Person, Photo, Pin, Save, Visit
 
 pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql", "postgresql"),
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]

@@ -30,6 +30,8 @@ from tests.photos.models import Album, Board, Person
 from tests.relatives.sharded.models import Agent, Note, Sticker
 
 pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql", "postgresql"),
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]

@@ -23,6 +23,8 @@ from tests.admin.conftest import (
 from tests.photos.models import Album, Board, BoardProxy, Photo, Tag
 
 pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql", "postgresql"),
     pytest.mark.django_db(databases=DATABASES),
     pytest.mark.urls("tests.admin.site"),
 ]

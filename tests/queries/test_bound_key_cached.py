@@ -10,7 +10,11 @@ from tests.cached.models import CachedPhoto
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, NEAR, ONE, is_cached, queries
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(transaction=True, databases=DATABASES),
+]
 
 
 def test_reads_stay_cached(photos: list[CachedPhoto]) -> None:

@@ -23,7 +23,11 @@ from tests.cached.models import CachedNote, CachedPhoto, CachedTag
 from tests.patience import PATIENCE
 from tests.queries.conftest import DATABASES, ONE, SHARD, cache
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(transaction=True, databases=DATABASES),
+]
 
 
 def round_trips(run: Callable[[], Any]) -> int:

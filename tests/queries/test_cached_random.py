@@ -16,7 +16,11 @@ from django.utils.timezone import override
 from tests.cached.models import CachedPhoto
 from tests.queries.conftest import DATABASES, ONE, START
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(transaction=True, databases=DATABASES),
+]
 
 ZONES = [timezone(timedelta(hours=hours)) for hours in (-11, 0, 9)]
 ORDERS: list[Any] = [

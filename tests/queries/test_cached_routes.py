@@ -12,7 +12,11 @@ from sharded_orm.models.sharding.options import shard_options
 from tests.cached.models import CachedAlbum, CachedPhoto
 from tests.queries.conftest import DATABASES, ONE, SHARD, START, TWO
 
-pytestmark = pytest.mark.django_db(databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 
 @pytest.mark.parametrize(

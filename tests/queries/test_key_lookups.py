@@ -15,7 +15,11 @@ from sharded_orm.exceptions import CrossShardRelation
 from tests.photos.models import Board, Event, Photo, Save
 from tests.queries.conftest import DATABASES, NEAR, ONE, SHARD, TWO
 
-pytestmark = pytest.mark.django_db(databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 
 class LookUps:

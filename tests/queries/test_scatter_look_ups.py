@@ -15,7 +15,11 @@ from sharded_orm.signals import scattered
 from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED
 
-pytestmark = pytest.mark.django_db(databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 
 class Counted:

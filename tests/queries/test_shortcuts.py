@@ -14,7 +14,11 @@ from sharded_orm.models.sharding.query import ShardedQuery
 from tests.photos.models import Album, Event, Photo, Pin
 from tests.queries.conftest import DATABASES, ONE
 
-pytestmark = pytest.mark.django_db(databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql"),
+    pytest.mark.django_db(databases=DATABASES),
+]
 
 SHORT = [
     lambda: Photo.objects.filter(user_id=ONE),

@@ -23,7 +23,11 @@ from tests.queries.conftest import (
 
 __all__ = ["clock", "photos"]
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql", "postgresql"),
+    pytest.mark.django_db(transaction=True, databases=DATABASES),
+]
 
 
 class Site:

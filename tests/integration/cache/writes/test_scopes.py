@@ -33,7 +33,11 @@ from tests.queries.conftest import DATABASES
 from .conftest import NEAR, ONE, SHARD, TWO, make
 from .recording import Recorded
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=DATABASES)
+pytestmark = [
+    pytest.mark.every_backend,
+    pytest.mark.long_on("mysql", "postgresql"),
+    pytest.mark.django_db(transaction=True, databases=DATABASES),
+]
 
 
 def scope(model: Any, key: Any = None, isolate: Any = None, place: str | None = None) -> Scope:
