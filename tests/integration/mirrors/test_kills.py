@@ -47,10 +47,9 @@ print(point)
 """
 _LEFT_TO_RELAYS = """
 from sharded_orm.contrib.mirrors import capture
+for alias in aliases("books"):
+    QuerySet(Note, using=alias)._raw_delete(alias)
 capture.TransactionChanges.deliver_after_commit = lambda *ignored: None
-for model in (Note, WrittenNote, PublicNote, VerifiedNote):
-    for alias in aliases(model.ShardMeta.group):
-        QuerySet(model, using=alias)._raw_delete(alias)
 """ + _WRITER.replace("print(point)", "")
 _RELAY = """
 point = 0
