@@ -13,6 +13,7 @@ from django.db.models.sql.where import AND, WhereNode
 from sharded_orm import runtime
 from sharded_orm.exceptions import CrossShardRelation, RoutingError
 from sharded_orm.models.cached.queryset import CachedQuerySet
+from sharded_orm.models.moves.scatter import keys_left_out
 from sharded_orm.models.querysets.guesses import alias_of, guess_of
 from sharded_orm.models.querysets.route import (
     Route,
@@ -131,14 +132,13 @@ class RoutedQuerySet(CachedQuerySet[M]):
             if alias is not None:
                 return alias
         query_route, group = self._find_route(ordered=ordered)
-        if len(query_route.shards) == 1 and not query_route.by_values:
+        if len(query_route.shards) == 1 and not (
+            query_route.by_values and query_route.shards[0] in keys_left_out(group.name)
+        ):
             return query_route.aliases[0]
         if len(query_route.shards) > 1 and self._scatters:
             scattered.announce(self.model, query_route)
-        destinations = targets(options, group, self.query, query_route)
-        if len(destinations) == 1 and destinations[0].hidden is None:
-            return destinations[0].shard.alias
-        return destinations
+        return targets(options, group, self.query, query_route)
 
     def _check_colocation_on(self, alias: str, *, ordered: bool = True) -> None:
         """Raise :exc:`CrossShardRelation` unless the shard ``alias`` has all rows that the query
