@@ -83,6 +83,8 @@ for owner in range(1, 9):
     assert site.run("print(Photo.objects.scatter().exclude(country__code='FR').count())") == "0"
 
 
+# The time limit for locks is that of SQLite.
+@pytest.mark.parametrize("site", ["sqlite"], indirect=True)
 def test_a_copy_is_not_restored_while_its_row_is_being_deleted(site: Site) -> None:
     site.run(FRANCE)
     deleting = """
