@@ -113,6 +113,7 @@ ON_POSTGRESQL = (
     "tests/integration/migrate/engine/test_ends.py",
     "tests/integration/migrate/engine/test_features.py",
     "tests/integration/migrate/engine/test_schemas.py",
+    "tests/integration/objects/test_objects.py",
     "tests/integration/scatter/test_behaviour.py",
     "tests/queries/moves/test_fence.py",
     "tests/queries/test_cached_transactions.py",

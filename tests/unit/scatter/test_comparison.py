@@ -10,11 +10,11 @@ import pytest
 from sharded_orm.exceptions import ScatterNotSupported
 from sharded_orm.scatter.comparison import (
     Column,
+    ComparedText,
     MySQLComparison,
     OrderKey,
     PaddedText,
     SQLiteComparison,
-    Text,
 )
 
 PLAIN, TEXT = Column("t", "c", "plain"), Column("t", "c", "text")
@@ -32,10 +32,10 @@ def test_a_padded_text_goes_on_with_blanks() -> None:
 
 def test_texts_that_differ_beyond_the_reach_of_a_sort_are_refused() -> None:
     long = b"\x41" * 600
-    assert not Text(long) < Text(long)
-    assert Text(b"\x40" + long) < Text(long)
+    assert not ComparedText(long) < ComparedText(long)
+    assert ComparedText(b"\x40" + long) < ComparedText(long)
     with pytest.raises(ScatterNotSupported, match="Left"):
-        _ = Text(long + b"a") < Text(long + b"b")
+        _ = ComparedText(long + b"a") < ComparedText(long + b"b")
 
 
 @pytest.mark.parametrize("descending", [False, True])
