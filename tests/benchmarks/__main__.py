@@ -25,6 +25,7 @@ def subjects() -> dict[str, Subject]:
     from tests.benchmarks import (
         balance,
         connections,
+        entities,
         lookups,
         migrate,
         mirrors,
@@ -61,6 +62,7 @@ def subjects() -> dict[str, Subject]:
         "balance": balance.balance_plan,
         "recycling": session_recycling.session_recycling,
         "mirrors": mirrors.mirrors,
+        "entities": entities.entities,
         "two_phase": two_phase.two_phase_commit,
     }
 
@@ -70,6 +72,7 @@ NAMES = (
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
     "recycling",
     "mirrors",
+    "entities",
     "two_phase",
 )  # fmt: skip
 
