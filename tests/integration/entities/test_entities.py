@@ -10,7 +10,7 @@ def test_an_entity_is_stored_and_found_by_its_indexes(site_everywhere: Site) -> 
     out = site.run("""
 e = feed.put(entry(7, "https://example.org/", 5, title="Ünï", tags=["a", {"b": None}], slug="s"))
 again = feed.get(e.id)
-print(again == e, again.version, dict(again) == dict(e), again.added_id == e.added_id)
+print(again == feed.get(str(e.id)) == e, again.version, dict(again) == dict(e), again.added_id == e.added_id)
 print(titles(by_user.get_all(user_id=7)), titles(by_link.get_all(link="https://example.org/")))
 print(titles(by_slug.get_all(slug="s")), by_user.get_all(user_id=8).entities)
 again["user_id"] = 8
