@@ -243,8 +243,8 @@ class DataStore:
         :raises UniqueValueTaken: another entity has the values of a unique index.
 
         Costs one statement, and one for each index whose properties have changed, or two if the entity was
-        stored before. A unique index takes two more. Nothing is written if it raises. In a transaction that is rolled back, ``entity`` counts as stored all the
-        same: read it again.
+        stored before. A unique index takes two more. Nothing is written if it raises. In a transaction that
+        is rolled back, ``entity`` counts as stored all the same: read it again.
         """
         cleaned = clean(self.fields, entity)
         body = self._body(entity, cleaned)
@@ -426,16 +426,20 @@ class DataStore:
         """
         stored = {} if self.shard_on is None else {self.shard_on: key}
         alias = self._alias(id, stored)
-        rows = self._rows(id, stored)
+        rows = self._rows(id, stored).select_for_update().values_list(*self._names)
         with transaction.atomic(using=alias):
-            try:
-                # If a transaction that has inserted the entity is open, this waits for its end.
-                with transaction.atomic(using=alias):
-                    row = self._row(id, stored, version=0, body=b"", updated=timezone.now())
-                    row.save(force_insert=True)
-            except IntegrityError:
-                row = rows.select_for_update().values_list(*self._names).first()
-                yield self._entity(row) if row is not None and row[4] else None
-            else:
-                yield None
-                rows.delete()
+            row = rows.first() if connections[alias].features.has_select_for_update else None
+            if row is None:
+                # PostgreSQL does not see an entity that an open transaction has inserted, and SQLite has
+                # no locks of rows. An insert waits for such a transaction.
+                placeholder = self._row(id, stored, version=0, body=b"", updated=timezone.now())
+                try:
+                    with transaction.atomic(using=alias):
+                        placeholder.save(force_insert=True)
+                except IntegrityError:
+                    row = rows.first()
+                else:
+                    yield None
+                    self._rows(id, stored).delete()
+                    return
+            yield self._entity(row) if row is not None and row[4] else None
