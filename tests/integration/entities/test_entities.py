@@ -138,9 +138,9 @@ def test_what_cannot_be_read_as_it_was_written_is_refused(site: Site) -> None:
     assert out == "0"
 
 
-def test_a_body_above_the_packet_size_stores_nothing(site_everywhere: Site) -> None:
+def test_a_body_above_the_packet_size_stores_nothing(site: Site) -> None:
     """A server that takes no such packet is another matter than max_body."""
-    out = site_everywhere.run("""
+    out = site.run("""
 from django.db import Error
 feed.max_body = 10**9
 e = feed.put(Entity(user_id=1, text=random.randbytes(2_000_000).hex()))
