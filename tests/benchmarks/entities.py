@@ -63,6 +63,9 @@ from sharded_orm.contrib.entities import index_rows
 feed.indexes[:] = [by_user, by_link]
 # Each writer dies after its commit.
 index_rows.follow = lambda rows: None
+first = feed.put(Entity(user_id=0, title="tells that the cleaner works"))
+while not by_user.model.objects.filter(user_id=0, entity_id=first.id).exists():
+    time.sleep(0.1)
 lags, waiting, began, n = [], [], time.monotonic(), 0
 while n < {puts} or waiting:
     now = time.monotonic()
