@@ -25,6 +25,7 @@ def subjects() -> dict[str, Subject]:
     from tests.benchmarks import (
         balance,
         connections,
+        entities,
         lookups,
         migrate,
         mirrors,
@@ -62,6 +63,7 @@ def subjects() -> dict[str, Subject]:
         "balance": balance.balance_plan,
         "recycling": session_recycling.session_recycling,
         "mirrors": mirrors.mirrors,
+        "entities": entities.entities,
         "two_phase": two_phase.two_phase_commit,
         "objects": objects.objects,
     }
@@ -72,6 +74,7 @@ NAMES = (
     "tickets", "cache", "migrations", "topology", "moves", "beside_moves", "shard_moves", "balance",
     "recycling",
     "mirrors",
+    "entities",
     "two_phase",
     "objects",
 )  # fmt: skip

@@ -37,7 +37,7 @@ from sharded_orm.operations.runs.lease import Lease
 
 KIND = "entities clean"
 #: Entities that were marked less than so many seconds ago are left to their writers.
-MIN_AGE = 1.0
+MIN_AGE = 0.2
 #: Texts of problems that a report has at most.
 MAX_PROBLEMS = 100
 
@@ -66,7 +66,7 @@ class CleanReport:
     def take(self) -> CleanReport:
         """Return a copy, and begin anew."""
         report = replace(self)
-        self.__init__()  # type: ignore[misc]  # all fields have defaults
+        vars(self).update(vars(CleanReport()))
         return report
 
     def add_problem(self, text: str) -> None:
@@ -359,7 +359,7 @@ def leased(subject: str) -> Iterator[Lease]:
 
 
 class ContinuousCleaner:
-    """Cleans until it is stopped: marked entities each second or so, and the whole now and then.
+    """Cleans until it is stopped: marked entities each half a second or so, and the whole now and then.
 
     :param interval: seconds between two rounds.
     :param whole_every: seconds between the end of one pass over the whole and the next one.

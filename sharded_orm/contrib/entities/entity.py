@@ -8,6 +8,14 @@ from datetime import datetime
 from typing import Any
 
 
+def as_uuid(id: uuid.UUID | str) -> uuid.UUID:
+    """Return an id, which may be given as text.
+
+    :raises ValueError: it is no UUID.
+    """
+    return id if isinstance(id, uuid.UUID) else uuid.UUID(id)
+
+
 class Entity(dict[str, Any]):
     """A dict of properties, with the id and version under which a store has it.
 
@@ -30,11 +38,11 @@ class Entity(dict[str, Any]):
         properties: Mapping[str, Any] = {},  # it is only read
         /,
         *,
-        id: uuid.UUID | None = None,
+        id: uuid.UUID | str | None = None,
         **more: Any,
     ) -> None:
         super().__init__(properties, **more)
-        self.id: uuid.UUID = uuid.uuid4() if id is None else id
+        self.id: uuid.UUID = uuid.uuid4() if id is None else as_uuid(id)
         #: Ascends with each change. 0 until the entity is stored.
         self.version = 0
         #: When it was stored last.

@@ -27,7 +27,7 @@ DROPPED: Final = "dropped"
 """Nobody writes rows, and there may be any."""
 
 #: Seconds for which a process relies on a state that it has read.
-REMEMBERED: Final = 5.0
+REMEMBERED = 5.0
 _remembered: dict[str, tuple[str, float]] = {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sharded_orm.contrib.entities.properties import values_from_json, values_to_json
@@ -34,4 +35,9 @@ class PendingRows:
 
     def of(self, index: Index) -> set[tuple[Any, ...]]:
         """Return the values of the rows of ``index``."""
-        return {values_from_json(index.fields, plain) for plain in self._values.get(index.name, ())}
+        rows = set()
+        for plain in self._values.get(index.name, ()):
+            # If the index had other properties then, its table was another one.
+            with suppress(ValueError):
+                rows.add(values_from_json(index.fields, plain))
+        return rows

@@ -16,7 +16,7 @@ from django.utils.functional import cached_property
 
 import sharded_orm
 from sharded_orm.contrib.entities import index_rows, index_states, reservations
-from sharded_orm.contrib.entities.entity import Entity
+from sharded_orm.contrib.entities.entity import Entity, as_uuid
 from sharded_orm.contrib.entities.exceptions import (
     EntityChanged,
     EntityDamaged,
@@ -133,7 +133,7 @@ class DataStore:
 
     # ##### Reading #####
 
-    def get(self, id: UUID, **key: Any) -> Entity:
+    def get(self, id: UUID | str, **key: Any) -> Entity:
         """Return the entity with this id. One query.
 
         :param key: in a store with ``shard_on``, that property and its value.
@@ -141,6 +141,7 @@ class DataStore:
         :raises EntityDamaged: its stored body cannot be read.
         :raises ShardKeyRequired: ``key`` is not as it has to be.
         """
+        id = as_uuid(id)
         entity = self.load({id: self._key(id, key)}).get(id)
         if entity is None:
             raise self._not_found(id, key)
@@ -148,7 +149,7 @@ class DataStore:
             raise entity
         return entity
 
-    def get_many(self, ids: Iterable[UUID], **key: Any) -> dict[UUID, Entity]:
+    def get_many(self, ids: Iterable[UUID | str], **key: Any) -> dict[UUID, Entity]:
         """Return the entities with these ids. Those that the store does not have are left out.
 
         Costs a round trip to each node for 500 ids.
@@ -157,7 +158,7 @@ class DataStore:
         :raises EntityDamaged: the stored body of an entity cannot be read. Its attribute ``others`` has
             the entities that can.
         """
-        states = self.load({id: self._key(id, key) for id in ids})
+        states = self.load({id: self._key(id, key) for id in map(as_uuid, ids)})
         entities = {id: state for id, state in states.items() if isinstance(state, Entity)}
         for state in states.values():
             if isinstance(state, EntityDamaged):
@@ -242,8 +243,8 @@ class DataStore:
         :raises UniqueValueTaken: another entity has the values of a unique index.
 
         Costs one statement, and one for each index whose properties have changed, or two if the entity was
-        stored before. A unique index takes two more. Nothing is written if it raises. In a transaction that is rolled back, ``entity`` counts as stored all the
-        same: read it again.
+        stored before. A unique index takes two more. Nothing is written if it raises. In a transaction that
+        is rolled back, ``entity`` counts as stored all the same: read it again.
         """
         cleaned = clean(self.fields, entity)
         body = self._body(entity, cleaned)
@@ -361,7 +362,7 @@ class DataStore:
             )
 
     @contextmanager
-    def edit(self, id: UUID, **key: Any) -> Iterator[Entity]:
+    def edit(self, id: UUID | str, **key: Any) -> Iterator[Entity]:
         """A context manager: yields an entity to be changed, and puts it at the end.
 
         The row is locked meanwhile, so no update is lost, and none fails. If the block raises an
@@ -371,13 +372,13 @@ class DataStore:
         :raises EntityNotFound: the store has no such entity.
         :raises EntityDamaged: its stored body cannot be read.
         """
-        with self._locked(id, key) as (state, _):
+        with self._locked(as_uuid(id), key) as (state, _):
             if isinstance(state, EntityDamaged):
                 raise state
             yield state
             self.put(state)
 
-    def delete(self, id: UUID, **key: Any) -> None:
+    def delete(self, id: UUID | str, **key: Any) -> None:
         """Delete an entity, whatever its version is.
 
         Its row stays without its properties, until the cleaner has removed its index rows. An entity with a
@@ -386,7 +387,7 @@ class DataStore:
         :param key: in a store with ``shard_on``, that property and its value.
         :raises EntityNotFound: the store has no such entity.
         """
-        with self._locked(id, key) as (state, rows):
+        with self._locked(as_uuid(id), key) as (state, rows):
             stored = state._stored if isinstance(state, Entity) else {}
             with unbound():
                 version, text = rows.values_list("version", "pending").get()
@@ -425,16 +426,20 @@ class DataStore:
         """
         stored = {} if self.shard_on is None else {self.shard_on: key}
         alias = self._alias(id, stored)
-        rows = self._rows(id, stored)
+        rows = self._rows(id, stored).select_for_update().values_list(*self._names)
         with transaction.atomic(using=alias):
-            try:
-                # If a transaction that has inserted the entity is open, this waits for its end.
-                with transaction.atomic(using=alias):
-                    row = self._row(id, stored, version=0, body=b"", updated=timezone.now())
-                    row.save(force_insert=True)
-            except IntegrityError:
-                row = rows.select_for_update().values_list(*self._names).first()
-                yield self._entity(row) if row is not None and row[4] else None
-            else:
-                yield None
-                rows.delete()
+            row = rows.first() if connections[alias].features.has_select_for_update else None
+            if row is None:
+                # PostgreSQL does not see an entity that an open transaction has inserted, and SQLite has
+                # no locks of rows. An insert waits for such a transaction.
+                placeholder = self._row(id, stored, version=0, body=b"", updated=timezone.now())
+                try:
+                    with transaction.atomic(using=alias):
+                        placeholder.save(force_insert=True)
+                except IntegrityError:
+                    row = rows.first()
+                else:
+                    yield None
+                    self._rows(id, stored).delete()
+                    return
+            yield self._entity(row) if row is not None and row[4] else None

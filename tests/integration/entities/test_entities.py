@@ -10,7 +10,7 @@ def test_an_entity_is_stored_and_found_by_its_indexes(site_everywhere: Site) -> 
     out = site.run("""
 e = feed.put(entry(7, "https://example.org/", 5, title="Ünï", tags=["a", {"b": None}], slug="s"))
 again = feed.get(e.id)
-print(again == e, again.version, dict(again) == dict(e), again.added_id == e.added_id)
+print(again == feed.get(str(e.id)) == e, again.version, dict(again) == dict(e), again.added_id == e.added_id)
 print(titles(by_user.get_all(user_id=7)), titles(by_link.get_all(link="https://example.org/")))
 print(titles(by_slug.get_all(slug="s")), by_user.get_all(user_id=8).entities)
 again["user_id"] = 8
@@ -138,21 +138,13 @@ def test_what_cannot_be_read_as_it_was_written_is_refused(site: Site) -> None:
     assert out == "0"
 
 
-def test_a_body_above_the_packet_size_stores_nothing(site_everywhere: Site) -> None:
-    """A server that takes no such packet is another matter than max_body."""
-    out = site_everywhere.run("""
-from django.db import Error
-feed.max_body = 10**9
+def test_a_large_body_is_stored_if_the_store_allows_it(site: Site) -> None:
+    out = site.run("""
+feed.max_body = 10**7
 e = feed.put(Entity(user_id=1, text=random.randbytes(2_000_000).hex()))
 print(len(feed.get(e.id)["text"]), len(by_user.get_all(user_id=1)))
-if connections["accounts_00000"].vendor == "mysql":
-    try:
-        feed.put(Entity(user_id=1, text=random.randbytes(40_000_000).hex()))
-    except Error:
-        pass
-print(len(by_user.get_all(user_id=1)), feed.model.objects.scatter().count())
 """)
-    assert out.splitlines() == ["4000000 1", "1 1"]
+    assert out == "4000000 1"
 
 
 def test_a_unique_value_has_one_owner(site_everywhere: Site) -> None:

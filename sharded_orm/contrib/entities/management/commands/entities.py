@@ -44,9 +44,9 @@ class CleanEntities(Action):
         parser.add_argument(
             "--interval",
             type=float,
-            default=1.0,
+            default=0.5,
             metavar="SECONDS",
-            help="Time between two looks for marked entities. Default: 1.",
+            help="Time between two looks for marked entities. Default: half a second.",
         )
         parser.add_argument(
             "--whole-every",

@@ -1,0 +1,123 @@
+"""Times puts of entities with two indexes, and the cleaner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.benchmarks.report import Line, at_most
+from tests.benchmarks.site import Site, new_prefix
+from tests.benchmarks.timing import Rounds, summary
+from tests.services import mariadb
+
+#: What the issue asks for: a put, entities per second of a cleaner, seconds until a lost index row is there.
+PUT, CLEANED, LAG = 1.3, 5000, 1.0
+CALLS, ENTITIES, PUTS_PER_SECOND = 20, 20_000, 500
+
+_PROGRAM = """
+import json, time
+from sharded_orm.contrib.entities import cleaner, index_rows
+feed.indexes[:] = [by_user, by_link]
+numbers = iter(range(10**9))
+
+def put():
+    n = next(numbers)
+    return feed.put(Entity(user_id=n % 97, link=f"https://example.org/{{n % 89}}", published=moment(n), title="a title of some length"))
+
+def by_hand():
+    n, id = next(numbers), uuid.uuid4()
+    body = b'{{"user_id": 1, "title": "a title of some length"}}'
+    feed.model(id=id, updated=moment(n), version=1, body=body).save(force_insert=True)
+    by_user.model(user_id=n % 97, entity_id=id, version=1).save(force_insert=True)
+    by_link.model(link=f"https://example.org/{{n % 89}}", published=moment(n), entity_id=id, version=1).save(force_insert=True)
+
+def seconds(work):
+    began = time.perf_counter()
+    for _ in range({calls}):
+        work()
+    return (time.perf_counter() - began) / {calls}
+
+seconds(put), seconds(by_hand)
+result = {{"put": [(seconds(put), seconds(by_hand)) for _ in range({rounds})]}}
+feed.model.objects.scatter().delete()
+follow, index_rows.follow = index_rows.follow, lambda rows: None
+for _ in range({entities}):
+    put()
+def cleaned():
+    report = cleaner.CleanReport()
+    began = time.perf_counter()
+    cleaner.clean_marked(report, min_age=0)
+    assert report.settled >= {entities} and not report.failed, report
+    return report.settled / (time.perf_counter() - began)
+result["written"] = cleaned()
+from sharded_orm.database_clock import DatabaseClock
+feed.model.objects.scatter().update(marked_at=DatabaseClock())
+result["cleaned"] = cleaned()
+print(json.dumps(result))
+"""
+_LAG = """
+import json, time
+from sharded_orm.contrib.entities import index_rows
+feed.indexes[:] = [by_user, by_link]
+# Each writer dies after its commit.
+index_rows.follow = lambda rows: None
+first = feed.put(Entity(user_id=0, title="tells that the cleaner works"))
+while not by_user.model.objects.filter(user_id=0, entity_id=first.id).exists():
+    time.sleep(0.1)
+lags, waiting, began, n = [], [], time.monotonic(), 0
+while n < {puts} or waiting:
+    now = time.monotonic()
+    if n < {puts} and now >= began + n / {rate}:
+        n += 1
+        e = feed.put(Entity(user_id=n, title="a title of some length"))
+        if n % 50 == 0:
+            waiting.append((e.id, n, time.monotonic()))
+    elif waiting:
+        id, user, since = waiting[0]
+        if by_user.model.objects.filter(user_id=user, entity_id=id).exists():
+            lags.append(time.monotonic() - since)
+            waiting.pop(0)
+print(json.dumps([sorted(lags), n / (time.monotonic() - began)]))
+"""
+
+
+def entities(site: Site, rounds: Rounds) -> Iterator[Line]:
+    """Put entities whose index rows are on two servers, and clean them. Each commit is flushed."""
+    from tests.integration.entities.site import Site as EntitySite
+
+    durable = {"innodb_flush_log_at_trx_commit": "1", "innodb_doublewrite": "1"}
+    with mariadb.servers(2, **durable) as servers, TemporaryDirectory() as folder:
+        nodes = [server.address.django() for server in servers]
+        own = EntitySite(Path(folder), nodes, f"{new_prefix()}_", "mysql")
+        own.prepare()
+        count = rounds.of(ENTITIES)
+        program = _PROGRAM.format(calls=CALLS, rounds=rounds.count, entities=count)
+        result = json.loads(own.run(program))
+        cleaner = own.start("manage.py", "entities", "clean", "-v", "0")
+        try:
+            puts = rounds.of(20) * PUTS_PER_SECOND
+            lags, rate = json.loads(own.run(_LAG.format(puts=puts, rate=PUTS_PER_SECOND)))
+        finally:
+            cleaner.kill()
+    yield at_most(
+        PUT,
+        "put an entity with two indexes",
+        "three plain inserts on the same shards",
+        summary(result["put"]),
+    )
+    for name, what in (
+        ("cleaned", "the cleaner: marked entities/s, all index rows there"),
+        ("written", "the same, all index rows missing"),
+    ):
+        speed = result[name]
+        yield Line(what, "", f"{speed:,.0f}", f">= {CLEANED:,}", speed >= CLEANED)
+    lag = lags[int(len(lags) * 0.99) - 1]
+    yield Line(
+        f"a lost index row is there again, at {rate:,.0f} puts/s: p99 in s",
+        "",
+        f"{lag:.2f}",
+        f"<= {LAG}",
+        lag <= LAG,
+    )
