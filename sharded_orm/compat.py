@@ -63,17 +63,20 @@ def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
     return queryset
 
 
-def set_fetch_mode(instances: Iterable[Any], queryset: Any) -> None:
+def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> None:
     """Give ``instances`` the fetch mode of ``queryset``, which has read them together.
 
     Like Django, make them peers of each other if the mode needs that.
+
+    :param is_set: whether :func:`from_db` has made the instances, which sets their mode.
     """
     if not _HAS_FETCH_MODES:
         return
     mode = queryset._fetch_mode
     peers: list[Any] = []
     for instance in instances:
-        instance._state.fetch_mode = mode
+        if not is_set:
+            instance._state.fetch_mode = mode
         if mode.track_peers:
             peers.append(ref(instance))
             instance._state.peers = peers

@@ -31,6 +31,7 @@ from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED
 from tests.queries.twins import World, comparable_value, rolled_back
 from tests.relatives.sharded.models import Agent, Item, Label
+from tests.specimens.models import Specimen
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
 
@@ -297,6 +298,41 @@ def test_an_override_in_a_project_is_called(items: World) -> None:
         assert Chosen(Item).get(owner_id=ONE, pk=101).pk == 101
         with pytest.raises(Item.DoesNotExist):
             Chosen(Item).get(owner_id=ONE, pk=104)
+
+
+class Starred(QuerySet[Any]):
+    """A mixin of a project that stands behind the library's class."""
+
+    def filter(self, *args: Any, **kwargs: Any) -> Any:
+        return super().filter(*args, **{**kwargs, "stars": 1})
+
+
+class StarredItems(ShardedQuerySet[Any], Starred):
+    pass
+
+
+def test_an_override_behind_the_library_is_called(items: World) -> None:
+    for _ in range(4):
+        assert {row.pk for row in StarredItems(Item).filter(owner_id=ONE)} == {101, 105}
+
+
+class Wrapped(ShardedQuerySet[Any]):
+    def first(self) -> Any:
+        return [super().first()]
+
+
+def test_first_is_called_once_and_orders_as_django(items: World) -> None:
+    for _ in range(4):
+        assert [row.pk for row in Wrapped(Item).filter(owner_id=TWO).first()] == [102]
+        with without_plans():
+            expected = outcome(lambda: Item.objects.filter(owner_id=TWO).order_by().first())
+        assert outcome(lambda: Item.objects.filter(owner_id=TWO).order_by().first()) == expected
+
+
+def test_values_of_an_example_that_a_field_does_not_take() -> None:
+    for _ in range(4):
+        assert not list(Specimen.objects.filter(owner=ONE, address="10.0.0.1"))
+        assert not Specimen.objects.filter(owner=ONE, address="10.0.0.1").exists()
 
 
 def test_a_lookup_that_a_project_registers_is_used(items: World) -> None:

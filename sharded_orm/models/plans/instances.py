@@ -61,20 +61,23 @@ class InstanceLoader:
         :param queryset: the queryset that reads the instances. They get the fetch mode of this
             queryset.
         """
-        instances = self._instances(values, queryset)
-        compat.set_fetch_mode(instances, queryset)
-        return instances
-
-    def _instances(self, values: Sequence[Row], queryset: Any) -> list[Any]:
-        model, alias, names = self._model, self._alias, self._names
         # ``receivers`` is checked first, because has_listeners() is slow, and few projects have
         # receivers of these signals.
-        if not self._is_plain or (
+        model = self._model
+        is_plain = self._is_plain and not (
             (pre_init.receivers or post_init.receivers)
             and (pre_init.has_listeners(model) or post_init.has_listeners(model))
-        ):
-            from_db = compat.from_db(model, queryset)
-            return [from_db(alias, names, list(row)) for row in values]
+        )
+        instances = self._plain(values) if is_plain else self._from_db(values, queryset)
+        compat.set_fetch_mode(instances, queryset, is_set=not is_plain)
+        return instances
+
+    def _from_db(self, values: Sequence[Row], queryset: Any) -> list[Any]:
+        from_db = compat.from_db(self._model, queryset)
+        return [from_db(self._alias, list(self._names), list(row)) for row in values]
+
+    def _plain(self, values: Sequence[Row]) -> list[Any]:
+        model, alias, names = self._model, self._alias, self._names
         # For a plain model, this does what from_db and Model.__init__ do, in a fifth of the time.
         instances = []
         new = object.__new__

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import GeneratedField, GenericIPAddressField, JSONField, Q
 from django.db.models.constants import LOOKUP_SEP
 
-from sharded_orm.models.plans.plan import Plan
+from sharded_orm.models.plans.plan import MODULES_OF_LOOKUPS, Plan
 from sharded_orm.models.sharding.options import ShardOptions
 from sharded_orm.models.sharding.query import own_columns
 
@@ -103,6 +103,10 @@ class Shape:
         #: The kinds of reads that Django has done. The second one makes the plan, because many
         #: shapes are read only once.
         self.seen: set[str] = set()
+
+    def __str__(self) -> str:
+        names = [f"{part.field.name}__{part.lookup}" for part in self.conditions]
+        return f"{self.options.model.__name__} by {names} in the order {self.ordering}"
 
 
 class Recording(NamedTuple):
@@ -215,6 +219,10 @@ def _condition(options: ShardOptions, name: str, value: Any) -> Condition | None
     target = field.target_field if field.is_relation else field
     if not all(type(part).__module__.startswith(_MODULES_OF_FIELDS) for part in (field, target)):
         return None
+    if isinstance(target, GeneratedField | JSONField | GenericIPAddressField):
+        return None  # The database's types depend on the value, or other fields prepare it.
+    if field.get_lookup(lookup).__module__ not in MODULES_OF_LOOKUPS:
+        return None  # A lookup of the project may refuse values.
     # The same condition as in sharded_orm.models.querysets.route.plain_key().
     names_shard = field is options.key or (
         field.column in options.columns and options.names_shard(field)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self, overload
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from django.apps import apps
 from django.db import connections
@@ -19,12 +20,12 @@ from django.db.models.query import MAX_GET_RESULTS, ModelIterable, QuerySet
 
 from sharded_orm import runtime
 from sharded_orm.backends import text_keys
-from sharded_orm.models.cached.lookup_plan import plan_of
+from sharded_orm.models.cached.cached_model import declares_cache
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS, Plan, compile_plan
 from sharded_orm.models.plans.shapes import Recording, Shape, logger
 from sharded_orm.models.querysets.bound import BoundKeyQuerySet
-from sharded_orm.models.querysets.route import plain_key
+from sharded_orm.models.querysets.route import PLAIN_KEYS, plain_key
 from sharded_orm.models.sharding.bound_key import is_any_bound
 from sharded_orm.models.sharding.options import shard_options
 from sharded_orm.models.sharding.query import ShardedQuery
@@ -32,6 +33,7 @@ from sharded_orm.models.sharding.type_variables import M
 
 # Stands for the query of a queryset on which the recorded calls have not been made yet.
 _UNBUILT: Any = object()
+_build_lock = RLock()
 
 # The attributes that QuerySet._clone() and those of this package copy or set.
 _COPIED = frozenset(QuerySet().__dict__) | {
@@ -90,15 +92,16 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
 
     def _end_recording(self) -> None:
         """Make the recorded calls on an ordinary query."""
-        recording = self._recording
-        if recording is None:
+        if self._recording is None:
             return
-        if self._query is _UNBUILT:
-            query = ShardedQuery(self.model)
-            recording.replay(query)
-            # Set the query first: another thread may use this queryset at the same time.
-            self._query = query
-        self._recording = None
+        # Another thread may use this queryset at the same time. Both must get the same query.
+        with _build_lock:
+            recording = self._recording
+            if recording is not None and self._query is _UNBUILT:
+                query = ShardedQuery(self.model)
+                recording.replay(query)
+                self._query = query
+            self._recording = None
 
     def _filter_or_exclude_inplace(self, negate: bool, args: Any, kwargs: Any) -> None:
         # Overrides QuerySet._filter_or_exclude_inplace(), which changes ``_query``.
@@ -120,7 +123,9 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             recording is None
             or self._db is not None
             or self._hints
+            or self._known_related_objects
             or self._iterable_class is not ModelIterable
+            or not getattr(self, "_cloning_enabled", True)  # of Django 6.1
             or self._sticky_filter  # type: ignore[attr-defined]  # not in the stubs
             or self._defer_next_filter  # type: ignore[attr-defined]  # not in the stubs
             or self._deferred_filter is not None  # type: ignore[attr-defined]  # not in the stubs
@@ -213,16 +218,20 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         return self._only_row(self._read(GET, selected, (0, MAX_GET_RESULTS), matching._matches))
 
     def first(self) -> M | None:
-        if self._recording is not None and not self.ordered:
-            # As QuerySet.first(), without looking at the query.
-            return self.order_by("pk").first()
-        return super().first()
+        recording = self._recording
+        if recording is None or recording.shape.ordering is not None or self.ordered:
+            return super().first()
+        # As QuerySet.first(), without looking at the query.
+        for row in self.order_by("pk")[:1]:
+            return row
+        return None
 
     @property
     def ordered(self) -> bool:
-        if self._recording is None:
+        recording = self._recording
+        if recording is None:
             return super().ordered
-        ordering = self._recording.shape.ordering
+        ordering = recording.shape.ordering
         return bool(self.model._meta.ordering if ordering is None else ordering)
 
     def exists(self) -> bool:
@@ -257,6 +266,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
         ):
             return read_by_django()
         key = recording.values[shape.shard_at]
+        if type(key) not in PLAIN_KEYS:
+            return read_by_django()
         alias: str | None = None
 
         def read_by_plan() -> Any:
@@ -274,7 +285,8 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             if parameters is None:
                 return _UNKNOWN
             # As the compiler does before each statement, see ReadMixin.
-            text_keys.check(connection, (shard,), plan.tables)
+            if (own := getattr(connection, "shard", None)) is not None:
+                text_keys.check(connection, (own,), plan.tables)
             if kind in (ROWS, GET):
                 return plan.rows(parameters, connection, self, limits)
             return plan.scalar(parameters, connection, limits)
@@ -294,30 +306,36 @@ def _learn(kind: str, recording: Recording, connection: Any) -> None:
     """Make a plan of a recorded query that Django has run on ``connection``."""
     shape = recording.shape
     plan: Plan | None = None
-    example = recording.example()
-    if example is not None:
-        assert shape.shard_at is not None
-        query = ShardedQuery(shape.options.model)
-        example.replay(query)
-        if plain_key(shape.options, query, ordered=kind == ROWS) == example.values[shape.shard_at]:
-            plan = compile_plan(kind, query, shape.conditions, example.values, connection)
-    logger.debug(
-        "%s of %s by %s is %s",
-        kind,
-        shape.options.model.__name__,
-        recording.filters,
-        "left to Django" if plan is None else "planned",
-    )
+    try:
+        plan = _plan_of_example(kind, recording, connection)
+    except Exception:
+        # A field or the backend does not take the values of the example. The read itself was done.
+        logger.debug("%s has no plan", shape, exc_info=True)
+    logger.debug("%s of %s: %s", kind, shape, "left to Django" if plan is None else "planned")
     shape.plans[kind] = plan
+
+
+def _plan_of_example(kind: str, recording: Recording, connection: Any) -> Plan | None:
+    shape, example = recording.shape, recording.example()
+    if example is None:
+        return None
+    assert shape.shard_at is not None
+    query = ShardedQuery(shape.options.model)
+    example.replay(query)
+    if plain_key(shape.options, query, ordered=kind == ROWS) != example.values[shape.shard_at]:
+        return None
+    return compile_plan(kind, query, shape.conditions, example.values, connection)
 
 
 # The methods that a read by a plan does not call. If a project overrides one of them, its
 # querysets are not recorded.
 _SKIPPED = (
-    "__init__", "__iter__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
+    "__init__", "__iter__", "__new__", "_chain", "_clone", "_fetch_all", "_filter_or_exclude",
     "_filter_or_exclude_inplace", "db", "filter", "query",
 )  # fmt: skip
 _new_recordings: dict[tuple[Any, Any], Recording | None] = {}
+# The routing strategies say which ids name a shard.
+runtime.on_reset(_new_recordings.clear)
 
 
 def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
@@ -326,21 +344,36 @@ def _new_recording(queryset_class: Any, model: Any) -> Recording | None:
         return _new_recordings[queryset_class, model]
     except KeyError:
         pass
-    if model is None or model._meta.apps is not apps:
-        return None  # A historical model. Keep nothing: it must be possible to delete its class.
+    if model is None or model._meta.apps is not apps or not apps.models_ready:
+        # A historical model must not be kept: it must be possible to delete its class.
+        return None
     options = shard_options(model)
     recording = None
     if (
         options is not None
         and options.key is not None
-        and plan_of(model) is None
-        and all(_is_own(getattr(queryset_class, name)) for name in _SKIPPED)
+        and not declares_cache(model)
+        and _skips_nothing(queryset_class)
     ):
         recording = Recording(Shape(options))
     _new_recordings[queryset_class, model] = recording
     return recording
 
 
-def _is_own(member: Any) -> bool:
+def _skips_nothing(queryset_class: Any) -> bool:
+    """Whether each definition of the methods in :data:`_SKIPPED` is Django's or this package's.
+
+    A class that stands behind this package's classes in the order of bases counts, too.
+    """
+    return all(
+        _module_of(vars(base)[name]).startswith(("django.db.models.", "sharded_orm.models."))
+        for base in queryset_class.__mro__
+        if base not in (object, Generic)
+        for name in _SKIPPED
+        if name in vars(base)
+    )
+
+
+def _module_of(member: Any) -> str:
     function = member.fget if isinstance(member, property) else member
-    return function.__module__.startswith(("django.db.models.", "sharded_orm.models."))
+    return str(getattr(function, "__module__", ""))

@@ -50,7 +50,7 @@ class WritingQuerySet(BulkWritingQuerySet[M]):
             self._for_write = True
             obj: M = self.model(**kwargs)
             obj.save(force_insert=True, using=self._db)
-            compat.set_fetch_mode([obj], self)
+            compat.set_fetch_mode([obj], self, is_set=False)
             return obj
         return super().create(**kwargs)
 
