@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,16 @@ def certificate(tmp_path: Path) -> Path:
     return made
 
 
+def _shake_hands(port: int, certificate: Path) -> None:
+    """Wait for a first handshake: the server loads its classes, longer than kazoo waits."""
+    context = ssl.create_default_context(cafile=str(certificate))
+    with (
+        socket.create_connection((HOST, port), timeout=PATIENCE) as plain,
+        context.wrap_socket(plain, server_hostname="localhost"),
+    ):
+        pass
+
+
 def test_a_server_is_believed_by_its_certificate(
     tmp_path: Path, sqlite_nodes: dict[str, dict[str, Any]], certificate: Path
 ) -> None:
@@ -51,6 +63,7 @@ def test_a_server_is_believed_by_its_certificate(
     except ServiceMissing as exc:
         service_missing(exc)
     with server:
+        _shake_hands(port, certificate)
         known: dict[str, Any] = {"use_ssl": True, "ca": str(certificate), "check_hostname": True}
         site = site_with_zookeeper(tmp_path, sqlite_nodes, f"localhost:{port}", CLIENT=known)
         site.push(document(1))
