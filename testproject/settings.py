@@ -47,7 +47,6 @@ INSTALLED_APPS = [
     "testproject.movielens",
     "testproject.panel",
     "sharded_orm",
-    "sharded_orm.contrib.lookups",
     "sharded_orm.contrib.mirrors",
     "django.contrib.admin",
     "django.contrib.auth",

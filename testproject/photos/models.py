@@ -10,8 +10,7 @@ from django.db import models
 from django.urls import reverse
 from django.utils.timezone import now
 
-from sharded_orm import ShardedModel, TicketField
-from sharded_orm.contrib.lookups import Lookup
+from sharded_orm import GlobalModel, ShardedModel, TicketField
 from testproject.photos import words
 from testproject.photos.scenes import scene
 
@@ -75,8 +74,6 @@ class Photo(Owned):
     class ShardMeta(Owned.ShardMeta):
         # A new photo leaves the lists of the user's other albums valid.
         isolate_key = "album"
-        # Old addresses, and those of pictures, do not name the user (Yupoo, Y7).
-        lookups = [Lookup("photo_id", unique=True)]
 
     def __str__(self) -> str:
         return self.title
@@ -169,3 +166,16 @@ class WrittenComment(ShardedModel):
     def description(self) -> str:
         """A description of the photo's picture in words."""
         return scene(self.photo_id).description
+
+
+class PhotoOwner(GlobalModel):
+    """Photo id → user, for addresses that do not name the user (Yupoo, Y7)."""
+
+    photo_id = models.BigIntegerField(primary_key=True)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+
+    class ShardMeta:
+        cache = True
+
+    def __str__(self) -> str:
+        return f"photo {self.photo_id}"
