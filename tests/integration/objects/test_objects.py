@@ -8,6 +8,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core import serializers
 from django.db import IntegrityError, connections, transaction
+from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -140,6 +141,23 @@ def test_a_version_that_was_rolled_back_is_no_other_version_with_its_number() ->
     late.save()
     read = Pin.objects.get(pin.pk)
     assert (read.link, read.note, read.version) == ("https://example.org/", "again", 4)
+
+
+def test_a_receiver_of_post_save_may_save_again() -> None:
+    def again(sender: Any, instance: Any, **kwargs: Any) -> None:
+        if instance.note != "again":
+            instance.note = "again"
+            instance.save()
+
+    post_save.connect(again, sender=Pin)
+    try:
+        pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+        with pin.edit():
+            pin.note = "b"
+    finally:
+        post_save.disconnect(again, sender=Pin)
+    read = Pin.objects.get(pin.pk)
+    assert (read.note, read.version, pin.version) == ("again", 4, 4)
 
 
 def test_save_of_no_fields_saves_and_forgets_nothing() -> None:
