@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from django.db import models
+from django.db.models import signals
 
 from sharded_orm.contrib.objects.exceptions import BodyTooLarge, DamagedObject, InvalidValue
 from sharded_orm.models.sharding.options import describe
+
+# NUL in a JSON text, and not a backslash in front of the text u0000.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class BodyColumn(models.JSONField):
@@ -24,7 +29,10 @@ class BodyColumn(models.JSONField):
         return name, "django.db.models.JSONField", args, kwargs
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
-        prepare_body(model_instance, add)
+        # save() has prepared the body already, but receivers of the signal may have changed it since.
+        prepared = "_prepared" in model_instance.__dict__
+        if not prepared or signals.pre_save.has_listeners(type(model_instance)):
+            prepare_body(model_instance, add)
         return model_instance.data
 
 
@@ -59,15 +67,20 @@ def body_of(instance: Any) -> dict[str, Any]:
 
 def _check_size(instance: Any, body: dict[str, Any], limit: int) -> None:
     try:
-        size = len(json.dumps(body, allow_nan=False))
+        text = json.dumps(body, allow_nan=False)
+        # PostgreSQL stores neither of them, so no database does.
+        if "\\ud" in text:
+            json.dumps(body, ensure_ascii=False).encode()
+        if "\\u0000" in text and _NUL.search(text):
+            raise ValueError("it has the character NUL")
     except (TypeError, ValueError) as exc:
         raise InvalidValue(
             f"The body of {describe(instance)} cannot be stored as JSON: {exc}. Use values that JSON"
-            " knows in fields.JSON, and finite numbers."
+            " knows in fields.JSON, finite numbers, and text without NUL and lone surrogates."
         ) from exc
-    if size > limit:
+    if len(text) > limit:
         raise BodyTooLarge(
-            f"The body of {describe(instance)} has {size!r} bytes, and ObjectMeta.max_body is"
+            f"The body of {describe(instance)} has {len(text)!r} bytes, and ObjectMeta.max_body is"
             f" {limit!r}. Store large values elsewhere, or raise the limit: below the largest packet of"
             " the servers, and knowing that the cache stores no value above 1 MB."
         )

@@ -17,7 +17,7 @@ class InvalidObjectType(ObjectError, ImproperlyConfigured):
 
 
 class InvalidValue(ObjectError, ValidationError):
-    """A value cannot be stored in the body of an object. Nothing was written."""
+    """A value cannot be stored. Nothing was written."""
 
 
 class BodyTooLarge(ObjectError, DataError):

@@ -6,6 +6,7 @@ Their arguments are Django's: ``null``, ``default``, ``max_length``, ``choices``
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from inspect import getattr_static
 from types import SimpleNamespace
@@ -33,6 +34,9 @@ else:
 
 # What JSON has by itself. Other values are stored as the text that value_to_string() makes of them.
 _OF_JSON = (str, int, float, dict, list, type(None))
+# What can be changed in place, without an assignment to the attribute of the object.
+_MUTABLE = (dict, list)
+_NOTHING = object()
 # Arguments of Django's fields about columns and indexes, which a field in a body does not have.
 _OF_COLUMNS = (
     "primary_key", "unique", "db_index", "db_column", "db_default", "db_collation",
@@ -91,14 +95,15 @@ class BodyField(_FieldBase):
         :raises DamagedObject: the body, or the value in it, cannot be read.
         """
         body = body_of(instance)
-        for name in (self.name, *self.was):
-            if name in body:
-                return self._from_json(instance, body[name])
+        stored = self._stored(body)
+        if stored is not _NOTHING:
+            self._watch(instance, stored)
+            return self._from_json(instance, stored)
         value = self.get_default()
         if self.has_default() and callable(self.default):
             # The next call may give another value, and a list or dict may be changed in place.
             body[self.name] = self.to_json(value)
-            return self._from_json(instance, body[self.name])
+            return self.read(instance)
         return value
 
     def write(self, instance: Any, value: Any) -> None:
@@ -108,14 +113,27 @@ class BodyField(_FieldBase):
         """
         stored = self.to_json(value)
         body = body_of(instance)
-        if (
-            self.name in body
-            and body[self.name] == stored
-            and type(body[self.name]) is type(stored)
-        ):
-            return
+        if not _is_same(body.get(self.name, _NOTHING), stored):
+            instance.__dict__.setdefault("_assigned", set()).add(self.name)
         body[self.name] = stored
-        instance.__dict__.setdefault("_assigned", set()).add(self.name)
+        self._watch(instance, stored)
+
+    def is_changed(self, instance: Any) -> bool:
+        """Return whether the value was assigned, or changed in place, since it was read or saved."""
+        if self.name in instance.__dict__.get("_assigned", ()):
+            return True
+        seen = instance.__dict__.get("_seen", {})
+        return self.name in seen and seen[self.name] != _text(self._stored(body_of(instance)))
+
+    def _stored(self, body: dict[str, Any]) -> Any:
+        return next((body[name] for name in (self.name, *self.was) if name in body), _NOTHING)
+
+    def _watch(self, instance: Any, stored: Any) -> None:
+        """Remember a value that the caller may change in place."""
+        if isinstance(stored, _MUTABLE):
+            seen = instance.__dict__.setdefault("_seen", {})
+            if self.name not in seen:
+                seen[self.name] = _text(stored)
 
     def to_json(self, value: Any) -> Any:
         """Return ``value`` as the body has it.
@@ -131,7 +149,7 @@ class BodyField(_FieldBase):
             )
         try:
             prepared = self.get_prep_value(self.to_python(value))
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, ArithmeticError) as exc:
             raise InvalidValue(
                 f"{value!r} is no value of {self.model.__name__}.{self.name}: {exc}."
             ) from exc
@@ -144,7 +162,7 @@ class BodyField(_FieldBase):
             return None
         try:
             return self.to_python(stored)
-        except (ValidationError, TypeError, ValueError) as exc:
+        except (ValidationError, TypeError, ValueError, ArithmeticError) as exc:
             raise DamagedObject(
                 f"{describe(instance)} on {instance._state.db!r} has {stored!r} for {self.name!r}, which"
                 f" is no value of {type(self).__name__}. Assign a value and save, or correct the body."
@@ -153,7 +171,7 @@ class BodyField(_FieldBase):
     def prepare(self, instance: Any, add: bool) -> None:
         """Make the value of an object ready to be stored.
 
-        Checked are all values of a new object, and otherwise those that were assigned: an object from
+        Checked are all values of a new object, and otherwise those that have changed: an object from
         before a validator existed can still be saved.
 
         :raises InvalidValue: the value is missing, or a validator refuses it.
@@ -167,7 +185,7 @@ class BodyField(_FieldBase):
                 body.setdefault(self.name, former)
         if add and self.name not in body:
             body[self.name] = self.to_json(self.get_default())
-        if not add and self.name not in instance.__dict__.get("_assigned", ()):
+        if not add and not self.is_changed(instance):
             return
         value = self._from_json(instance, body[self.name])
         try:
@@ -177,6 +195,34 @@ class BodyField(_FieldBase):
                 self.run_validators(value)
         except ValidationError as exc:
             raise InvalidValue({self.name: exc.error_list}) from exc
+
+
+def _is_same(present: Any, stored: Any) -> bool:
+    if isinstance(stored, _MUTABLE):
+        return _text(present) == _text(stored)
+    return type(present) is type(stored) and bool(present == stored)
+
+
+def _text(value: Any) -> str | None:
+    # Not ==, for which [1] and [True] are the same.
+    try:
+        return json.dumps(value, default=repr)
+    except (TypeError, ValueError):
+        return None  # It cannot be stored; save() says so.
+
+
+def values_were_read(instance: Any) -> None:
+    """Note that the values of an object are those of the database."""
+    instance.__dict__.pop("_assigned", None)
+    instance.__dict__.pop("_seen", None)
+
+
+def values_were_saved(instance: Any) -> None:
+    """Note the same after a write. The caller may still have lists and dicts of the body."""
+    instance.__dict__.pop("_assigned", None)
+    if seen := instance.__dict__.get("_seen"):
+        body = body_of(instance)
+        instance.__dict__["_seen"] = {name: _text(body.get(name)) for name in seen}
 
 
 class BodyAttribute:

@@ -10,7 +10,12 @@ from django.apps import apps
 from django.db import models
 
 from sharded_orm.contrib.objects.exceptions import InvalidObjectType
-from sharded_orm.contrib.objects.mapping_manager import MappingManager, entry_id, sides_changed
+from sharded_orm.contrib.objects.mapping_manager import (
+    MappingManager,
+    check_entry,
+    entry_id,
+    sides_changed,
+)
 from sharded_orm.contrib.objects.options import read_meta
 from sharded_orm.models.base import ShardedModel, ShardedModelBase
 
@@ -54,10 +59,21 @@ class MappingBase(ShardedModelBase):
         if not getattr(meta, "abstract", False) and not getattr(meta, "proxy", False):
             base: Any = next((each for each in bases if isinstance(each, MappingBase)), None)
             attrs["ShardMeta"] = type("ShardMeta", (), base._shard_meta(name, attrs))
+        if meta is not None and not getattr(meta, "proxy", False):
+            attrs["Meta"] = _with_paging_index(meta, bases)
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         if not cls._meta.abstract:
             cls._sides = cls._make_sides()
         return cls
+
+
+def _with_paging_index(meta: Any, bases: tuple[type, ...]) -> Any:
+    """Return ``class Meta`` with the index of the pages, which one of its own does not inherit."""
+    paging = next((base._paging for base in bases if hasattr(base, "_paging")), None)
+    indexes = tuple(getattr(meta, "indexes", ()))
+    if paging is None or any(index.fields == paging for index in indexes):
+        return meta
+    return type("Meta", (meta,), {"indexes": (*indexes, models.Index(fields=paging))})
 
 
 class MappingEntry(ShardedModel, metaclass=MappingBase):
@@ -110,6 +126,8 @@ class Mapping(MappingEntry):
     source: ClassVar[Any]
     target: ClassVar[Any]
 
+    _paging: ClassVar[list[str]] = ["source_id", "sequence", "target_id"]
+
     class Meta:
         abstract = True
         indexes = (models.Index(fields=["source_id", "sequence", "target_id"]),)
@@ -129,6 +147,7 @@ class Mapping(MappingEntry):
         return MappingSides(cls._meta.app_label, cls.source, cls.target, "source_id", "target_id")
 
     def save(self, *args: Any, **kwargs: Any) -> None:
+        check_entry(self)
         pk = entry_id(self.source_id, self.target_id)
         if not self._state.adding and pk != self.id:
             raise sides_changed(type(self))
@@ -152,6 +171,8 @@ class MirrorMapping(MappingEntry):
     """
 
     mapping: ClassVar[Any]
+
+    _paging: ClassVar[list[str]] = ["target_id", "sequence", "source_id"]
 
     class Meta:
         abstract = True

@@ -12,6 +12,7 @@ from django.db.models import Q
 from sharded_orm.contrib.objects.exceptions import (
     DamagedObject,
     InvalidPageSize,
+    InvalidValue,
     ObjectWriteRefused,
     WrongObjectType,
 )
@@ -30,11 +31,14 @@ class MappingQuerySet(ShardedQuerySet[M]):
     def update(self, **kwargs: Any) -> int:
         if not {"id", "pk", "source_id", "target_id"}.isdisjoint(kwargs):
             raise sides_changed(self.model)
+        if "sequence" in kwargs:
+            _check_sequence(self.model, kwargs["sequence"])
         return super().update(**kwargs)
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
         entries: list[Any] = list(objs)
         for entry in entries:
+            check_entry(entry)
             entry.id = entry_id(entry.source_id, entry.target_id)
         return super().bulk_create(entries, *args, **kwargs)
 
@@ -53,6 +57,7 @@ class MappingManager(_Manager):  # type: ignore[misc]  # a class made by a funct
         :param sequence: the position; by default the time in microseconds since 1970. If the object is
             in the mapping already, its position stays.
         :raises WrongObjectType: an id or object is of another type than the mapping's.
+        :raises InvalidValue: the position has more than 64 bits.
         """
         sides, entry = self.model._sides, self._key(source, target)
         if sequence is None:
@@ -162,6 +167,25 @@ def entry_id(source: int, target: int) -> UUID:
     any shard.
     """
     return UUID(int=source << 64 | target)
+
+
+def check_entry(entry: Any) -> None:
+    """Check an entry that is about to be stored: one with a wrong side would make lists unreadable.
+
+    :raises WrongObjectType: a side is of another type than the mapping's.
+    :raises InvalidValue: the position has more than 64 bits.
+    """
+    sides = entry._sides
+    id_of(sides.near_class, getattr(entry, sides.near_column))
+    id_of(sides.far_class, getattr(entry, sides.far_column))
+    _check_sequence(type(entry), entry.sequence)
+
+
+def _check_sequence(model: Any, sequence: Any) -> None:
+    if isinstance(sequence, int) and not -(1 << 63) <= sequence < 1 << 63:
+        raise InvalidValue(
+            f"{sequence!r} is no position in {model.__name__}. Positions are whole numbers of 64 bits."
+        )
 
 
 def sides_changed(model: Any) -> ObjectWriteRefused:

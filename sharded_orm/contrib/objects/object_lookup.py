@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from django.db import IntegrityError, models, transaction
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, models, router, transaction
 
 from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
-from sharded_orm.contrib.objects.exceptions import InvalidObjectType
+from sharded_orm.contrib.objects.exceptions import InvalidObjectType, InvalidValue
 from sharded_orm.contrib.objects.mapping_manager import id_of
+from sharded_orm.contrib.objects.object_queryset import Batch
 from sharded_orm.contrib.objects.options import read_meta
 from sharded_orm.models import ExactCharField, ShardedManager
 from sharded_orm.models.base import ShardedModel, ShardedModelBase
@@ -34,19 +36,27 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a 
             ) from exc
         return self.model.target.objects.get(row.target_id)
 
-    def find_many(self, values: Iterable[str]) -> dict[str, Any]:
-        """Return the objects with these values, by value: two round trips per node."""
+    def find_many(self, values: Iterable[str]) -> Batch:
+        """Return the objects with these values, by value: two round trips per node.
+
+        Objects with damaged bodies are left out, and named in ``damaged`` of the result by their values.
+        """
         rows = self.in_bulk(list(values))
         objects = self.model.target.objects.get_many(row.target_id for row in rows.values())
-        return {
-            value: objects[row.target_id] for value, row in rows.items() if row.target_id in objects
-        }
+        batch = Batch()
+        for value, row in rows.items():
+            for found, wanted in ((objects, batch), (objects.damaged, batch.damaged)):
+                if row.target_id in found:
+                    wanted[value] = found[row.target_id]
+        return batch
 
     def claim(self, value: str, target: Any) -> None:
         """Let a value lead to an object from now on. One INSERT.
 
         :raises LookupValueTaken: another object has the value.
+        :raises InvalidValue: the value is too long, or no text that each database can store.
         """
+        self._check(value)
         pk = id_of(self.model.target, target)
         if self._claimed(value, pk) != pk:
             raise LookupValueTaken(
@@ -65,11 +75,19 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a 
         If several processes do this at once, all get the same object. The value of an object that was
         deleted goes to the new one. A process that dies in between may leave an object that no value leads
         to.
+
+        :raises DamagedObject: the object exists, and its body cannot be read.
+        :raises InvalidValue: the value is too long, or no text that each database can store.
         """
+        self._check(value)
         objects = self.model.target.objects
         row = self.filter(pk=value).first()
-        if row is not None and (found := objects.get_many([row.target_id])):
-            return found[row.target_id], False
+        if row is not None:
+            batch = objects.get_many([row.target_id])
+            if row.target_id in batch.damaged:
+                raise batch.damaged[row.target_id]
+            if batch:
+                return batch[row.target_id], False
         new = objects.create(**fields)
         former = None if row is None else row.target_id
         pk = self._claimed(value, new.pk, former)
@@ -78,13 +96,27 @@ class ObjectLookupManager(_Manager):  # type: ignore[misc]  # a class made by a 
         new.purge()
         return objects.get(pk), False
 
+    def _check(self, value: Any) -> None:
+        field = self.model._meta.get_field("value")
+        try:
+            text = field.to_python(value)
+            field.run_validators(text)
+            if text is None or "\0" in text:
+                raise ValueError("None and NUL are no text")
+            text.encode()
+        except (ValidationError, ValueError) as exc:
+            raise InvalidValue(
+                f"{value!r} cannot lead to an object in {self.model.__name__}: {exc}. Give a text of at"
+                f" most {field.max_length!r} characters, without NUL and lone surrogates."
+            ) from exc
+
     def _claimed(self, value: str, pk: int, former: int | None = None) -> int:
         """Let ``value`` lead to ``pk`` if it is free or leads to ``former``; return to what it leads."""
         if former is not None and self.filter(pk=value, target_id=former).update(target_id=pk):
             return pk
         row = self.model(value=value, target_id=pk)
         try:
-            with transaction.atomic(using=row._shard_options().place(row).alias):
+            with transaction.atomic(using=router.db_for_write(self.model, instance=row)):
                 row.save(force_insert=True)
         except IntegrityError:
             stored = self.filter(pk=value).uncached().first()

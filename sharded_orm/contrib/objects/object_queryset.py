@@ -12,19 +12,20 @@ from django.utils import timezone
 
 from sharded_orm.contrib.objects.body_column import body_of
 from sharded_orm.contrib.objects.exceptions import DamagedObject, ObjectWriteRefused
+from sharded_orm.contrib.objects.fields import values_were_saved
 from sharded_orm.models import ShardedManager, ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
 
 logger = logging.getLogger("sharded_orm.objects")
 
 
-class Batch(dict[int, Any]):
-    """Objects by their ids, in the order in which they were asked for."""
+class Batch(dict[Any, Any]):
+    """Objects by their ids, or by the values that lead to them."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: The objects whose bodies cannot be read, by their ids. They are also logged.
-        self.damaged: dict[int, DamagedObject] = {}
+        #: The errors of the objects whose bodies cannot be read, by the same keys. They are also logged.
+        self.damaged: dict[Any, DamagedObject] = {}
 
 
 class ObjectQuerySet(ShardedQuerySet[M]):
@@ -63,15 +64,23 @@ class ObjectQuerySet(ShardedQuerySet[M]):
             " of 'with object.edit()'."
         )
 
-    def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
-        if kwargs.get("update_conflicts"):
+    def bulk_create(
+        self,
+        objs: Iterable[M],
+        batch_size: int | None = None,
+        ignore_conflicts: bool = False,
+        update_conflicts: bool = False,
+        update_fields: Any = None,
+        unique_fields: Any = None,
+    ) -> list[M]:
+        if update_conflicts:
             raise ObjectWriteRefused(
                 f"bulk_create() of {self.model.__name__} with update_conflicts would not compare versions."
                 " Create new objects only, and change the others inside of edit()."
             )
-        rows: list[M] = super().bulk_create(objs, *args, **kwargs)
+        rows: list[M] = super().bulk_create(objs, batch_size, ignore_conflicts)
         for row in rows:
-            row.__dict__.pop("_assigned", None)
+            values_were_saved(row)
         return rows
 
 

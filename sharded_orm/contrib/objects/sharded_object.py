@@ -17,12 +17,15 @@ from sharded_orm.contrib.objects.exceptions import (
     InvalidObjectType,
     UnsavedChanges,
 )
-from sharded_orm.contrib.objects.fields import BodyField
+from sharded_orm.contrib.objects.fields import BodyField, values_were_read, values_were_saved
 from sharded_orm.contrib.objects.object_queryset import ObjectManager
 from sharded_orm.contrib.objects.options import ObjectOptions, read_meta
 from sharded_orm.models import PackedIDField
 from sharded_orm.models.base import ShardedModel, ShardedModelBase
 from sharded_orm.models.sharding.options import describe
+
+# The positional arguments of save() until Django 6.
+_SAVE = ("force_insert", "force_update", "using", "update_fields")
 
 
 class ObjectBase(ShardedModelBase):
@@ -131,15 +134,25 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         :raises InvalidValue: a value is missing, or a validator of its field refuses it.
         :raises BodyTooLarge: the body is larger than ``ObjectMeta.max_body``.
         """
+        kwargs.update(zip(_SAVE, args, strict=False))
         names = kwargs.get("update_fields")
         if names is not None:
+            if not (names := set(names)):
+                return  # as Django does
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
-            rest = set(names) - own
-            kwargs["update_fields"] = rest | {"data", "ts", "version"} if names else names
+            kwargs["update_fields"] = (names - own) | {"data", "ts", "version"}
         # Before the transaction, which an error inside of it would make unusable.
         prepare_body(self, self._state.adding)
-        super().save(*args, **kwargs)
-        self.__dict__.pop("_assigned", None)
+        if not self._state.adding and "ts" in self.__dict__:
+            # The UPDATE sets another one in memory, also if it fails.
+            self.__dict__.setdefault("_stored_ts", self.ts)
+        self.__dict__["_prepared"] = True
+        try:
+            super().save(**kwargs)
+        finally:
+            self.__dict__.pop("_prepared", None)
+        self.__dict__.pop("_stored_ts", None)
+        values_were_saved(self)
 
     save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it
 
@@ -151,19 +164,20 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         values: Any,
         *rest: Any,
     ) -> Any:
-        # Overrides Model._do_update(). Compare the version and set it in one statement (P6).
+        # Overrides Model._do_update(). Compare the version and set it in one statement (P6). The time
+        # is compared as well: after a rollback the instance has a version that was never stored, which
+        # somebody else may have stored since.
         stored = next((value for field, _, value in values if field.attname == "version"), None)
         if "version" in self.get_deferred_fields():
-            raise ConcurrentEdit(
-                f"{describe(self)} was read without its version, so nobody knows whether it has changed"
-                " since. Read it without only() and defer()."
-            )
+            raise self._read_partly()
         if stored != self.version + 1:
             # The deserializer of fixtures stores rows as they are.
             return super()._do_update(base_qs, using, pk_val, values, *rest)
         if self._state.adding:
             return update_result(False)  # A new object with an id replaces no other: insert it.
-        unchanged = base_qs.filter(version=self.version)
+        if "_stored_ts" not in self.__dict__:
+            raise self._read_partly()
+        unchanged = base_qs.filter(version=self.version, ts=self.__dict__["_stored_ts"])
         updated = super()._do_update(unchanged, using, pk_val, values, *rest)
         if not updated:
             raise ConcurrentEdit(
@@ -172,33 +186,42 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
                 " 'with object.edit()', which locks it."
             )
         self.version = stored
+        self.__dict__["_stored_ts"] = self.ts
         return updated
+
+    def _read_partly(self) -> ConcurrentEdit:
+        return ConcurrentEdit(
+            f"{describe(self)} was read without its version or its time 'ts', so nobody knows whether it"
+            " has changed since. Read it without only() and defer()."
+        )
 
     def refresh_from_db(
         self, using: str | None = None, fields: Any = None, from_queryset: Any = None
     ) -> None:
         """Read the object again, as ``refresh_from_db()`` of Django does.
 
-        Body and version are always read together: a new version with an old body would let ``save()``
-        overwrite what somebody else has stored.
+        Body, version and time are always read together: a new version with an old body would let
+        ``save()`` overwrite what somebody else has stored.
 
         :raises UnsavedChanges: a deferred field would be loaded over assignments that were not saved.
         """
         if fields is not None:
             own = {name for field in self.body_fields() for name in (field.name, field.attname)}
-            together = own | {"data", "version"}
+            together = own | {"data", "ts", "version"}
             if not together.isdisjoint(fields):
-                fields = list({*fields, "data", "version"} - own)
+                fields = list({*fields, "data", "ts", "version"} - own)
                 self._refuse_unsaved("loading a deferred field")
         super().refresh_from_db(using, fields, from_queryset)
         self.__dict__.pop("_referred", None)
         if fields is None or "data" in fields:
-            self.__dict__.pop("_assigned", None)
+            self.__dict__.pop("_stored_ts", None)
+            values_were_read(self)
 
     def _refuse_unsaved(self, action: str) -> None:
-        if assigned := self.__dict__.get("_assigned"):
+        changed = [field.name for field in self.body_fields() if field.is_changed(self)]
+        if changed:
             raise UnsavedChanges(
-                f"{describe(self)} has unsaved values of {sorted(assigned)!r}, which {action} would replace"
+                f"{describe(self)} has unsaved values of {sorted(changed)!r}, which {action} would replace"
                 " by the stored ones. Inside of edit(), assign them in the block; else save() first."
             )
 
@@ -216,7 +239,7 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         object's shard. Costs two statements, besides BEGIN and COMMIT.
 
         :raises DoesNotExist: the object has been deleted or purged.
-        :raises UnsavedChanges: the instance has assignments that the block would drop.
+        :raises UnsavedChanges: the instance has changes that the block would drop.
         """
         self._refuse_unsaved("edit()")
         with sharded_orm.atomic(self):
@@ -226,7 +249,6 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
                 yield self
                 self.save()
             except BaseException:
-                self.__dict__.pop("_assigned", None)
                 self._take_over(row)
                 raise
 
@@ -243,6 +265,8 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
     def _take_over(self, row: Any) -> None:
         names = ("data", "ts", "version", "active")
         self.__dict__.update({name: copy.deepcopy(row.__dict__[name]) for name in names})
+        self.__dict__.pop("_stored_ts", None)
+        values_were_read(self)
 
     def delete(self, using: Any = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
         """Set ``active`` to False: no read finds the object any more, but ``with_deleted()`` does.

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from django.db import connections
 from django.db.models.query import ModelIterable
 
 from sharded_orm.cache.reader import Reader
 from sharded_orm.cache.requests import HIT, MISS, ObjectRequest
 from sharded_orm.cache.values import Row
 from sharded_orm.models.cached.cached_read import CachedRead, to_fill
+from sharded_orm.models.cached.hydration import InstanceFactory
 
 
 class DriverRows(ModelIterable):  # type: ignore[type-arg]  # generic in the stubs only
@@ -78,9 +80,15 @@ def _from_database(missing: dict[Any, CachedRead], reader: Reader, queryset: Any
     instances: list[Any] = []
     misses: list[tuple[Any, Sequence[str], Sequence[Row]]] = []
     for alias, row in rows:
-        factory = factories[alias]
+        factory = factories.get(alias)
+        if factory is None:
+            factory = factories[alias] = InstanceFactory(plan, connections[alias])
         (values,) = factory.values([row])
         read = reads[plan.pk_token(values)]
+        if alias != read.alias:
+            # The key has moved since the read was prepared. The entry is that of the shard before.
+            instances += factory.instances([values], queryset)
+            continue
         may_fill = read.request.outcome == MISS and read.fill
         if may_fill and read.request.state is not None:
             miss = to_fill(read, [row], [values])

@@ -21,4 +21,13 @@ class BoardAdmin(ObjectAdmin):
     list_display = ("name",)
 
 
-urlpatterns = [path("admin/", site.urls)]
+#: A site whose forms name their fields.
+short = admin.AdminSite(name="short")
+
+
+@admin.register(Pin, site=short)
+class ShortPinAdmin(ObjectAdmin):
+    fieldsets = ((None, {"fields": ("note",)}), ("More", {"fields": ("link", "ts")}))
+
+
+urlpatterns = [path("admin/", site.urls), path("short/", short.urls)]

@@ -15,6 +15,7 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from sharded_orm.contrib.objects import Mapping, ShardedObject, fields
+from sharded_orm.contrib.objects.body_column import prepare_body
 from sharded_orm.contrib.objects.checks import check_objects
 from sharded_orm.contrib.objects.exceptions import (
     BodyFieldInQuery,
@@ -22,6 +23,7 @@ from sharded_orm.contrib.objects.exceptions import (
     DamagedObject,
     InvalidObjectType,
     InvalidValue,
+    UnsavedChanges,
     WrongObjectType,
 )
 from tests.integration.objects.conftest import DATABASES, on, set_body
@@ -73,6 +75,7 @@ def test_values_of_a_wrong_kind_are_refused_when_they_are_assigned() -> None:
     for name, value in [
         ("number", "many"), ("price", "x"), ("day", "2026-13-01"), ("code", "7"),
         ("length", "long"), ("number", F("version")), ("day", 5), ("hour", object()),
+        ("number", float("inf")),
     ]:  # fmt: skip
         with pytest.raises(ValidationError):
             Everything(**{name: value})
@@ -87,6 +90,9 @@ def test_save_runs_the_validators_of_values_that_changed() -> None:
         (Everything, {"ratio": float("nan")}),
         (Everything, {"tags": [object()]}),
         (Everything, {"number": 1 << 63}),
+        (Everything, {"text": "a\0b"}),
+        (Everything, {"text": "a\ud800b"}),
+        (Everything, {"tags": [{"\0": 1}]}),
     ]:
         with pytest.raises(InvalidValue):
             cls.objects.create(**values)
@@ -99,6 +105,35 @@ def test_save_runs_the_validators_of_values_that_changed() -> None:
     with pytest.raises(InvalidValue, match="name"):
         read.save()
     assert stored(user) == {"name": "x" * 41, "age": 36}
+
+
+@pytest.mark.every_backend
+def test_text_that_looks_like_an_escape_is_stored() -> None:
+    text = "\\u0000 \\ud800 \\\\u0000 \U0001f408"
+    assert Everything.objects.get(Everything.objects.create(text=text).pk).text == text
+
+
+def test_changes_in_place_are_changes() -> None:
+    row = on(Everything, 0, tags=["a"])
+    mine = ["b"]
+    row.tags = mine
+    mine.append("c")
+    row.save()
+    assert Everything.objects.get(row.pk).tags == ["b", "c"]
+    mine.append("d")
+    with pytest.raises(UnsavedChanges, match="tags"), row.edit():
+        pass
+    read = Everything.objects.get(row.pk)
+    assert read.tags == ["b", "c"]
+    with read.edit():
+        read.tags.append(1)
+    assert Everything.objects.get(row.pk).tags == ["b", "c", 1]
+    read.tags[2] = True  # equal to 1 in Python
+    with pytest.raises(UnsavedChanges, match="tags"), read.edit():
+        pass
+    read.refresh_from_db()
+    with read.edit():
+        assert read.tags == ["b", "c", 1]
 
 
 @pytest.mark.every_backend
@@ -128,6 +163,32 @@ def test_a_former_name_is_read_and_the_next_save_renames_it() -> None:
     read.title = "fourth"
     read.save()
     assert stored(row) == {"title": "fourth"}
+
+
+@isolate_apps("tests.pinboards")
+def test_code_before_and_after_a_rename_understand_each_other() -> None:
+    def version(**attrs: Any) -> Any:
+        meta = {
+            "Meta": type("Meta", (), {"app_label": "pinboards"}),
+            "ObjectMeta": type("ObjectMeta", (), {"group": "pins", "type_id": 97}),
+        }
+        name = f"Renamed{next(iter(attrs))}"
+        return type(ShardedObject)(
+            name, (ShardedObject,), {"__module__": __name__, **meta, **attrs}
+        )
+
+    first, second = (
+        version(title=fields.Text(was="heading")),
+        version(heading=fields.Text(was="title")),
+    )
+    body: dict[str, Any] = {"title": "0"}
+    for number in range(4):
+        for cls, name in ((first, "title"), (second, "heading"), (second, "heading")):
+            row = cls(data=body)
+            assert getattr(row, name) == str(number)
+            prepare_body(row, add=False)
+            assert body == {name: str(number)}
+        setattr(row, name, str(number + 1))
 
 
 def test_a_new_field_needs_no_statement_and_no_migration() -> None:

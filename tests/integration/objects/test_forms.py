@@ -7,13 +7,16 @@ import re
 from typing import Any
 
 import pytest
+from django import forms
 from django.contrib.auth.models import User as Visitor
 from django.test import Client
 from django.urls import reverse
 
-from sharded_orm.contrib.objects.exceptions import ConcurrentEdit
+from sharded_orm.contrib.objects.admin import ObjectAdmin
+from sharded_orm.contrib.objects.exceptions import ConcurrentEdit, InvalidObjectType
 from sharded_orm.contrib.objects.forms import ObjectForm
 from tests.integration.objects.conftest import DATABASES, on
+from tests.integration.objects.site import site
 from tests.pinboards.models import Board, Everything, Pin
 
 pytestmark = [
@@ -104,3 +107,31 @@ def test_the_admin_lists_changes_and_deletes(admin_user: Visitor, client: Client
     assert answer.status_code == 302
     assert Pin.objects.get_many(pin.pk for pin in pins).keys() == {pins[1].pk}
     assert Pin.objects.with_deleted().get(pk=pins[0].pk).note == "by admin"
+
+
+def test_an_admin_that_names_its_fields_compares_versions(
+    admin_user: Visitor, client: Client
+) -> None:
+    client.force_login(admin_user)
+    pin = on(Pin, 1, board=on(Board, 2, name="b"), note="a", link="https://example.org/")
+    rows = client.get(reverse("short:pinboards_pin_changelist")).content.decode()
+    (link,) = (html.unescape(each) for each in re.findall(r'href="([^"]*/change/[^"]*)"', rows))
+    page = client.get(link)
+    seen = re.search(r'name="object_version" value="(\d+)"', page.content.decode())
+    assert seen is not None
+    sent = {"note": "by admin", "link": "https://example.org/", "object_version": seen[1]}
+    assert client.post(link, sent).status_code == 302
+    assert Pin.objects.get(pin.pk).note == "by admin"
+    assert "Somebody else has changed" in client.post(link, sent).content.decode()
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"list_display": ("id", "active"), "list_editable": ("active",)},
+        {"form": type("PlainForm", (forms.ModelForm,), {})},
+    ],
+)
+def test_an_admin_without_versions_is_refused(attrs: dict[str, Any]) -> None:
+    with pytest.raises(InvalidObjectType, match="version"):
+        type("WrongAdmin", (ObjectAdmin,), attrs)(Pin, site)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
-from tests.integration.objects.conftest import DATABASES, on
+from sharded_orm.contrib.objects.exceptions import DamagedObject, InvalidValue
+from tests.integration.objects.conftest import DATABASES, on, set_body
 from tests.pinboards.models import FacebookUsers, User
 
 pytestmark = [
@@ -47,3 +48,22 @@ def test_the_value_of_a_deleted_object_goes_to_a_new_one() -> None:
     second, created = FacebookUsers.objects.find_or_create("4711", name="Bob")
     assert (created, FacebookUsers.objects.find("4711").name) == (True, "Bob")
     assert second.pk != first.pk
+
+
+def test_a_damaged_object_keeps_its_value() -> None:
+    user, _ = FacebookUsers.objects.find_or_create("4711", name="Ada")
+    set_body(user, "[]")
+    with pytest.raises(DamagedObject):
+        FacebookUsers.objects.find_or_create("4711", name="Bob")
+    found = FacebookUsers.objects.find_many(["4711"])
+    assert (found, set(found.damaged)) == ({}, {"4711"})
+    assert FacebookUsers.objects.get(pk="4711").target_id == user.pk
+
+
+@pytest.mark.parametrize("value", ["x" * 256, "a\0b", "\ud800", None])
+def test_a_value_that_cannot_be_stored_creates_no_object(value: str) -> None:
+    with pytest.raises(InvalidValue, match="cannot lead to"):
+        FacebookUsers.objects.find_or_create(value, name="Ada")
+    assert not User.objects.scatter().exists()
+    with pytest.raises(InvalidValue):
+        FacebookUsers.objects.claim(value, on(User, 3, name="Ada"))

@@ -6,14 +6,15 @@ import random
 from typing import Any
 
 import pytest
-from django.db import connections
-from django.test.utils import CaptureQueriesContext
+from django.db import connections, models
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from sharded_orm.contrib.objects import Cursor
+from sharded_orm.contrib.objects import Cursor, Mapping
 from sharded_orm.contrib.objects.exceptions import (
     InvalidCursor,
     InvalidObjectType,
     InvalidPageSize,
+    InvalidValue,
     ObjectWriteRefused,
     WrongObjectType,
 )
@@ -152,6 +153,14 @@ def test_sides_of_a_wrong_type_are_refused(board: Board, pins: list[Pin]) -> Non
         for write in (BoardPins.objects.add, BoardPins.objects.remove, BoardPins.objects.contains):
             with pytest.raises(WrongObjectType):
                 write(source, target)
+    entry = BoardPins(source_id=board.pk, target_id=board.pk, sequence=1)
+    for write in (entry.save, lambda: BoardPins.objects.bulk_create([entry])):
+        with pytest.raises(WrongObjectType):
+            write()
+    for sequence in (1 << 63, -(1 << 63) - 1):
+        for write in (BoardPins.objects.add, BoardPins.objects.move):
+            with pytest.raises(InvalidValue, match="position"):
+                write(board, on(Pin, 1, board=board), sequence)
     with pytest.raises(WrongObjectType, match="no id yet"):
         BoardPins.objects.add(Board(name="new"), pins[0])
     with pytest.raises(InvalidID):
@@ -207,6 +216,29 @@ def test_lists_of_a_mapping_are_cached_and_never_stale(later: LaterClock) -> Non
     Follows.objects.remove(ada, users[1])
     Follows.objects.move(ada, users[3], sequence=1 << 60)
     assert page()[0] == [users[4], users[3]]
+
+
+@isolate_apps("tests.pinboards")
+def test_a_mapping_with_a_meta_of_its_own_has_the_index_of_its_pages() -> None:
+    class AbstractPins(Mapping):
+        source, target = Board, Pin
+
+        class Meta:
+            abstract = True
+
+    class NamedPins(AbstractPins):
+        class Meta:
+            app_label = "pinboards"
+            indexes = (models.Index(fields=["sequence"], name="by_sequence"),)
+
+    class OtherPins(AbstractPins):
+        class Meta(AbstractPins.Meta):
+            app_label = "pinboards"
+
+    paging = ["source_id", "sequence", "target_id"]
+    assert [index.fields for index in NamedPins._meta.indexes] == [["sequence"], paging]
+    assert [index.fields for index in OtherPins._meta.indexes] == [paging]
+    assert [index.fields for index in BoardPins._meta.indexes] == [paging]
 
 
 def test_wrong_declarations_are_refused() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core import serializers
-from django.db import IntegrityError, connections
+from django.db import IntegrityError, connections, transaction
+from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -19,6 +20,9 @@ from sharded_orm.contrib.objects.exceptions import (
 )
 from sharded_orm.exceptions import CrossShardRelation, InvalidID
 from sharded_orm.ids.layout import PACKED, PackedID
+from sharded_orm.models.cached import queryset
+from sharded_orm.models.cached.bulk_read import read_together
+from sharded_orm.models.cached.lookup_plan import plan_of
 from sharded_orm.scatter.execute import Executor
 from tests.integration.objects.conftest import DATABASES, LaterClock, on, refused
 from tests.pinboards.models import Board, Pin, User
@@ -112,6 +116,59 @@ def test_save_compares_the_version() -> None:
         read.save()
 
 
+class Undo(Exception):
+    pass
+
+
+@pytest.mark.every_backend
+def test_a_version_that_was_rolled_back_is_no_other_version_with_its_number() -> None:
+    pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+    late = Pin.objects.get(pin.pk)
+    late.note = "late"
+    with pytest.raises(Undo), transaction.atomic(using="pins"):
+        late.save()
+        raise Undo
+    with pin.edit():
+        pin.link = "https://example.org/"
+    assert late.version == pin.version == 2
+    for names in (None, ["note"]):
+        with refused(ConcurrentEdit):
+            late.save(update_fields=names)
+    assert Pin.objects.get(pin.pk).link == "https://example.org/"
+    late.refresh_from_db(fields=["ts"])
+    late.note = "again"
+    late.save()
+    late.save()
+    read = Pin.objects.get(pin.pk)
+    assert (read.link, read.note, read.version) == ("https://example.org/", "again", 4)
+
+
+def test_a_receiver_of_post_save_may_save_again() -> None:
+    def again(sender: Any, instance: Any, **kwargs: Any) -> None:
+        if instance.note != "again":
+            instance.note = "again"
+            instance.save()
+
+    post_save.connect(again, sender=Pin)
+    try:
+        pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+        with pin.edit():
+            pin.note = "b"
+    finally:
+        post_save.disconnect(again, sender=Pin)
+    read = Pin.objects.get(pin.pk)
+    assert (read.note, read.version, pin.version) == ("again", 4, 4)
+
+
+def test_save_of_no_fields_saves_and_forgets_nothing() -> None:
+    pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
+    pin.note = "b"
+    pin.save(update_fields=[])
+    with pytest.raises(UnsavedChanges, match="note"), pin.edit():
+        pass
+    assert Pin.objects.get(pin.pk).version == 1
+
+
 def test_body_and_version_are_read_together() -> None:
     pin = on(Pin, 1, board=on(Board, 1, name="b"), note="a")
     for read in (
@@ -158,6 +215,7 @@ def test_statements_that_would_pass_by_the_version_are_refused() -> None:
         lambda: Board.objects.bulk_create(
             [board], update_conflicts=True, update_fields=["data"], unique_fields=["id"]
         ),
+        lambda: Board.objects.bulk_create([board], None, False, True, ["data"], ["id"]),
     ]:
         with pytest.raises(ObjectWriteRefused):
             write()
@@ -260,3 +318,23 @@ def test_a_batch_is_cached_and_never_stale(later: LaterClock) -> None:
     batch = User.objects.get_many(ids)
     assert [user.name for user in batch.values()] == ["0", "new", *"3456789"]
     assert batch[ids[1]] is not User.objects.get_many(ids)[ids[1]]
+
+
+@pytest.mark.django_db(databases=DATABASES, transaction=True)
+def test_a_row_on_another_shard_than_expected_is_read_but_not_cached(later: LaterClock) -> None:
+    user, other = on(User, 1, name="old"), on(User, 2, name="other")
+    User.objects.get_many(pk + 1000 for pk in (user.pk, other.pk))
+    later.ahead += 60
+    everybody, reader = User.objects.with_deleted(), queryset._current_reader()
+    assert reader is not None
+    for name in ("old", "new"):
+        with user.edit():
+            user.name = name
+        later.ahead += 60
+        for others in ([], [other]):
+            # What a read has that was prepared before the key moved: the keys of the former shard.
+            reads = {user.pk: everybody._read_of_row(plan_of(User), other.pk, user.pk, {})}
+            for each in others:
+                reads[each.pk] = everybody._read_of_row(plan_of(User), each.pk, each.pk, {})
+            rows = {row.pk: row for row in read_together(reads, reader, everybody)}
+            assert (rows[user.pk].name, rows[user.pk]._state.db) == (name, "pins_00001")
