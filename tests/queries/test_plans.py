@@ -31,7 +31,6 @@ from tests.photos.models import Photo
 from tests.queries.conftest import DATABASES, ONE, SHARD, TWO, UNPLACED
 from tests.queries.twins import World, comparable_value, rolled_back
 from tests.relatives.sharded.models import Agent, Item, Label
-from tests.specimens.models import Specimen
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
 
@@ -327,12 +326,6 @@ def test_first_is_called_once_and_orders_as_django(items: World) -> None:
         with without_plans():
             expected = outcome(lambda: Item.objects.filter(owner_id=TWO).order_by().first())
         assert outcome(lambda: Item.objects.filter(owner_id=TWO).order_by().first()) == expected
-
-
-def test_values_of_an_example_that_a_field_does_not_take() -> None:
-    for _ in range(4):
-        assert not list(Specimen.objects.filter(owner=ONE, address="10.0.0.1"))
-        assert not Specimen.objects.filter(owner=ONE, address="10.0.0.1").exists()
 
 
 def test_a_lookup_that_a_project_registers_is_used(items: World) -> None:

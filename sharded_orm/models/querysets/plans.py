@@ -123,7 +123,7 @@ class PlannedQuerySet(BoundKeyQuerySet[M]):
             recording is None
             or self._db is not None
             or self._hints
-            or self._known_related_objects
+            or self._known_related_objects  # type: ignore[attr-defined]  # not in the stubs
             or self._iterable_class is not ModelIterable
             or not getattr(self, "_cloning_enabled", True)  # of Django 6.1
             or self._sticky_filter  # type: ignore[attr-defined]  # not in the stubs
