@@ -167,18 +167,18 @@ def compile_plan(
         return None  # A model with parents has columns in several tables.
     if kind in (GET, COUNT):
         query.clear_ordering(force=True)
-    constants: tuple[Any, ...] = ()
+    constants = 0
     if kind == COUNT:
         # As in Query.get_aggregation(), if the query has neither a limit nor an aggregate.
         query.add_annotation(Count("*"), "__count")
         query.set_annotation_mask(["__count"])
         query.default_cols = False
     elif kind == EXISTS:
-        query, constants = query.exists(limit=False), (1,)
+        query, constants = query.exists(limit=False), 1  # The value of SELECT 1.
     compiler = query.get_compiler(using=connection.alias)
     sql, parameters = compiler.as_sql()
     model: Any = query.model
-    plan = Plan(sql, constants, conditions, model, connection)
+    plan = Plan(sql, tuple(parameters[:constants]), conditions, model, connection)
     expected = plan.parameters(values, connection)
     if expected is None or list(parameters) != expected:
         return None
