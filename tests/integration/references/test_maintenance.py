@@ -221,3 +221,17 @@ for alias in ALIASES:
 def test_options_for_mirrors_only_are_refused(site: Site) -> None:
     done = site.manage("mirrors", "check", "geo.Country", "--sample", "10", code=1)
     assert "compared as a whole" in done.err
+
+
+def test_a_writer_that_has_lost_its_lock_restores_no_old_copies(site: Site) -> None:
+    site.run(
+        FRANCE
+        + """
+from sharded_orm.contrib.references.removal import _Removal
+removal = _Removal(Country, "books_00001")
+removal.run([france.pk])  # The lock of this writer is lost now.
+Country.objects.all().delete()
+removal.undo()
+assert not differences(), differences()
+"""
+    )
