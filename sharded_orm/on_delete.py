@@ -91,7 +91,9 @@ def SET_NULL(
     Each shard commits by itself. If the global row cannot be deleted after that, the foreign keys stay
     NULL.
 
-    Cost: one UPDATE for each shard that has such rows.
+    Cost: the primary keys and shard keys of all such rows are read into memory in one scatter, and then
+    there is one UPDATE for each shard that has such rows. Where they are millions, set their foreign keys
+    to NULL yourself before, in pieces.
 
     :raises ScatterError: a shard did not answer; nothing was changed.
     :raises BoundKeyMismatch: inside ``bound()``, one of the rows has another key; nothing was changed.

@@ -379,6 +379,10 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
 
     # ##### Sessions #####
 
+    def limit_lock_waits(self, seconds: float) -> None:
+        with self.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000)):d}")
+
     def reads_as_autocommit(self) -> bool:
         return (
             self.connection is not None

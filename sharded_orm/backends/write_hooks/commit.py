@@ -108,6 +108,12 @@ class CommitHookMixin(_Wrapper):
         """
         return False
 
+    def limit_lock_waits(self, seconds: float) -> None:
+        """Let statements of the open transaction wait for each lock for so many seconds, from now on.
+
+        Does nothing on servers that have a limit of their own.
+        """
+
     def hold_session(self) -> None:
         """Reserve the transaction's session for this alias, even after the transaction has ended.
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from django.apps import AppConfig, apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models.signals import pre_save
+from django.db.models.signals import post_migrate, pre_save
 
 
 class ReferencesConfig(AppConfig):
@@ -25,11 +25,17 @@ class ReferencesConfig(AppConfig):
             )
         from sharded_orm.backends.write_hooks.followers import provide_followers
         from sharded_orm.contrib.mirrors.companions import provide_companion
+        from sharded_orm.contrib.references.backend import require_hooks
+        from sharded_orm.contrib.references.declaration import reference_models
         from sharded_orm.contrib.references.maintenance import ReferenceTables
-        from sharded_orm.contrib.references.versions import refuse_fixtures
+        from sharded_orm.contrib.references.versions import begin_history, refuse_fixtures
         from sharded_orm.contrib.references.writes import follower_of
 
+        if reference_models():
+            # Not every write of the ORM passes through a method of a model or queryset.
+            require_hooks()
         import_module("sharded_orm.contrib.references.checks")  # The import registers the checks.
         provide_followers(follower_of, everywhere=True)
         provide_companion(ReferenceTables())
         pre_save.connect(refuse_fixtures)
+        post_migrate.connect(begin_history, sender=self)

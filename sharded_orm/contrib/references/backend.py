@@ -13,9 +13,10 @@ from sharded_orm.contrib.references.exceptions import InvalidReferenceModel
 def problem_of_backend() -> str | None:
     """Return why writes of the global database cannot be followed, as a sentence; None if they can."""
     connection = connections[DEFAULT_DB_ALIAS]
-    if isinstance(connection, CommitHookMixin):
-        return None
     engine = connection.settings_dict["ENGINE"]
+    # A process without databases writes nothing.
+    if isinstance(connection, CommitHookMixin) or engine == "django.db.backends.dummy":
+        return None
     return (
         f"The database {DEFAULT_DB_ALIAS!r} has the ENGINE {engine!r}, which does not say what is about to be"
         " committed, so copies on the shards could not follow. Use the backend of sharded_orm for the same"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, ClassVar
 
 from django.apps import apps
@@ -95,6 +96,12 @@ def shards() -> Iterator[Shard]:
 def copied_fields(model: Any) -> list[Any]:
     """Return the fields whose values are copied."""
     return [f for f in model._meta.local_concrete_fields if not isinstance(f, GeneratedField)]
+
+
+def columns_digest(model: Any) -> str:
+    """Return a text that tells whether two processes copy the same columns."""
+    columns = "\0".join(sorted(f.column for f in copied_fields(model)))
+    return sha256(columns.encode()).hexdigest()
 
 
 def problems_of(model: Any) -> Iterator[tuple[str, str, Any]]:

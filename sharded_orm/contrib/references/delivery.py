@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
-from django.db import DEFAULT_DB_ALIAS, Error, transaction
+from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
+from django.db.models import F
 
 from sharded_orm.contrib.references.backend import in_transaction
-from sharded_orm.contrib.references.declaration import reference_models, shards
+from sharded_orm.contrib.references.declaration import columns_digest, reference_models, shards
 from sharded_orm.contrib.references.differences import apply, compare_rows
+from sharded_orm.contrib.references.models import TableVersion
 from sharded_orm.contrib.references.versions import (
     Version,
     changed_since,
@@ -27,6 +29,9 @@ from sharded_orm.scatter.failures import is_node_gone
 from sharded_orm.topology.model import Shard
 
 logger = logging.getLogger("sharded_orm.references")
+# Seconds that a statement waits for the locks of others on a shard. All writers of reference tables wait as
+# long. On MariaDB and MySQL, it is innodb_lock_wait_timeout; on SQLite, the option timeout.
+_PATIENCE = 2.0
 
 
 @dataclass
@@ -57,14 +62,14 @@ def bring_all(
 
     :param anew: models whose copies are compared row by row, whatever their versions are.
     """
-    report = CopyReport()
-    if not reference_models():
+    report, models = CopyReport(), reference_models()
+    if not models:
         return report
     if in_transaction():
         # Its uncommitted rows would be copied.
         report.problems.append("this thread has an open transaction on the global database")
         return report
-    down: set[str] = set()
+    down, compared = set[str](), frozenset(anew)
     version = global_version()
     for shard in shards():
         if stopping():
@@ -73,7 +78,7 @@ def bring_all(
             report.problems.append(f"{shard.alias}: the node {shard.node!r} does not answer")
             continue
         try:
-            written = bring(shard, version, anew=frozenset(anew))
+            written = bring(shard, models, version, anew=compared)
         except (Error, ShardedOrmError) as exc:
             if is_node_gone(exc):
                 down.add(shard.node)
@@ -85,37 +90,67 @@ def bring_all(
     return report
 
 
-def bring(shard: Shard, version: Version, *, anew: Collection[Any] = frozenset()) -> int | None:
+def bring(
+    shard: Shard, models: Sequence[Any], version: Version, *, anew: Collection[Any] = frozenset()
+) -> int | None:
     """Bring the copies on one shard to the version of the global rows, in one transaction.
 
+    :param models: all reference models, in the order of :func:`~.declaration.reference_models`.
     :param version: a version that the global rows had.
     :returns: the number of copies that were written or removed; None if the shard was up to date.
     """
-    alias, models = shard.alias, reference_models()
+    alias = shard.alias
     # Look without the lock first: it stops the commits of writers.
     if not anew and not behind(alias, models, version):
         return None
     with transaction.atomic(using=DEFAULT_DB_ALIAS):
         version = lock()
         with transaction.atomic(using=alias):
-            states = states_on(alias)
+            states = lock_states(alias)
             found = []
             for model in models:
                 state = states.get(model._meta.label)
-                if state is None or not is_before(state, version) or model in anew:
-                    # A new shard or model, or the global database was restored from a backup.
+                if model in anew or not may_be_continued(state, model, version):
                     found.append(compare_rows(model, alias))
                 else:
                     changed = {*changed_since(model, state.version), *removed_ahead(model, state)}
                     found.append(compare_rows(model, alias, list(changed)))
             apply(found, alias)
-            set_version(alias, [model._meta.label for model in models], version)
+            set_version(alias, {m._meta.label: columns_digest(m) for m in models}, version)
     return sum(map(len, found))
 
 
 def states_on(alias: str) -> dict[str, Any]:
     """Return the versions of the copies on a shard, by the label of the model."""
     return {row.name: row for row in versions_on(alias)}
+
+
+def lock_states(alias: str) -> dict[str, Any]:
+    """Return the versions of the copies on a shard, and lock them until the end of the transaction on the shard.
+
+    To be called before global rows are read whose copies are written. So if the session that has the
+    lock of the global rows is lost, whoever takes that lock next waits here, and writes last.
+
+    :raises django.db.OperationalError: others hold the rows of the shard. All later statements of the
+        transaction may raise it, too.
+    """
+    connection: Any = connections[alias]
+    connection.limit_lock_waits(_PATIENCE)
+    versions_on(alias).update(version=F("version"))
+    return states_on(alias)
+
+
+def may_be_continued(
+    state: TableVersion | None, model: Any, version: Version
+) -> TypeGuard[TableVersion]:
+    """Whether a shard with this ``state`` lacks only what was noted since then.
+
+    False for a new shard, model or column, after old code has written its columns only, and if the global
+    database was restored from a backup.
+    """
+    return (
+        state is not None and state.columns == columns_digest(model) and is_before(state, version)
+    )
 
 
 def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
@@ -126,5 +161,6 @@ def behind(alias: str, models: Iterable[Any], version: Version) -> list[Any]:
         for model in models
         if (state := states.get(model._meta.label)) is None
         or (state.history, state.version) != (version.history, version.number)
+        or state.columns != columns_digest(model)
         or removed_ahead(model, state)
     ]

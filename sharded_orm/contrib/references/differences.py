@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, IntegrityError, connections, transaction
-from django.db.models import QuerySet
+from django.db.models import BooleanField, ExpressionWrapper, JSONField, Q, QuerySet, Value
 
 from sharded_orm.contrib.references.declaration import copied_fields
 from sharded_orm.contrib.references.versions import BATCH, insert_rows
@@ -17,6 +17,8 @@ from sharded_orm.contrib.references.versions import BATCH, insert_rows
 _writing: ContextVar[bool] = ContextVar("sharded_orm_writing_copies", default=False)
 
 is_writing_copies = _writing.get
+# The value null of JSON. It is another one than NULL, and Django reads both as None.
+_JSON_NULL = Value(None, JSONField())
 
 
 @contextmanager
@@ -102,9 +104,26 @@ def _rows(model: Any, alias: str, pks: list[Any]) -> dict[Any, tuple[Any, ...]]:
 
 
 def _by_pk(model: Any, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
-    names = [each.attname for each in copied_fields(model)]
+    fields = copied_fields(model)
+    names = [each.attname for each in fields]
     position = names.index(model._meta.pk.attname)
-    return {row[position]: tuple(row) for row in rows.values_list(*names)}
+    json = [index for index, each in enumerate(fields) if isinstance(each, JSONField)]
+    if not json:
+        return {row[position]: tuple(row) for row in rows.values_list(*names)}
+    are_null = [
+        ExpressionWrapper(Q(**{f"{names[index]}__isnull": True}), BooleanField())
+        if fields[index].null
+        else Value(False)
+        for index in json
+    ]
+    found = {}
+    for row in rows.values_list(*names, *are_null):
+        values = list(row[: len(names)])
+        for index, is_null in zip(json, row[len(names) :], strict=True):
+            if values[index] is None and not is_null:
+                values[index] = _JSON_NULL
+        found[row[position]] = tuple(values)
+    return found
 
 
 def _pages(model: Any, alias: str) -> Iterator[dict[Any, tuple[Any, ...]]]:

@@ -10,13 +10,19 @@ from django.db.models import DurationField, ExpressionWrapper, F, Max
 
 from sharded_orm.contrib.mirrors.companions import CompanionReport
 from sharded_orm.contrib.references.declaration import find_model, reference_models, shards
-from sharded_orm.contrib.references.delivery import CopyReport, behind, bring_all, states_on
+from sharded_orm.contrib.references.delivery import (
+    CopyReport,
+    behind,
+    bring_all,
+    lock_states,
+    may_be_continued,
+    states_on,
+)
 from sharded_orm.contrib.references.differences import CopyDifference, apply, compare_rows
 from sharded_orm.contrib.references.versions import (
     changed_since,
     changes,
     global_version,
-    is_before,
     lock,
     removed_ahead,
 )
@@ -102,10 +108,10 @@ def _check(shard: Shard, model: Any, report: CompanionReport, *, repair: bool) -
     with transaction.atomic(using=DEFAULT_DB_ALIAS):
         now = lock()
         with transaction.atomic(using=shard.alias):
+            state = lock_states(shard.alias).get(model._meta.label)
             found = compare_rows(model, shard.alias)
-            state = states_on(shard.alias).get(model._meta.label)
             pending: set[Any] = set()
-            if state is None or not is_before(state, now):
+            if not may_be_continued(state, model, now):
                 report.pending += len(found)
                 return
             pending |= {*changed_since(model, state.version), *removed_ahead(model, state)}

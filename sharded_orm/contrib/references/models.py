@@ -51,6 +51,9 @@ class TableVersion(models.Model):
     #: row is gone soon, or the copy has to be restored.
     removed: models.TextField[str, str] = models.TextField(default="[]")
 
+    #: A digest of the names of the copied columns. Processes with other code may copy other columns.
+    columns: models.CharField[str, str] = models.CharField(max_length=64, default="")
+
     class Meta:
         default_permissions: ClassVar = ()
 

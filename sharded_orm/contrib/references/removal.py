@@ -14,7 +14,7 @@ from django.db import Error, IntegrityError, transaction
 
 from sharded_orm.contrib.references.backend import in_test_case
 from sharded_orm.contrib.references.declaration import groups, shards
-from sharded_orm.contrib.references.delivery import states_on
+from sharded_orm.contrib.references.delivery import lock_states
 from sharded_orm.contrib.references.differences import (
     copies_of,
     delete_copies,
@@ -22,7 +22,7 @@ from sharded_orm.contrib.references.differences import (
     writing_copies,
 )
 from sharded_orm.contrib.references.exceptions import ReferenceRowKept
-from sharded_orm.contrib.references.versions import lock, note_removed, versions_on
+from sharded_orm.contrib.references.versions import has_tables, lock, note_removed, versions_on
 from sharded_orm.exceptions import ShardedOrmError
 from sharded_orm.models.moves.confirmation import in_transaction
 
@@ -38,6 +38,8 @@ def remove_ahead(model: Any, pks: Sequence[Any]) -> None:
     :raises ReferenceRowKept: rows of a shard refer to one of the rows, a shard does not answer, or this
         thread has an open transaction on a shard.
     """
+    if not has_tables():  # So no shard has copies.
+        return
     _refuse_open_transactions(model)
     lock()
     removals: list[_Removal] = []
@@ -71,28 +73,35 @@ class _Removal:
     def __init__(self, model: Any, alias: str) -> None:
         self._model, self._alias = model, alias
         self._copies: list[tuple[Any, ...]] = []
+        self._before: Any = None
         self._noted = ""
 
     def run(self, pks: Sequence[Any]) -> bool:
         """Delete the copies. Return False if the shard has none, because it is not filled yet."""
         model, alias = self._model, self._alias
         with transaction.atomic(using=alias), writing_copies():
-            state = states_on(alias).get(model._meta.label)
+            state = lock_states(alias).get(model._meta.label)
             if state is None:
                 return False
-            self._noted = state.removed
             self._copies = list(copies_of(model, alias, pks).values())
-            note_removed(alias, model, state, pks)
+            self._before, self._noted = state, note_removed(alias, model, state, pks)
             delete_copies(model, alias, pks)
         return True
 
     def undo(self) -> None:
-        """Restore the copies as they were. If the shard does not answer, whoever comes next restores them."""
-        alias = self._alias
+        """Restore the copies as they were. If that is impossible now, whoever comes next restores them."""
+        alias, before = self._alias, self._before
         try:
             with transaction.atomic(using=alias):
-                restore_copies(self._model, alias, self._copies)
-                versions_on(alias).filter(pk=self._model._meta.label).update(removed=self._noted)
+                # If the lock was lost meanwhile, others may have written newer copies.
+                unchanged = versions_on(alias).filter(
+                    pk=before.pk,
+                    version=before.version,
+                    history=before.history,
+                    removed=self._noted,
+                )
+                if unchanged.update(removed=before.removed):
+                    restore_copies(self._model, alias, self._copies)
         except (Error, ShardedOrmError) as exc:
             logger.warning("copies on %r are restored later, by a relay: %s", alias, exc)
 

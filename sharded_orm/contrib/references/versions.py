@@ -40,6 +40,40 @@ def refuse_fixtures(sender: Any, raw: bool = False, **kwargs: Any) -> None:
         )
 
 
+def begin_history(using: str, **kwargs: Any) -> None:
+    """A receiver of ``post_migrate`` that makes the row of the global database, so that no writer has to."""
+    if using != DEFAULT_DB_ALIAS:
+        return
+    _with_tables.clear()  # A migration backwards may have dropped them.
+    if has_tables() and not versions_on(using).filter(name=GLOBAL).exists():
+        insert_rows(TableVersion, using, [_first_version()])
+
+
+def _first_version() -> TableVersion:
+    return TableVersion(name=GLOBAL, version=0, history=secrets.randbits(63))
+
+
+#: Names of global databases that have been seen to have the tables of versions. A test has another one.
+_with_tables: set[str] = set()
+
+
+def has_tables() -> bool:
+    """Whether the global database has the tables of versions. Costs a query until it has.
+
+    Without them, no shard has copies whose version is known, so the first delivery compares all of them.
+    Nothing has to be noted until then: other apps may be migrated first, and write reference tables.
+    """
+    connection = connections[DEFAULT_DB_ALIAS]
+    name = str(connection.settings_dict["NAME"])
+    if name not in _with_tables:
+        with connection.cursor() as cursor:
+            tables = {info.name for info in connection.introspection.get_table_list(cursor)}
+        if not {TableVersion._meta.db_table, ChangedRow._meta.db_table} <= tables:
+            return False
+        _with_tables.add(name)
+    return True
+
+
 def versions_on(alias: str) -> QuerySet[TableVersion]:
     return QuerySet(TableVersion, using=alias)
 
@@ -71,11 +105,8 @@ def lock() -> Version:
     """Take the lock until the end of the transaction on the global database. Return the version."""
     row = versions_on(DEFAULT_DB_ALIAS).filter(name=GLOBAL)
     if not row.update(version=F("version")):
-        # Two that come first at the same time: the second one gets an IntegrityError.
-        history = secrets.randbits(63)
-        insert_rows(
-            TableVersion, DEFAULT_DB_ALIAS, [TableVersion(name=GLOBAL, version=0, history=history)]
-        )
+        # After the rows were deleted by hand. Of two that come first, the second gets an IntegrityError.
+        insert_rows(TableVersion, DEFAULT_DB_ALIAS, [_first_version()])
     return global_version()
 
 
@@ -121,20 +152,30 @@ def removed_ahead(model: Any, row: TableVersion) -> list[Any]:
     return [value_of(model._meta.pk, text) for text in json.loads(row.removed)]
 
 
-def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> None:
-    """Note on a shard that copies were removed before the global rows."""
+def note_removed(alias: str, model: Any, row: TableVersion, pks: Sequence[Any]) -> str:
+    """Note on a shard that copies were removed before the global rows. Return what is noted there now."""
     texts = {*json.loads(row.removed), *(text_of(model._meta.pk, pk) for pk in pks)}
-    versions_on(alias).filter(pk=row.pk).update(removed=json.dumps(sorted(texts)))
+    noted = json.dumps(sorted(texts))
+    versions_on(alias).filter(pk=row.pk).update(removed=noted)
+    return noted
 
 
-def set_version(alias: str, names: Sequence[str], version: Version) -> None:
-    """Note that the shard's copies of these models are those of ``version``."""
-    there = versions_on(alias).filter(name__in=names)
-    known = set(there.values_list("name", flat=True))
+def set_version(alias: str, columns: Mapping[str, str], version: Version) -> None:
+    """Note that the shard's copies of these models are those of ``version``.
+
+    :param columns: digests of the copied columns by the label of the model.
+    """
+    there = versions_on(alias).filter(name__in=columns)
+    known = dict(there.values_list("name", "columns"))
+    for name in known:
+        if known[name] != columns[name]:
+            there.filter(pk=name).update(columns=columns[name])
     there.update(version=version.number, history=version.history, removed="[]")
     new = [
-        TableVersion(name=name, version=version.number, history=version.history)
-        for name in names
+        TableVersion(
+            name=name, version=version.number, history=version.history, columns=columns[name]
+        )
+        for name in columns
         if name not in known
     ]
     insert_rows(TableVersion, alias, new)

@@ -24,7 +24,7 @@ from sharded_orm.contrib.references.differences import is_writing_copies
 from sharded_orm.contrib.references.exceptions import CopyReadOnly
 from sharded_orm.contrib.references.models import ReferenceModel
 from sharded_orm.contrib.references.removal import remove_ahead
-from sharded_orm.contrib.references.versions import record
+from sharded_orm.contrib.references.versions import has_tables, record
 
 logger = logging.getLogger("sharded_orm.references")
 
@@ -126,6 +126,12 @@ class ReferenceChanges(TransactionChanges):
         # What the next statement commits implicitly must be noted before, or no relay would find it.
         self._record()
 
+    def savepoint_rolled_back(self, sid: str) -> None:
+        super().savepoint_rolled_back(sid)
+        # What may_commit() had recorded inside of the savepoint is gone. To record a row twice does no harm.
+        for change in self._changes:
+            change.is_delivered = False
+
     def _record(self) -> None:
         """Note the rows, once: versions ascend in the order of commits, because they are given out last."""
         rows: dict[Any, set[Any]] = {}
@@ -136,7 +142,7 @@ class ReferenceChanges(TransactionChanges):
                 rows.setdefault(change.source.model, set()).update(change.pks)
                 change.is_delivered = True
         rows = {model: pks for model, pks in rows.items() if pks}
-        if rows:
+        if rows and has_tables():
             record(rows)
             self._has_news = True
 

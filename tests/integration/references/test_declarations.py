@@ -66,6 +66,8 @@ def test_the_global_database_needs_the_backend_with_hooks(site: Site) -> None:
     done = site.manage("check", code=1)
     assert "sharded_orm_references.E001" in done.err
     site.run(
+        "from django.apps import apps\n"
+        'assert refused(InvalidReferenceModel, apps.get_app_config("sharded_orm_references").ready)\n'
         'assert refused(InvalidReferenceModel, lambda: Country.objects.create(name="x", code="x"))'
     )
 

@@ -188,3 +188,50 @@ for alias in ALIASES:
     out = site.manage("mirrors", "build", "geo.Country").out
     assert "All shards have the rows of geo.Country; 8 were written." in out
     _settle(site)
+
+
+def test_rows_are_written_before_the_tables_of_versions_are_migrated(site: Site) -> None:
+    site.run(FRANCE)
+    site.manage("migrate", "sharded_orm_references", "zero", "--verbosity", "0")
+    # As the data migration of an app does that is migrated first.
+    site.run(
+        'Country.objects.create(name="Greece", code="GR")\nCountry.objects.get(code="FR").delete()'
+    )
+    site.manage("migrate", "--verbosity", "0")
+    site.run('assert TableVersion.objects.using("default").count() == 1')
+    _settle(site)
+
+
+def test_old_code_writes_copies_without_a_new_column(site: Site) -> None:
+    site.run(
+        FRANCE
+        + """
+# The old code says that the copies are up to date, and does not know the column.
+for alias in ALIASES:
+    QuerySet(TableVersion, using=alias).update(columns="of other columns")
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE geo_country SET area = 7")
+"""
+    )
+    found = json.loads(site.manage("mirrors", "status", "--json").out)
+    assert {c["behind"] for c in found["references"]} == {8}
+    _settle(site)
+
+
+def test_options_for_mirrors_only_are_refused(site: Site) -> None:
+    done = site.manage("mirrors", "check", "geo.Country", "--sample", "10", code=1)
+    assert "compared as a whole" in done.err
+
+
+def test_a_writer_that_has_lost_its_lock_restores_no_old_copies(site: Site) -> None:
+    site.run(
+        FRANCE
+        + """
+from sharded_orm.contrib.references.removal import _Removal
+removal = _Removal(Country, "books_00001")
+removal.run([france.pk])  # The lock of this writer is lost now.
+Country.objects.all().delete()
+removal.undo()
+assert not differences(), differences()
+"""
+    )

@@ -22,6 +22,7 @@ class Migration(migrations.Migration):
                 ("version", models.BigIntegerField()),
                 ("history", models.BigIntegerField()),
                 ("removed", models.TextField(default="[]")),
+                ("columns", models.CharField(default="", max_length=64)),
             ],
             options={
                 "default_permissions": (),

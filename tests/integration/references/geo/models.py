@@ -25,6 +25,7 @@ class Country(ReferenceModel):
     area = models.DecimalField(max_digits=12, decimal_places=2, default=0)
     changed_at = models.DateTimeField(auto_now=True)
     facts = models.JSONField(default=dict)
+    notes = models.JSONField(null=True)
 
     class Meta:
         ordering = ("name",)

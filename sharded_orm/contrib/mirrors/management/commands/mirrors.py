@@ -101,6 +101,11 @@ class CheckMirrors(Action):
     def run(self, command: BaseCommand, options: dict[str, Any]) -> None:
         names = options["mirrors"]
         copied = [found for name in names if (found := find_companion(name)) is not None]
+        if copied and (options["newest_first"] or options["sample"] is not None):
+            raise CommandError(
+                f"--newest-first and --sample are for mirrors only, and {copied[0][1]} is compared as a"
+                " whole. Leave it or the options out."
+            )
         chosen = [build.find_mirror(name) for name in names if find_companion(name) is None]
         if not names:
             chosen = declaration.mirrors()

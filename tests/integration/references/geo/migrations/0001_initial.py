@@ -94,6 +94,7 @@ class Migration(migrations.Migration):
                 ("area", models.DecimalField(decimal_places=2, default=0, max_digits=12)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
                 ("facts", models.JSONField(default=dict)),
+                ("notes", models.JSONField(null=True)),
                 (
                     "continent",
                     models.ForeignKey(
