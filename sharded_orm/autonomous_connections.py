@@ -32,6 +32,12 @@ class Autonomous(NamedTuple):
     commits: bool
 
 
+def is_in_test_case(alias: str) -> bool:
+    """Whether statements on ``alias`` are a part of the transaction of Django's ``TestCase``. Sends nothing."""
+    connection: Any = connections[alias]
+    return any(block._from_testcase for block in connection.atomic_blocks)
+
+
 class AutonomousConnections:
     """Connections in autocommit mode, at most one per thread and alias.
 
@@ -59,7 +65,7 @@ class AutonomousConnections:
         shared: Any = connections[alias]
         if not shared.in_atomic_block and shared.get_autocommit():
             return Autonomous(shared, True)
-        if any(block._from_testcase for block in shared.atomic_blocks):
+        if is_in_test_case(alias):
             return Autonomous(shared, False)
         own = self._of_thread()
         connection = own.get(alias)

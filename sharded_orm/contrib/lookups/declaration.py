@@ -56,8 +56,7 @@ class ModelLookup:
     @cached_property
     def table(self) -> ShardOptions | None:
         """The options of the model with the entries; None for the table of the global database."""
-        model = None if self.table_name is None else _model(self.table_name)
-        return None if model is None else shard_options(model)
+        return None if self.table_name is None else table_options(self.table_name)
 
     @cached_property
     def problem(self) -> str | None:
@@ -124,6 +123,12 @@ class ModelLookup:
             return ""
         pk_text = _text(self.model._meta.pk, pk, self.name, MAX_VALUE)
         return hashlib.sha256(f"{pk_text}\0{key_text}".encode()).hexdigest()
+
+
+def table_options(name: str) -> ShardOptions | None:
+    """Return the options of a model with entries; None if there is no such model."""
+    model = _model(name)
+    return None if model is None else shard_options(model)
 
 
 def _model(name: str) -> Any:

@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from sharded_orm import runtime
-from sharded_orm.autonomous_connections import AutonomousConnections
+from sharded_orm.autonomous_connections import AutonomousConnections, is_in_test_case
 from sharded_orm.backends.write_hooks.session_id import SessionID
-from sharded_orm.contrib.lookups.declaration import lookups_by_name
+from sharded_orm.contrib.lookups.declaration import lookups_by_name, table_options
 from sharded_orm.contrib.lookups.entry_statements import EntryStatements
 from sharded_orm.contrib.lookups.models import LookupEntry
 
@@ -94,9 +94,19 @@ def table_of(lookup: str, value: str) -> EntryTable:
 def tables_of(lookup: str) -> list[EntryTable]:
     """Return all tables with entries of a lookup."""
     declared = lookups_by_name().get(lookup)
-    options = None if declared is None else declared.table
-    if options is None:
+    return tables_of_model("" if declared is None else declared.table_name or "")
+
+
+def tables_of_model(model: str) -> list[EntryTable]:
+    """Return all tables of a model with entries. Empty if there is no such model any more.
+
+    :param model: the name of the model; "" for the table of the global database.
+    """
+    if not model:
         return [GLOBAL_TABLE]
+    options = table_options(model)
+    if options is None:
+        return []
     name, group = options.model._meta.db_table, runtime.group(options.group)
     return [
         EntryTable(runtime.shard_in(group, number).alias, name, options.group)
@@ -105,8 +115,8 @@ def tables_of(lookup: str) -> list[EntryTable]:
 
 
 def is_committed_at_once() -> bool:
-    """Whether statements are committed at once. False inside Django's ``TestCase``."""
-    return _connections.get(DEFAULT_DB_ALIAS).commits
+    """Whether statements are committed at once. False inside Django's ``TestCase``. Sends nothing."""
+    return not is_in_test_case(DEFAULT_DB_ALIAS)
 
 
 def add(
@@ -245,11 +255,9 @@ def remove_entry(entry: StoredEntry) -> bool:
     return bool(_run(table, _statements(table).remove_entry(), params))
 
 
-def remove_lookup(lookup: str) -> int:
-    """Remove all entries of a lookup, and return their number. One statement per table."""
-    return sum(
-        _run(table, _statements(table).remove_lookup(), (lookup,)) for table in tables_of(lookup)
-    )
+def remove_lookup(lookup: str, tables: Iterable[EntryTable]) -> int:
+    """Remove all entries of a lookup from ``tables``, and return their number. One statement per table."""
+    return sum(_run(table, _statements(table).remove_lookup(), (lookup,)) for table in tables)
 
 
 def outside_transactions(run: Callable[[], R]) -> R:

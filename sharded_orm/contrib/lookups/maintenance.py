@@ -103,8 +103,9 @@ def build(lookup: ModelLookup) -> LookupDifferences:
     Only after each process that writes the model has declared the lookup: rows that others write
     meanwhile have no entries. Reads each row once. The lookup is served only if each row has its entry.
 
-    :raises LookupRefused: a column treats different texts as equal.
+    :raises LookupRefused: a column treats different texts as equal, or the lookup is served with another table.
     """
+    states.refuse_other_table([lookup])
     refuse_inexact(lookup)
     differences = LookupDifferences(lookup.name)
     _compare_rows(lookup, differences, repair=True)
@@ -126,9 +127,16 @@ def check(lookup: ModelLookup, *, repair: bool = False) -> LookupDifferences:
 
 
 def drop(name: str) -> int:
-    """Remove the entries of a lookup that no process uses any more, and return their number."""
-    states.withdraw(name)
-    return entries.remove_lookup(name)
+    """Remove the entries of a lookup that no process uses any more, and return their number.
+
+    They are in the table with which the lookup was served last, which may be another one than the declared
+    one. May be repeated after an error.
+    """
+    table = states.withdraw(name)
+    tables = entries.tables_of(name) if table is None else entries.tables_of_model(table)
+    removed = entries.remove_lookup(name, tables)
+    states.forget(name)
+    return removed
 
 
 def refuse_inexact(lookup: ModelLookup) -> None:

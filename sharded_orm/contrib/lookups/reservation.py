@@ -14,7 +14,11 @@ from sharded_orm.contrib.lookups import entries
 from sharded_orm.contrib.lookups.declaration import ModelLookup
 from sharded_orm.contrib.lookups.entries import Place, StoredEntry
 from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
-from sharded_orm.contrib.lookups.states import is_served
+from sharded_orm.contrib.lookups.states import (
+    is_known_to_be_served,
+    is_served,
+    refuse_other_table,
+)
 from sharded_orm.contrib.lookups.transaction import (
     QUARANTINE,
     EntryChange,
@@ -41,8 +45,11 @@ def reserve(
 
     :param rows: for each entry, its lookup and the shard key of its row.
     :raises LookupValueTaken: another row has the value of a unique lookup, or may get it.
+    :raises LookupRefused: processes with a former declaration look for the values in another table.
     :raises ScatterError: a lookup is not built yet, and a shard that may have such a row does not answer.
     """
+    waiting = {lookup for lookup, _ in rows.values() if not is_known_to_be_served(lookup)}
+    refuse_other_table(waiting)
     # In one order, so that two processes do not wait for each other.
     places = sorted(rows)
     change.has_fresh, change.places = True, places
@@ -56,7 +63,8 @@ def reserve(
             _take_unique(connection, watcher, change, lookup, place, key)
         else:
             _take(change, watcher, place, key)
-    _refuse_rows_without_entries(connection, rows)
+    if waiting:
+        _refuse_rows_without_entries(connection, rows)
 
 
 def _refuse_rows_without_entries(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.conf import settings
@@ -9,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.timezone import now
 
 from sharded_orm.contrib.lookups.declaration import ModelLookup, lookups_by_name
+from sharded_orm.contrib.lookups.exceptions import LookupRefused
 from sharded_orm.contrib.lookups.models import LookupState
 
 # The lookups that this process has found served, as they are declared. None is ever withdrawn while
@@ -41,6 +43,33 @@ def is_known_to_be_served(lookup: ModelLookup) -> bool:
     return _declaration(lookup) in _served
 
 
+def refuse_other_table(lookups: Iterable[ModelLookup]) -> None:
+    """Refuse to write entries while other processes may rely on the entries of another table.
+
+    They do not look for a value in the declared one. One query for each lookup.
+
+    :param lookups: those that this process has not found served.
+    :raises LookupRefused: one of them is served with another table than the declared one.
+    """
+    for lookup in lookups:
+        states = LookupState.objects.using(DEFAULT_DB_ALIAS)
+        served = states.filter(lookup=lookup.name, served_since__isnull=False)
+        other = (
+            served.exclude(table=lookup.table_name or "").values_list("table", flat=True).first()
+        )
+        if other is not None:
+            raise LookupRefused(
+                f"The lookup {lookup.name!r} has {_named(lookup.table_name)}, and is served with"
+                f" {_named(other)}, so neither are its values written nor is it built. When no process"
+                f" with the former declaration runs, run 'manage.py lookups drop {lookup.name}' and then"
+                f" 'manage.py lookups build {lookup.name}'."
+            )
+
+
+def _named(table: str | None) -> str:
+    return f"the table {table!r}" if table else "the table of the global database"
+
+
 def _declaration(lookup: ModelLookup) -> tuple[str, bool, str | None]:
     return lookup.name, lookup.unique, lookup.table_name
 
@@ -57,10 +86,21 @@ def serve(lookup: ModelLookup) -> None:
     )
 
 
-def withdraw(name: str) -> None:
-    """Note that queries may not rely on the lookup ``name``. Other processes may rely on it still."""
+def withdraw(name: str) -> str | None:
+    """Note that queries may not rely on the lookup ``name``. Other processes may rely on it still.
+
+    :returns: the table with which the lookup was served last, "" for the global one; None if it never was.
+    """
     _served.difference_update([served for served in list(_served) if served[0] == name])
-    LookupState.objects.using(DEFAULT_DB_ALIAS).filter(lookup=name).delete()
+    states = LookupState.objects.using(DEFAULT_DB_ALIAS).filter(lookup=name)
+    states.update(served_since=None)
+    return states.values_list("table", flat=True).first()
+
+
+def forget(name: str) -> None:
+    """Forget a lookup that was withdrawn and has no entries any more."""
+    states = LookupState.objects.using(DEFAULT_DB_ALIAS)
+    states.filter(lookup=name, served_since=None).delete()
 
 
 def after_migrate(*, using: str, **kwargs: Any) -> None:
@@ -71,7 +111,8 @@ def after_migrate(*, using: str, **kwargs: Any) -> None:
     if using != DEFAULT_DB_ALIAS:
         return
     declared = lookups_by_name()
-    LookupState.objects.using(using).exclude(lookup__in=declared).delete()
+    # 'lookups drop' needs to know the tables.
+    LookupState.objects.using(using).exclude(lookup__in=declared).update(served_since=None)
     if _is_test_database():
         for lookup in declared.values():
             serve(lookup)

@@ -8,17 +8,16 @@ row will have any more.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
+from itertools import chain, product
 from typing import Any
 from uuid import uuid4
-
-from django.db import Error
 
 from sharded_orm.backends.write_hooks.statement_changes import StatementChange, StatementWatcher
 from sharded_orm.contrib.lookups import entries
@@ -33,6 +32,8 @@ QUARANTINE = 600.0
 #: Seconds that the entries of a committed transaction wait, at most until the next one of the process,
 #: before they tell that it has ended.
 CLOSE_AFTER = 5.0
+#: The largest number of entries that a process remembers to close, while their shards do not answer.
+MAX_WAITING = 10_000
 
 
 class EndedChanges:
@@ -46,26 +47,54 @@ class EndedChanges:
         self._lock = threading.Lock()
         self._tokens: list[tuple[EntryTable, str]] = []
         self._closed_at = time.monotonic()
+        self._most: float = entries.BATCH
 
     def add(self, tokens: Iterable[tuple[EntryTable, str]]) -> None:
-        """Note changes. Close the entries of all if they are many, or if some have waited: one statement."""
+        """Note changes. Close the entries of all if they are many, or if some have waited.
+
+        One statement per table. Entries of a table that does not answer wait for the next time.
+        """
         with self._lock:
             self._tokens += tokens
             waited = time.monotonic() - self._closed_at
-            if len(self._tokens) < entries.BATCH and waited < CLOSE_AFTER:
+            if len(self._tokens) < self._most and waited < CLOSE_AFTER:
                 return
             tokens, self._tokens, self._closed_at = self._tokens, [], time.monotonic()
-        try:
-            for table, of_table in _by_table(tokens).items():
-                entries.close(table, of_table)
-        except Error:
-            # A warning is enough. Another process that finds such an entry waits until the database
-            # sessions of this process have ended.
-            logger.warning("%d changes of lookups could not be closed", len(tokens), exc_info=True)
+        failed = in_each_table(entries.close, tokens)
+        with self._lock:
+            # Other processes that find a forgotten entry wait until the sessions of this process have ended.
+            self._tokens = [*failed, *self._tokens][-MAX_WAITING:]
+            # A table that does not answer is asked again after some time only, not by each transaction.
+            self._most = math.inf if failed else entries.BATCH
 
     def __contains__(self, token: str) -> bool:
         with self._lock:
             return any(token == ended for _, ended in self._tokens)
+
+
+def in_each_table(
+    run: Callable[[EntryTable, Sequence[str]], None], tokens: Iterable[tuple[EntryTable, str]]
+) -> list[tuple[EntryTable, str]]:
+    """Call ``run`` for the changes of each table, and return those of tables where it has failed.
+
+    Their transactions have ended, so an error is logged: their callers must not take it for one of them.
+    """
+    failed: list[tuple[EntryTable, str]] = []
+    for table, of_table in _by_table(tokens).items():
+        try:
+            run(table, of_table)
+        except Exception:
+            logger.warning(
+                "%d changes have left entries of lookups in %r on %r behind. They are closed when the"
+                " database answers, and do no harm; 'manage.py lookups check --repair' removes"
+                " those without a row.",
+                len(of_table),
+                table.name,
+                table.alias,
+                exc_info=True,
+            )
+            failed += [(table, token) for token in of_table]
+    return failed
 
 
 def _by_table(tokens: Iterable[tuple[EntryTable, str]]) -> Mapping[EntryTable, list[str]]:
@@ -203,24 +232,13 @@ class TransactionEntries(StatementWatcher[EntryChange]):
         if not self._is_committed_at_once:
             return  # The test case rolls the entries back.
         ends = [(change, bool(committed) and not change.is_undone) for change in self._changes]
-        try:
-            surplus = (
-                p for change, stands in ends for p in change.in_tables(change.surplus(stands))
-            )
-            for table, tokens in _by_table(surplus).items():
-                entries.remove(table, tokens)
-            # Others may wait for values that were rolled back, so these are closed now.
-            undone = (change for change, stands in ends if not stands)
-            rest = (pair for change in undone for pair in change.in_tables(change.rest(False)))
-            for table, tokens in _by_table(rest).items():
-                entries.close(table, tokens)
-            done = (change for change, stands in ends if stands)
-            ended_changes.add(p for change in done for p in change.in_tables(change.rest(True)))
-        except Exception:
-            # The transaction has ended, so its caller must not take this for an error of it.
-            logger.warning(
-                "The transaction on %r has left entries of lookups behind, which do no harm."
-                " 'manage.py lookups check --repair' removes them.",
-                self._connection.alias,
-                exc_info=True,
-            )
+        surplus = (p for change, stands in ends for p in change.in_tables(change.surplus(stands)))
+        left = in_each_table(entries.remove, surplus)
+        # Others may wait for values that were rolled back, so these are closed now.
+        undone = (change for change, stands in ends if not stands)
+        rest = (pair for change in undone for pair in change.in_tables(change.rest(False)))
+        left += in_each_table(entries.close, rest)
+        done = (change for change, stands in ends if stands)
+        ended_changes.add(
+            chain(left, (p for change in done for p in change.in_tables(change.rest(True))))
+        )

@@ -11,7 +11,7 @@ from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror
 from sharded_orm.contrib.mirrors.differences import ComparisonReport, Suspect, settle
 from sharded_orm.contrib.mirrors.outbox import BATCH
-from sharded_orm.contrib.mirrors.reads import aliases_of, wanted_rows
+from sharded_orm.contrib.mirrors.reads import aliases_of, values_of, wanted_rows
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
 
@@ -53,7 +53,7 @@ class _Sides:
     """Reads ranges of rows of the source and of its mirror."""
 
     def __init__(self, mirror: Mirror, newest_first: bool) -> None:
-        self._newest_first = newest_first
+        self._of, self._newest_first = mirror, newest_first
         mirrored: Any = ShardedQuerySet(mirror.model)
         source = mirror.source
         self._source = [(s.alias, wanted_rows(mirror)) for s in _shards(source.options.group)]
@@ -81,7 +81,7 @@ class _Sides:
                 behind = behind.order_by("-pk" if self._newest_first else "pk")
                 pks += behind.values_list("pk", flat=True)[position : position + 1]
         # Any order of Python's will do: a row of any shard is before the end of the first chunk that it is
-        # not behind.
+        # not behind. But if a database orders text keys in another way, a chunk may be much larger.
         return (max if self._newest_first else min)(pks, default=None)
 
     def source_rows(self, after: Any, until: Any) -> Iterator[tuple[Any, ...]]:
@@ -99,7 +99,7 @@ class _Sides:
         for alias, rows in shards:
             with unbound():
                 found = self._range(rows.using(alias), after, until).order_by()
-                for row in list(found.values_list(*names)):
+                for row in values_of(self._of, found, names):
                     yield alias, row
 
     def _range(self, rows: Any, after: Any, until: Any) -> Any:

@@ -76,6 +76,11 @@ class Mirror:
         return tuple(own.attname for own, _ in self.fields)
 
     @cached_property
+    def json_positions(self) -> tuple[int, ...]:
+        """The positions of JSON fields in :attr:`fields`."""
+        return tuple(n for n, (own, _) in enumerate(self.fields) if isinstance(own, JSONField))
+
+    @cached_property
     def own_source_key(self) -> Any:
         """The field of the mirror that has the shard key of the source; None if it leaves it out."""
         return next((own for own, original in self.fields if original is self.source.key), None)

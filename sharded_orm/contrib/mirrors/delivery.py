@@ -19,7 +19,7 @@ from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
 from sharded_orm.contrib.mirrors.exceptions import MirrorRaced
 from sharded_orm.contrib.mirrors.outbox import BATCH, OutboxEntry
-from sharded_orm.contrib.mirrors.reads import aliases_of, wanted_rows
+from sharded_orm.contrib.mirrors.reads import aliases_of, values_of, wanted_rows
 from sharded_orm.contrib.mirrors.rows import MirrorRow, write_rows
 from sharded_orm.exceptions import KeyMoved, ShardMoved
 from sharded_orm.models.moves.repetition import repeated
@@ -187,7 +187,7 @@ def read_source(
         matching = wanted_rows(mirror).filter(
             **{f"{source.key.attname}__in": keys, "pk__in": [row.pk for row in rows]}
         )
-        found = list(matching.values_list(*mirror.names, source.key.attname))
+        found = values_of(mirror, matching, (*mirror.names, source.key.attname))
     pk_at = mirror.names.index(source.pk.attname)
     key_at = mirror.names.index(mirror.key.attname)
     key_texts = {row.pk: text_of(source.key, row.key) for row in rows}

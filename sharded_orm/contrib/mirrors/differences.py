@@ -26,7 +26,7 @@ from sharded_orm.contrib.mirrors.outbox import (
     record,
     remove,
 )
-from sharded_orm.contrib.mirrors.reads import aliases_of, source_rows
+from sharded_orm.contrib.mirrors.reads import aliases_of, source_rows, values_of
 from sharded_orm.contrib.mirrors.relay import MOST_ATTEMPTS
 from sharded_orm.contrib.mirrors.rows import MirrorRow, StoredVersion, stored_versions, write_rows
 from sharded_orm.exceptions import ShardedOrmError
@@ -139,13 +139,15 @@ def settle(
             report.pending += 1
             continue
         for difference, row, version in found:
-            report.differences.append(difference)
             if repair:
                 try:
-                    _repair(mirror, difference, row, version)
+                    if not _repair(mirror, difference, row, version):
+                        report.pending += 1
+                        continue
                     report.repaired += 1
                 except (Error, ShardedOrmError) as exc:
                     report.failures[difference] = exc
+            report.differences.append(difference)
 
 
 def _look(
@@ -183,9 +185,11 @@ def _look(
         assert own_key is not None
         stored = {
             pk: tuple(values)
-            for pk, *values in QuerySet(mirror.model, using=alias)
-            .filter(pk__in=pks)
-            .values_list(mirror.model._meta.pk.attname, *mirror.attributes)
+            for *values, pk in values_of(
+                mirror,
+                QuerySet(mirror.model, using=alias).filter(pk__in=pks),
+                (*mirror.attributes, mirror.model._meta.pk.attname),
+            )
         }
         for pk in pks:
             source_key, values = wanted.get(pk, (existing.get(pk), None))
@@ -308,17 +312,20 @@ def mend(mirror: Mirror, suspects: list[Suspect]) -> None:
 
 def _repair(
     mirror: Mirror, difference: Difference, row: MirrorRow, version: StoredVersion | None
-) -> None:
-    """Mend one row, unless somebody has delivered it since it was compared."""
+) -> bool:
+    """Mend one row, unless somebody has delivered it since it was compared.
+
+    :returns: False if the source's row has gone since: a relay delivers this.
+    """
     if row.values is None:
         assert difference.alias is not None
         write_rows(mirror, difference.alias, [row], unchanged={row.pk: version})
-        return
+        return True
     key = row.values[mirror.names.index(mirror.key.attname)]
     written = WrittenRow(row.pk, difference.source_key, {mirror.key.attname: frozenset([key])})
     recorded = _record(mirror.source, written)
     if recorded is None:
-        return  # The source's row has gone since, which has an outbox row of its own.
+        return False  # The deletion has an outbox row of its own.
     alias, entry = recorded
     if not _may_be_newer(mirror, entry, version):
         # The source was restored from a backup, and counts from an earlier number again. Its versions
@@ -329,6 +336,7 @@ def _repair(
     for exc in deliver(rows_to_deliver([entry]), mirror.source.mirrors).values():
         raise exc
     remove(alias, [entry.number])
+    return True
 
 
 def _record(source: Source, written: WrittenRow) -> tuple[str, OutboxEntry] | None:

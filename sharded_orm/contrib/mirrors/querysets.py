@@ -11,7 +11,7 @@ from django.db.models.query import ModelIterable
 from sharded_orm.cache.request_cache import uncached
 from sharded_orm.contrib.mirrors.declaration import Mirror, declarations
 from sharded_orm.contrib.mirrors.differences import Suspect, mend
-from sharded_orm.contrib.mirrors.reads import source_rows
+from sharded_orm.contrib.mirrors.reads import JSON_NULL, source_rows
 from sharded_orm.models.moves.confirmation import in_transaction
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.type_variables import M
@@ -111,7 +111,12 @@ def _wanted(mirror: Mirror, rows: Sequence[Any]) -> dict[Any, Any]:
     assert mirror.own_source_key is not None  # A system check makes sure of it.
     attname = mirror.own_source_key.attname
     with uncached():
-        return source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
+        found = source_rows(mirror, {row.pk: getattr(row, attname) for row in rows})
+    # Instances have None for the null of JSON, too.
+    return {
+        pk: (key, tuple(None if value is JSON_NULL else value for value in values))
+        for pk, (key, values) in found.items()
+    }
 
 
 def _differs(mirror: Mirror, row: Any, wanted: dict[Any, Any]) -> bool:

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from django.db.models import F, JSONField, Value
+from django.db.models.lookups import IsNull
 
 from sharded_orm import runtime
 from sharded_orm.contrib.mirrors.declaration import Mirror, text_of
 from sharded_orm.models.querysets.sharded import ShardedQuerySet
 from sharded_orm.models.sharding.bound_key import unbound
+
+#: The null of JSON, as the ORM writes it. The ORM reads it as None, like the NULL of SQL.
+JSON_NULL: Final = Value(None, JSONField())
+
+
+def values_of(mirror: Mirror, rows: Any, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the values of ``rows``, with :data:`JSON_NULL` for the null of JSON. One query per shard.
+
+    :param names: the attributes of all fields of the mirror or of its source, and then any others.
+    """
+    positions = mirror.json_positions
+    if not positions:
+        return list(rows.values_list(*names))
+    are_null = [IsNull(F(names[position]), True) for position in positions]
+    found = []
+    for row in rows.values_list(*names, *are_null):
+        values = list(row[: len(names)])
+        for position, is_null in zip(positions, row[len(names) :], strict=True):
+            if values[position] is None and not is_null:
+                values[position] = JSON_NULL
+        found.append(tuple(values))
+    return found
 
 
 def wanted_rows(mirror: Mirror) -> Any:
@@ -16,17 +41,6 @@ def wanted_rows(mirror: Mirror) -> Any:
     rows: Any = ShardedQuerySet(mirror.source.model).uncached().order_by()
     rows = rows.exclude(**{f"{mirror.key.attname}__isnull": True})
     return rows if mirror.condition is None else rows.filter(mirror.condition)
-
-
-def mirror_rows(mirror: Mirror, keys: Iterable[Any], pks: Iterable[Any]) -> dict[Any, Any]:
-    """Return the values of rows of the mirror, read from the shards of ``keys``, by primary key."""
-    key = mirror.options.key
-    assert key is not None
-    with unbound():
-        rows: Any = ShardedQuerySet(mirror.model).uncached().order_by()
-        rows = rows.filter(**{f"{key.attname}__in": list(keys), "pk__in": list(pks)})
-        found = rows.values_list(mirror.model._meta.pk.attname, *mirror.attributes)
-        return {pk: tuple(values) for pk, *values in found}
 
 
 def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
@@ -45,10 +59,10 @@ def source_rows(mirror: Mirror, source_keys: dict[Any, Any]) -> dict[Any, tuple[
             rows = rows.scatter()
         else:
             rows = rows.filter(**{f"{source.key.attname}__in": list(set(source_keys.values()))})
-        names = (source.pk.attname, source.key.attname, *mirror.names)
+        names = (*mirror.names, source.pk.attname, source.key.attname)
         return {
             pk: (key, tuple(values))
-            for pk, key, *values in rows.values_list(*names)
+            for *values, pk, key in values_of(mirror, rows, names)
             # The id may be used under the key of another one of the rows, too.
             if texts.get(pk) in (None, text_of(source.key, key))
         }
@@ -75,5 +89,5 @@ def rows_of_id(mirror: Mirror, pk: Any, source_keys: Iterable[Any]) -> dict[str,
     field = mirror.source.key
     with unbound():
         rows = wanted_rows(mirror).filter(**{f"{field.attname}__in": list(source_keys), "pk": pk})
-        found = rows.values_list(field.attname, *mirror.names)
-        return {text_of(field, key): tuple(values) for key, *values in found}
+        found = values_of(mirror, rows, (*mirror.names, field.attname))
+        return {text_of(field, key): tuple(values) for *values, key in found}

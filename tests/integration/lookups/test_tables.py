@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.db import connections, transaction
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connections, transaction
 
 from sharded_orm.contrib.lookups import entries, maintenance, states
+from sharded_orm.contrib.lookups import transaction as lookup_transaction
 from sharded_orm.contrib.lookups.declaration import lookups_by_name
-from sharded_orm.contrib.lookups.exceptions import LookupValueTaken
-from sharded_orm.contrib.lookups.models import LookupEntry
+from sharded_orm.contrib.lookups.exceptions import LookupRefused, LookupValueTaken
+from sharded_orm.contrib.lookups.models import LookupEntry, LookupState
 from sharded_orm.exceptions import ShardKeyRequired
 from tests.finders.models import EmailEntry, Member
 from tests.integration.lookups.conftest import differences
@@ -106,6 +108,63 @@ def test_a_lookup_that_gets_a_table_is_built_again(members: Any) -> None:
     assert states.is_served(lookup)
     assert not states.is_served(replace(lookup, table_name=None))
     assert not states.is_served(replace(lookup, table_name="finders.OtherEntry"))
+
+
+def test_the_former_table_is_dropped_before_the_new_one_is_written(
+    accounts: Any, monkeypatch: Any
+) -> None:
+    """Processes with the former declaration would not find what others write to the new table."""
+    LookupState.objects.filter(lookup=NAME).update(table="")
+    former = {"slot": "", "token": "t", "is_open": False, "writer": "", "written_at": 0}
+    LookupEntry.objects.create(lookup=NAME, value="old@x", key=str(ONE), **former)
+    monkeypatch.setattr(states, "_served", set())
+    with pytest.raises(LookupRefused, match=r"lookups drop finders\.member\.email"):
+        Member.objects.create(id=1, user_id=ONE, email="new@x")
+    with pytest.raises(CommandError, match=r"lookups drop finders\.member\.email"):
+        call_command("lookups", "build", NAME)
+    assert not Member.objects.scatter().exists() and stored() == []
+    Member.objects.create(id=1, user_id=ONE)
+    call_command("lookups", "drop", NAME)
+    assert not LookupEntry.objects.filter(lookup=NAME).exists()
+    Member.objects.filter(user_id=ONE).update(email="new@x")
+    call_command("lookups", "build", NAME)
+    assert Member.objects.get(email="new@x").id == 1
+
+
+def test_entries_of_a_lookup_that_is_not_declared_any_more(members: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(states, "_served", set())
+    for module in (states, entries):
+        monkeypatch.setattr(module, "lookups_by_name", dict)
+    states.after_migrate(using="default")
+    assert not LookupState.objects.filter(served_since__isnull=False).exists()
+    assert maintenance.drop(NAME) == 2
+    assert stored() == []
+    assert not LookupState.objects.filter(lookup=NAME).exists()
+
+
+def test_a_shard_of_entries_is_down_at_a_rollback(members: Any, monkeypatch: Any) -> None:
+    emails = {entries.table_of(NAME, f"{n}@x").alias: f"{n}@x" for n in range(60)}
+    down = "events_00003"
+
+    def refuse(*args: Any) -> None:
+        raise OperationalError("The shard is down.")
+
+    with ExitStack() as stack:
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=SHARD[ONE]):
+            Member.objects.bulk_create(
+                Member(id=10 + n, user_id=ONE, email=email)
+                for n, email in enumerate(emails.values())
+            )
+            stack.enter_context(connections[down].execute_wrapper(refuse))
+            raise ZeroDivisionError
+    # The values of the other shards are free at once.
+    (left,) = {value for value, _ in stored()} - {"1.2.3.4", "bob@x"}
+    assert left == emails[down]
+    monkeypatch.setattr(lookup_transaction, "CLOSE_AFTER", 0)
+    Member.objects.create(id=3, user_id=TWO, email=emails["events_00000"])
+    assert not EmailEntry.objects.using(down).get(value=left).is_open
+    Member.objects.create(id=4, user_id=TWO, email=left)
+    assert differences() == {}
 
 
 def test_wrong_tables() -> None:

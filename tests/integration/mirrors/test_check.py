@@ -52,6 +52,33 @@ def test_differences_are_found_and_mended(site: Site, options: list[str]) -> Non
     assert site.run("print(differences())") == "[]"
 
 
+def test_the_null_of_json_is_not_that_of_sql(site: Site) -> None:
+    out = site.run("""
+from django.core.management import call_command
+from django.db.models import JSONField, Value
+JSON_NULL = Value(None, JSONField())
+def counts():
+    stored = TopicOfNote.objects.scatter().filter(data__isnull=False)
+    print(list(stored.values_list("data", flat=True)).count(None), len(stored))
+first = note(1, 4)
+for data in (None, JSON_NULL, {"a": None}):
+    topic = Topic.objects.create(owner_id=1, name="t")
+    last = NoteTopic.objects.create(owner_id=1, note=first, topic=topic, data=data)
+counts()
+NoteTopic.objects.filter(pk=last.pk, owner_id=1).update(data=JSON_NULL)
+counts()
+call_command("mirrors", "check", "notes.TopicOfNote", verbosity=0)
+for alias in aliases("accounts"):
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE notes_topicofnote SET data = NULL")
+call_command("mirrors", "check", "notes.TopicOfNote", "--repair", verbosity=0)
+counts()
+""")
+    lines = out.splitlines()
+    assert [line for line in lines if line[0].isdigit()] == ["1 2", "2 2", "2 2"]
+    assert sum(line.endswith(": repaired") for line in lines) == 2
+
+
 def test_each_row_is_in_a_chunk(site: Site) -> None:
     out = site.run("""
 from sharded_orm.contrib.mirrors import comparison

@@ -43,6 +43,7 @@ class NoteTopic(ShardedModel):
     owner_id = models.BigIntegerField()
     note = models.ForeignKey(Note, models.CASCADE)
     topic = models.ForeignKey(Topic, models.CASCADE)
+    data = models.JSONField(null=True)
 
     class ShardMeta:
         group = "books"
@@ -117,6 +118,7 @@ class TopicOfNote(ShardedModel):
     id = models.BigIntegerField(primary_key=True)
     note_id = models.BigIntegerField()
     topic_id = models.BigIntegerField()
+    data = models.JSONField(null=True)
 
     class ShardMeta:
         mirror_of = NoteTopic

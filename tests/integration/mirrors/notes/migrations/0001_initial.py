@@ -55,6 +55,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigIntegerField(primary_key=True, serialize=False)),
                 ("note_id", models.BigIntegerField()),
                 ("topic_id", models.BigIntegerField()),
+                ("data", models.JSONField(null=True)),
             ],
             options={
                 "abstract": False,
@@ -152,6 +153,7 @@ class Migration(migrations.Migration):
                         on_delete=django.db.models.deletion.CASCADE, to="notes.topic"
                     ),
                 ),
+                ("data", models.JSONField(null=True)),
             ],
             options={
                 "abstract": False,
