@@ -263,6 +263,49 @@ print(feed.get_many([a.id]))
     assert out.splitlines() == ["0", "0", "True", "{}"]
 
 
+def test_a_reservation_that_is_being_taken_away_is_not_confirmed(site_everywhere: Site) -> None:
+    """The row is gone only when the transaction of the other entity is committed."""
+    out = site_everywhere.run(
+        _ELSEWHERE
+        + """
+from threading import Event, Thread
+from sharded_orm.contrib.entities import reservations
+row = index_rows.alias_of(by_slug, "x")
+aliases = {shard.alias for shard in runtime.group("accounts").shards()}
+a, b = elsewhere("x", row), elsewhere("x", *(aliases - {row}))
+reserved, taken, reserve = Event(), Event(), reservations.reserve
+def reserve_and_wait(index, row):
+    reserve(index, row)
+    if row.entity_id == a.id and not taken.is_set():
+        reserved.set()
+        taken.wait()
+reservations.reserve = reserve_and_wait
+def put_a():
+    try:
+        feed.put(a)
+    except UniqueValueTaken:
+        pass
+    finally:
+        connections.close_all()
+writer = Thread(target=put_a)
+writer.start()
+reserved.wait()
+try:
+    with transaction.atomic(using=row):
+        try:
+            feed.put(b)
+        finally:
+            taken.set()
+        writer.join(0.3)  # It waits for this transaction.
+except UniqueValueTaken:
+    pass
+writer.join()
+print(len(feed.get_many([a.id, b.id])), len(by_slug.get_all(slug="x")))
+"""
+    )
+    assert out == "1 1"
+
+
 def test_a_change_by_others_is_not_lost_after_a_rollback(site: Site) -> None:
     """Their version has the number of the one that was rolled back."""
     out = site.run("""
