@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 
 
 class EntitiesConfig(AppConfig):
@@ -13,6 +13,7 @@ class EntitiesConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from sharded_orm.contrib.entities.index_states import after_migrate
+        from sharded_orm.contrib.entities.index_states import after_migrate, before_migrate
 
+        pre_migrate.connect(before_migrate, sender=self)
         post_migrate.connect(after_migrate, sender=self)

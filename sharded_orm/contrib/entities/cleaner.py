@@ -21,7 +21,7 @@ from uuid import UUID
 
 from django.db import Error
 
-from sharded_orm import runtime
+from sharded_orm import runtime, unbound
 from sharded_orm.contrib.entities import index_rows, index_states, reservations
 from sharded_orm.contrib.entities.entity import Entity
 from sharded_orm.contrib.entities.index import Index, follows
@@ -31,7 +31,6 @@ from sharded_orm.contrib.entities.settlement import StoredEntity, compare, settl
 from sharded_orm.contrib.entities.store import BATCH, DataStore, stores
 from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import LeaseLost, OperationHeld, ShardedOrmError
-from sharded_orm.models.sharding.bound_key import unbound
 from sharded_orm.operations.runs import journal
 from sharded_orm.operations.runs.lease import Lease
 
@@ -353,9 +352,11 @@ def leased(subject: str) -> Iterator[Lease]:
     try:
         yield lease
     finally:
-        # Nothing is to be resumed, so the run leaves no trace in the journal.
-        lease.own_row().delete()
-        lease.release()
+        try:
+            # Nothing is to be resumed, so the run leaves no trace in the journal.
+            lease.own_row().delete()
+        finally:
+            lease.release()
 
 
 class ContinuousCleaner:

@@ -69,5 +69,9 @@ class UniqueValueTaken(EntityError, IntegrityError):
     """Another entity has the values of a unique index, or may get them. Nothing was written."""
 
 
+class ReservationRefused(EntityError, RuntimeError):
+    """The row of a unique index and its entity would not be committed together. Nothing was written."""
+
+
 class StoreNotFound(OperationError, LookupError):
     """No store or index has the given name."""

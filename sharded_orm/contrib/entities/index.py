@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import Q
 from django.utils.functional import cached_property
 
+from sharded_orm import unbound
 from sharded_orm.contrib.entities import index_states
 from sharded_orm.contrib.entities.entity import Entity
 from sharded_orm.contrib.entities.exceptions import (
@@ -20,20 +22,17 @@ from sharded_orm.contrib.entities.exceptions import (
     InvalidProperty,
     InvalidStore,
 )
-from sharded_orm.contrib.entities.properties import (
-    clean_value,
-    values_from_json,
-    values_to_json,
-)
+from sharded_orm.contrib.entities.properties import clean_value, values_to_json
 from sharded_orm.contrib.entities.tables import INDEX_COLUMNS, index_model
 from sharded_orm.models.base import ShardedModel
-from sharded_orm.models.sharding.bound_key import unbound
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.store import DataStore
 
 #: The most entities of a page.
 MAX_LIMIT = 1000
+#: The most rows of an index that one query reads.
+MAX_READ = 8000
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,8 @@ class EntityPage(Sequence[Entity]):
     """A part of the entities that an index has for a query, in its order.
 
     :param entities: as many as were asked for, unless the index has no more.
-    :param after: the cursor for the next page; None if there is none.
+    :param after: the cursor for the next page; None if there is none. The next page is empty if all further
+        rows of the index are stale.
     :param damaged: the entities that were left out because their stored bodies cannot be read.
     """
 
@@ -102,6 +102,12 @@ class Index:
         return f"{self.store.name}.{self.name}"
 
     @cached_property
+    def declaration(self) -> str:
+        """A digest of what decides which rows the index has, and where they are."""
+        parts = (self.names, self.shard_on, self.group, self.unique)
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @cached_property
     def fields(self) -> tuple[Any, ...]:
         """The fields of the properties, in their order."""
         return tuple(self.store.fields[name] for name in self.names)
@@ -112,6 +118,7 @@ class Index:
             problems.append(f"its name {self.name!r} is no name of Python")
         if self.name in {index.name for index in self.store.indexes}:
             problems.append(f"the store has another index {self.name!r}")
+        problems += self._namesakes()
         unknown = [name for name in self.names if name not in self.store.fields]
         if unknown:
             problems.append(f"the store declares no fields for {unknown!r}")
@@ -123,6 +130,20 @@ class Index:
             problems.append(f"its table has columns of its own named {reserved!r}")
         if problems:
             raise InvalidStore(f"Index {self.label!r}: " + "; ".join(problems))
+
+    def _namesakes(self) -> Iterator[str]:
+        """Yield what is wrong with the name of the table."""
+        from sharded_orm.contrib.entities.store import stores
+
+        app = self.store.model._meta.app_label
+        for store in stores.values():
+            names = {index.name for index in store.indexes}
+            if (
+                store.name != self.store.name
+                and store.model._meta.app_label == app
+                and self.name in names
+            ):
+                yield f"store {store.name!r} of the app {app!r} has an index of this name, and its table"
 
     def values_of(self, properties: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Return the values of an entity's row; None if the index has no row for the entity.
@@ -214,6 +235,8 @@ class Index:
                 position = row
             if len(found) < size:
                 return
+            # Many rows are stale, so read on in larger steps.
+            size = min(2 * size, MAX_READ)
 
     def _read(
         self, equal: Mapping[str, Any], position: tuple[Any, ...] | None, size: int
@@ -239,12 +262,14 @@ class Index:
 
     def _position(self, rest: int, cursor: str) -> tuple[Any, ...]:
         fields = (*self.fields[rest:], self.model._meta.get_field("entity_id"))
+        names = (*self.names[rest:], "entity_id")
         try:
             values = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
             if not isinstance(values, list) or None in values:
                 raise ValueError("no list of values")
-            return (*(None,) * rest, *values_from_json(fields, values))
-        except (ValueError, TypeError) as exc:
+            cleaned = [clean_value(*each) for each in zip(fields, names, values, strict=True)]
+            return (*(None,) * rest, *cleaned)
+        except (ValueError, TypeError, RecursionError) as exc:
             raise InvalidIndexCursor(
                 f"after={cursor!r} is no cursor of a page of index {self.label!r} with these properties."
             ) from exc
@@ -252,8 +277,10 @@ class Index:
 
 def follows(names: Sequence[str], descending: Sequence[bool], position: Sequence[Any]) -> Q:
     """Return a condition for the rows behind ``position`` in the order of ``names``."""
+    # Databases find the first row by this bound. By the alternatives alone, some read the rows in front, too.
+    bound = Q(**{f"{names[0]}__{'lte' if descending[0] else 'gte'}": position[0]})
     condition, same = Q(), Q()
     for name, descends, value in zip(names, descending, position, strict=True):
         condition |= same & Q(**{f"{name}__{'lt' if descends else 'gt'}": value})
         same &= Q(**{name: value})
-    return condition
+    return bound & condition

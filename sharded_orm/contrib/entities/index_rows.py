@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import Error, IntegrityError, router
+from django.db import IntegrityError, router
 
-from sharded_orm.exceptions import ShardedOrmError
-from sharded_orm.models.sharding.bound_key import unbound
+from sharded_orm import unbound
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
@@ -48,7 +47,7 @@ def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
     for index, row in rows:
         try:
             insert(index, row)
-        except (Error, ShardedOrmError) as exc:
+        except Exception as exc:  # The entity is committed, whatever is wrong with its row.
             logger.warning(
                 "the row of entity %s in index %s is left to the cleaner: %s",
                 row.entity_id,

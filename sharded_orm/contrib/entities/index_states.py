@@ -7,12 +7,15 @@ waits for that time.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db.migrations import CreateModel, Migration
 from django.utils import timezone
 
+from sharded_orm.autonomous_connections import AutonomousConnections
 from sharded_orm.contrib.entities.exceptions import IndexNotServed
 from sharded_orm.contrib.entities.models import IndexState
 
@@ -29,6 +32,7 @@ DROPPED: Final = "dropped"
 #: Seconds for which a process relies on a state that it has read.
 REMEMBERED = 5.0
 _remembered: dict[str, tuple[str, float]] = {}
+_connections = AutonomousConnections()
 
 
 def state_of(index: Index) -> str:
@@ -40,12 +44,20 @@ def state_of(index: Index) -> str:
 
 
 def read_state(index: Index) -> str:
-    """Return the state of ``index`` as it is now. One query of the global database."""
+    """Return the state of ``index`` as it is now. One query of the global database.
+
+    The snapshot of a transaction of the caller may have an older state, so the query is not part of it.
+    """
     asked_at = time.monotonic()
-    states = IndexState.objects.using(DEFAULT_DB_ALIAS).filter(index=index.label)
-    state = states.values_list("state", flat=True).first() or WRITTEN
-    _remembered[index.label] = (state, asked_at)
-    return state
+    connection, is_current = _connections.get(DEFAULT_DB_ALIAS)
+    states = IndexState.objects.filter(index=index.label).values_list("state", "declaration")
+    rows = list(states.query.get_compiler(connection=connection).results_iter())
+    state, declaration = rows[0] if rows else (WRITTEN, "")
+    if state == SERVED and declaration != index.declaration:
+        state = WRITTEN  # Its rows may be on other shards, or be missing.
+    if is_current:
+        _remembered[index.label] = (state, asked_at)
+    return str(state)
 
 
 def is_written(index: Index) -> bool:
@@ -73,9 +85,31 @@ def require_served(index: Index) -> None:
 def set_state(index: Index, state: str) -> None:
     """Store the state of ``index``. Other processes learn of it within :data:`REMEMBERED` seconds."""
     IndexState.objects.using(DEFAULT_DB_ALIAS).update_or_create(
-        index=index.label, defaults={"state": state, "since": timezone.now()}
+        index=index.label,
+        defaults={"state": state, "since": timezone.now(), "declaration": index.declaration},
     )
     _remembered[index.label] = (state, time.monotonic())
+
+
+def before_migrate(*, plan: Iterable[tuple[Migration, bool]], **kwargs: Any) -> None:
+    """Withdraw indexes that get a new and empty table: they were served, and their former table was deleted.
+
+    A receiver of ``pre_migrate``.
+    """
+    from sharded_orm.contrib.entities.store import stores
+
+    created = {
+        f"{migration.app_label}.{operation.name_lower}"
+        for migration, is_backwards in plan
+        for operation in migration.operations
+        if isinstance(operation, CreateModel) and not is_backwards
+    }
+    for store in stores.values():
+        # On a new shard, the table of entities is new, too.
+        if store.model._meta.label_lower not in created:
+            for index in store.indexes:
+                if index.model._meta.label_lower in created:
+                    withdraw(index)
 
 
 def after_migrate(*, using: str, **kwargs: Any) -> None:
@@ -89,6 +123,13 @@ def after_migrate(*, using: str, **kwargs: Any) -> None:
         for store in stores.values():
             for index in store.indexes:
                 set_state(index, SERVED)
+
+
+def withdraw(index: Index) -> None:
+    """Let reads rely on ``index`` no more until it is built again."""
+    states = IndexState.objects.using(DEFAULT_DB_ALIAS)
+    states.filter(index=index.label, state=SERVED).update(state=WRITTEN, since=timezone.now())
+    _remembered.pop(index.label, None)
 
 
 _NAME = settings.DATABASES[DEFAULT_DB_ALIAS]["NAME"]

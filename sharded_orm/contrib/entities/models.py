@@ -18,6 +18,8 @@ class IndexState(models.Model):
     #: A name of :mod:`~sharded_orm.contrib.entities.index_states`.
     state: models.CharField[str, str] = ExactCharField(max_length=16)
     since: models.DateTimeField[datetime, datetime] = models.DateTimeField()
+    #: :attr:`~sharded_orm.contrib.entities.index.Index.declaration` of the index that has the state.
+    declaration: models.CharField[str, str] = ExactCharField(max_length=64, default="")
 
     class Meta:
         db_table = "sharded_orm_entity_index"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 from uuid import UUID
 
@@ -51,8 +51,13 @@ def clean_value(field: Any, name: str, value: Any) -> Any:
     try:
         converted = field.to_python(value)
         field.run_validators(converted)
+        if isinstance(converted, datetime) and is_aware(converted):
+            # As databases return it. A time near the ends of the calendar may have none in UTC.
+            converted = converted.astimezone(UTC)
     except ValidationError as exc:
         raise InvalidProperty(f"The property {name}={value!r}: {'; '.join(exc.messages)}") from exc
+    except (OverflowError, TypeError, ValueError) as exc:
+        raise InvalidProperty(f"The property {name}={value!r}: {exc}") from exc
     if isinstance(value, float) and converted != value:
         raise InvalidProperty(f"The property {name}={value!r} has a fraction. Round it.")
     if isinstance(value, datetime) and not isinstance(converted, datetime):
@@ -118,7 +123,7 @@ def decode(fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         if (value := properties.get(name)) is not None:
             try:
                 properties[name] = field.to_python(value)
-            except ValidationError as exc:
+            except (ValidationError, OverflowError, TypeError) as exc:
                 raise ValueError(f"its {name!r} is {value!r}, no {type(field).__name__}") from exc
     return properties
 
@@ -146,5 +151,5 @@ def values_from_json(fields: tuple[Any, ...], values: list[Any]) -> tuple[Any, .
         raise ValueError(f"{len(values)} values for {len(fields)} columns")
     try:
         return tuple(field.to_python(value) for field, value in zip(fields, values, strict=True))
-    except (ValidationError, TypeError) as exc:
+    except (ValidationError, OverflowError, TypeError) as exc:
         raise ValueError(str(exc)) from exc

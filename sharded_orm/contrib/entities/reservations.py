@@ -11,11 +11,17 @@ values, and that no transaction is about to give them to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, connections, transaction
+from django.db.models import F
 
-from sharded_orm.contrib.entities.exceptions import EntityDamaged, UniqueValueTaken
+from sharded_orm import unbound
+from sharded_orm.contrib.entities.exceptions import (
+    EntityDamaged,
+    ReservationRefused,
+    UniqueValueTaken,
+)
 from sharded_orm.contrib.entities.index_rows import (
     IndexRow,
     alias_of,
@@ -24,7 +30,6 @@ from sharded_orm.contrib.entities.index_rows import (
     rows_from,
     same_rows,
 )
-from sharded_orm.models.sharding.bound_key import unbound
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
@@ -41,7 +46,7 @@ def reserve(index: Index, row: IndexRow) -> None:
 
     :raises UniqueValueTaken: another entity has them.
     """
-    alias = alias_of(index, row.values[index.names.index(index.shard_on)])
+    alias = _alias_of_row(index, row)
     for _ in range(ATTEMPTS):
         try:
             with unbound(), transaction.atomic(using=alias):
@@ -54,7 +59,12 @@ def reserve(index: Index, row: IndexRow) -> None:
                 raise_version(index, row)
                 return
             if not take_away(index, holder):
-                raise taken(index, row, f"entity {holder.entity_id} has them")
+                raise taken(
+                    index,
+                    row,
+                    f"entity {holder.entity_id} has them, or gives them up in a transaction that is not"
+                    " committed yet. Commit that change first",
+                )
     raise taken(index, row, "other entities get them all the time")
 
 
@@ -64,7 +74,16 @@ def write_reserved(
     """Call ``write``, which writes an entity on the shard ``alias``, with these rows of unique indexes.
 
     :raises UniqueValueTaken: another entity has the values of one of ``rows``.
+    :raises ReservationRefused: a row would be committed later than the entity, or not at all.
     """
+    for index, row in rows:
+        if _commits_apart(_alias_of_row(index, row), alias):
+            raise ReservationRefused(
+                f"Entity {row.entity_id} cannot be put here: its row of the unique index {index.label!r} is on"
+                f" {_alias_of_row(index, row)!r}, whose open transaction is committed apart from that of"
+                f" {alias!r}. Put it outside of the transaction, or use"
+                f" sharded_orm.atomic({index.group!r}, two_phase=True) if both are in that group."
+            )
     for _ in range(ATTEMPTS):
         for index, row in rows:
             reserve(index, row)
@@ -86,26 +105,30 @@ class _ReservationLost(Exception):
 
 
 def _confirm(index: Index, row: IndexRow) -> bool:
-    """Return whether ``row`` is still there. One query.
+    """Return whether ``row`` is still there. One statement.
 
-    The caller holds the lock of the entity, so nobody can take the row away until the end of its transaction.
-    A read is enough then. On SQLite, two writers would wait for each other if each wrote to the other's shard.
+    The caller holds the lock of the entity, so nobody can begin to take the row away until the end of its
+    transaction. Whoever has begun before may not have committed yet, so the row is locked.
     """
     rows = same_rows(index, row.values, row.entity_id)
-    connection = connections[rows.db]
-    if connection.in_atomic_block and connection.features.has_select_for_update:
-        rows = (
-            rows.select_for_update()
-        )  # The snapshot of the transaction may be older than the lock.
-    return rows.values_list("version").first() is not None
+    if _locks_rows(_alias_of_row(index, row)):
+        return bool(rows.update(version=F("version")))
+    # On SQLite, two writers would wait for each other if each wrote to the other's shard.
+    return bool(rows.exists())
 
 
 def take_away(index: Index, row: IndexRow) -> bool:
     """Remove ``row`` if its entity does not have these values. Return whether it does not.
 
     A writer that has reserved the values for the entity just now does not find the row any more, and
-    reserves them again.
+    reserves them again. Returns False, too, if the row would be removed while a change that gives the values
+    up is not committed: the change may be rolled back.
     """
+    alias, alias_of_entity = _alias_of_row(index, row), index.store.alias_of(row.entity_id, row.key)
+    if _commits_apart(alias_of_entity, alias):
+        return False
+    if not _locks_rows(alias) and _commits_apart(alias, alias_of_entity):
+        return False  # A writer that confirms its reservation would not wait for the commit.
     with unbound(), index.store.locked_values(row.entity_id, row.key) as state:
         if isinstance(state, EntityDamaged):
             return False
@@ -120,3 +143,28 @@ def taken(index: Index, row: IndexRow, why: str) -> UniqueValueTaken:
     return UniqueValueTaken(
         f"Entity {row.entity_id} cannot have {values!r} in the unique index {index.label!r}: {why}."
     )
+
+
+def _alias_of_row(index: Index, row: IndexRow) -> str:
+    return alias_of(index, row.values[index.names.index(index.shard_on)])
+
+
+def _locks_rows(alias: str) -> bool:
+    return bool(connections[alias].features.has_select_for_update)
+
+
+def _commits_apart(alias: str, other: str) -> bool:
+    """Whether a transaction of the caller is open on ``alias``, and it is not committed with ``other``."""
+    connection: Any = connections[alias]
+    # A shard joins the transaction of its group when it is asked for its blocks.
+    blocks = connection.atomic_blocks
+    if not blocks and connection.get_autocommit():
+        return False
+    if alias == other or (blocks and all(block._from_testcase for block in blocks)):
+        return False
+    return not (connection.in_two_phase and connection.shard.group == _group_of(other))
+
+
+def _group_of(alias: str) -> str:
+    connection: Any = connections[alias]
+    return str(connection.shard.group)

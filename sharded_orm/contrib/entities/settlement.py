@@ -9,13 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import Error, InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError
 
+from sharded_orm import unbound
 from sharded_orm.contrib.entities import index_rows, reservations
 from sharded_orm.contrib.entities.index_rows import IndexRow
 from sharded_orm.contrib.entities.pending_rows import PendingRows
-from sharded_orm.exceptions import ShardedOrmError
-from sharded_orm.models.sharding.bound_key import unbound
 
 if TYPE_CHECKING:
     from sharded_orm.contrib.entities.index import Index
@@ -121,7 +120,7 @@ def _insert_all(index: Index, alias: str, rows: Sequence[IndexRow]) -> bool:
             manager.using(alias).bulk_create(
                 [index_rows.instance_of(index, row) for row in rows], ignore_conflicts=True
             )
-    except (Error, ShardedOrmError):
+    except Exception:
         return False  # The caller inserts them one by one, which tells what is wrong with which.
     return True
 
@@ -135,7 +134,7 @@ def _each(rows: Iterable[IndexRow], settlement: Settlement, work: Any) -> None:
             continue
         try:
             work(row)
-        except (Error, ShardedOrmError) as exc:
+        except Exception as exc:  # An odd value of one row must not hold up the others.
             settlement.failures[row.entity_id] = exc
             if is_outage(exc):
                 outage = exc
@@ -152,7 +151,7 @@ def _aliases(index: Index, keys: Iterable[Any]) -> tuple[dict[Any, str], dict[An
     for key in keys:
         try:
             aliases[key] = index_rows.alias_of(index, key)
-        except (Error, ShardedOrmError) as exc:
+        except Exception as exc:
             unplaced[key] = exc
     return aliases, unplaced
 
@@ -169,7 +168,7 @@ def _present(
     ids = list({entity_id for key in aliases for entity_id in keys[key]})
     try:
         rows = _rows(index, None, list(aliases), ids)
-    except (Error, ShardedOrmError):
+    except Exception:
         rows = []
         keys_by_alias: dict[str, list[Any]] = defaultdict(list)
         for key, alias in aliases.items():
@@ -178,7 +177,7 @@ def _present(
             ids = list({entity_id for key in there for entity_id in keys[key]})
             try:
                 rows += _rows(index, alias, there, ids)
-            except (Error, ShardedOrmError) as exc:
+            except Exception as exc:
                 settlement.failures.update(dict.fromkeys(ids, exc))
     for row in rows:
         present[row.entity_id].append(row)

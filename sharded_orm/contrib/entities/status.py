@@ -10,14 +10,13 @@ from typing import Any
 from django.db import Error
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Max
 
-from sharded_orm import runtime
+from sharded_orm import runtime, unbound
 from sharded_orm.contrib.entities import index_rows, index_states
 from sharded_orm.contrib.entities.cleaner import stale_rows
 from sharded_orm.contrib.entities.index import Index
 from sharded_orm.contrib.entities.store import DataStore, stores
 from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import ShardedOrmError
-from sharded_orm.models.sharding.bound_key import unbound
 
 
 @dataclass

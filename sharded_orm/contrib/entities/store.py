@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 
 import sharded_orm
+from sharded_orm import unbound
 from sharded_orm.contrib.entities import index_rows, index_states, reservations
 from sharded_orm.contrib.entities.entity import Entity, as_uuid
 from sharded_orm.contrib.entities.exceptions import (
@@ -34,7 +35,6 @@ from sharded_orm.contrib.entities.tables import ENTITY_COLUMNS, calling_module, 
 from sharded_orm.database_clock import DatabaseClock
 from sharded_orm.exceptions import ShardKeyChanged, ShardKeyRequired
 from sharded_orm.models.base import ShardedModel
-from sharded_orm.models.sharding.bound_key import unbound
 
 #: Entities that one query reads or writes.
 BATCH = 500
@@ -232,15 +232,19 @@ class DataStore:
 
         The entity is written first, in one local transaction on its shard. New index rows follow on
         their shards: at once, or after the commit if the caller is in a transaction. If a shard of an index
-        does not answer, the entity is stored all the same, and the cleaner writes the row later. The
-        cleaner also removes the rows of former properties; reads skip them until then.
+        does not answer, the entity is stored all the same, and the cleaner writes the row later. Only the
+        row of a unique index is written before the entity, and the put fails without it. The cleaner also removes the rows of former properties; reads skip them until then.
 
-        :raises EntityExists: the entity is new, and the store has one with its id.
+        :raises EntityExists: the entity is new, and the store has one with its id. A transaction of the caller
+            on the shard can only be rolled back then.
         :raises EntityChanged: others have changed or deleted the entity since it was read.
         :raises InvalidProperty: a property cannot be stored.
         :raises EntityTooLarge: the body is larger than ``max_body``.
         :raises ShardKeyChanged: the property ``shard_on`` of a stored entity has another value.
-        :raises UniqueValueTaken: another entity has the values of a unique index.
+        :raises UniqueValueTaken: another entity has the values of a unique index, or gives them up in a
+            transaction that is not committed.
+        :raises ReservationRefused: a transaction of the caller is open on the shard of a row of a unique
+            index, and not committed together with the entity.
 
         Costs one statement, and one for each index whose properties have changed, or two if the entity was
         stored before. A unique index takes two more. Nothing is written if it raises. In a transaction that
@@ -270,7 +274,7 @@ class DataStore:
                 self._insert(entity, stored, body, now, is_marked=bool(changed))
 
         with unbound():
-            alias = self._alias(entity.id, stored)
+            alias = self.alias_of(entity.id, key)
             if unique_rows:
                 reservations.write_reserved(unique_rows, alias, write)
             else:
@@ -314,7 +318,9 @@ class DataStore:
         changes: dict[str, Any] = {"version": entity.version + 1, "updated": now, "body": body}
         if pending is not None:
             changes.update(marked_at=DatabaseClock(), pending=pending.text)
-        rows = self._rows(entity.id, entity._stored).filter(version=entity.version)
+        # The version alone may be that of another writer, if the transaction of the last put was rolled back.
+        rows = self._rows(entity.id, entity._stored)
+        rows = rows.filter(version=entity.version, updated=entity.updated)
         if not rows.update(**changes):
             raise EntityChanged(
                 f"Entity {entity.id} of store {self.name!r} was changed or deleted by others since its version"
@@ -327,8 +333,9 @@ class DataStore:
     def _rows(self, id: UUID, stored: Mapping[str, Any]) -> Any:
         return self.model._default_manager.filter(**self._condition(id, stored))
 
-    def _alias(self, id: UUID, stored: Mapping[str, Any]) -> str:
-        """Return the alias of the entity's shard."""
+    def alias_of(self, id: UUID, key: Any) -> str:
+        """Return the alias of the shard of the entity with this id and shard key."""
+        stored = {} if self.shard_on is None else {self.shard_on: key}
         return router.db_for_write(self.model, instance=self._row(id, stored))
 
     def _condition(self, id: UUID, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -425,7 +432,7 @@ class DataStore:
         :param key: the shard key of the entity.
         """
         stored = {} if self.shard_on is None else {self.shard_on: key}
-        alias = self._alias(id, stored)
+        alias = self.alias_of(id, key)
         rows = self._rows(id, stored).select_for_update().values_list(*self._names)
         with transaction.atomic(using=alias):
             row = rows.first() if connections[alias].features.has_select_for_update else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
+from django.db.backends.utils import truncate_name
 
 from sharded_orm.models.base import ShardedModel, ShardedModelBase
 from sharded_orm.models.fields import TimestampedIDField
@@ -49,7 +50,7 @@ def entity_model(store: DataStore) -> type[ShardedModel]:
     }
     if store.shard_on is not None:
         options["constraints"] = [
-            models.UniqueConstraint(fields=[store.shard_on, "id"], name=f"{table}_id"[:30])
+            models.UniqueConstraint(fields=[store.shard_on, "id"], name=_short(f"{table}_id"))
         ]
     return _model(store.module, name, columns, options, store.group, store.shard_on or "id")
 
@@ -69,7 +70,7 @@ def index_model(index: Index) -> type[ShardedModel]:
     if index.unique:
         options["constraints"] = [
             models.UniqueConstraint(
-                fields=list(index.names), name=f"{label}_{index.name}_unique"[:30]
+                fields=list(index.names), name=_short(f"{label}_{index.name}_unique")
             )
         ]
     if len({*index.descending[index.names.index(index.shard_on) + 1 :]}) > 1:
@@ -80,7 +81,9 @@ def index_model(index: Index) -> type[ShardedModel]:
             for name, descends in zip(index.names, index.descending, strict=True)
         ]
         ordered.append("-entity_id" if index.descending[-1] else "entity_id")
-        options["indexes"] = [models.Index(fields=ordered, name=f"{label}_{index.name}_order"[:30])]
+        options["indexes"] = [
+            models.Index(fields=ordered, name=_short(f"{label}_{index.name}_order"))
+        ]
     return _model(
         store.module, _camel_case(index.name), columns, options, index.group, index.shard_on
     )
@@ -113,6 +116,11 @@ def _label(module: str) -> str:
             " models module of an app in INSTALLED_APPS."
         )
     return config.label
+
+
+def _short(name: str) -> str:
+    """Return the name of an index or a constraint, of which Django allows 30 characters."""
+    return truncate_name(name, 30, hash_len=8)
 
 
 def _camel_case(name: str) -> str:

@@ -111,9 +111,11 @@ def _relay_shard(
             last = batch[-1].pk
             deliver_batch(alias, batch, report)
     finally:
-        # Nothing is to be resumed, so the run leaves no trace in the journal.
-        lease.own_row().delete()
-        lease.release()
+        try:
+            # Nothing is to be resumed, so the run leaves no trace in the journal.
+            lease.own_row().delete()
+        finally:
+            lease.release()
 
 
 def deliver_batch(alias: str, batch: Iterable[OutboxRow], report: RelayReport) -> None:

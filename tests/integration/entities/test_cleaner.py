@@ -92,6 +92,24 @@ print(by_user.get_all(user_id=3).entities, by_user.get_all(user_id=4).entities)
     assert {i["stale"] for i in status["indexes"]} == {0}
 
 
+def test_a_value_that_no_database_takes_does_not_stop_the_cleaner(site: Site) -> None:
+    """Puts refuse it, but the program that wrote it may have been another one."""
+    out = site.run(
+        UNFOLLOWED
+        + """
+from sharded_orm.contrib.entities import cleaner
+from sharded_orm.contrib.entities.properties import encode
+e, f = feed.put(entry(1, "a", title="e")), feed.put(entry(1, "a", title="f"))
+body = encode({}, {"user_id": 2**80, "title": "e"})
+feed.model.objects.filter(id=e.id).update(body=body)
+report = cleaner.CleanReport()
+cleaner.clean_marked(report, min_age=0)
+print(report.settled + report.failed, titles(by_user.get_all(user_id=1)))
+"""
+    )
+    assert out == "2 ['f']"
+
+
 #: As published: the cleaner looks only at what is newer than anything that it has seen.
 _TRUSTS_UPDATED = """
 from sharded_orm.contrib.entities import cleaner

@@ -68,6 +68,28 @@ print(e.id, f.id)
     assert site.run("print(len(by_slug.get_all(slug='same')))") == "1"
 
 
+def test_an_index_is_not_served_if_its_rows_may_be_missing(site: Site) -> None:
+    out = site.run("""
+from django.db import migrations
+from sharded_orm.contrib.entities import index_states
+from sharded_orm.contrib.entities.models import IndexState
+with transaction.atomic():
+    # What the caller's transaction sees may be older, and must not be remembered.
+    IndexState.objects.filter(index=by_rank.label).update(state="dropped")
+    print(index_states.read_state(by_rank))
+by_link.group = "books"
+recreated = migrations.Migration("0002", "feeds")
+recreated.operations = [migrations.CreateModel("IndexUser", [])]
+index_states.before_migrate(plan=[(recreated, False)])
+for index, properties in ((by_link, {"link": "a"}), (by_user, {"user_id": 1})):
+    try:
+        index.get_all(**properties)
+    except IndexNotServed:
+        print(index.name)
+""")
+    assert out.splitlines() == ["served", "index_link", "index_user"]
+
+
 def test_a_put_succeeds_while_the_shard_of_an_index_is_down(site: Site) -> None:
     """The shard's tables are away, as if its server were."""
     out = site.run("""

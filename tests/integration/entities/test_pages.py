@@ -92,6 +92,21 @@ def test_a_query_that_an_index_cannot_answer_is_refused(site: Site) -> None:
     assert out == ""
 
 
+def test_a_cursor_that_no_page_has_given_is_refused(site: Site) -> None:
+    out = site.run(r"""
+import base64
+for text in ('[1e999]', '[' * 6000, '["\\u0000"]', '["\\ud800"]', '[5, 5]', '{}', '[null]', '[[1], 2]', 'x'):
+    for index, properties in ((by_link, {"link": "a"}), (by_rank, {"user_id": 1}), (by_user, {"user_id": 1})):
+        cursor = base64.urlsafe_b64encode(text.encode()).decode()
+        try:
+            index.get_all(after=cursor, **properties)
+            print(index.name, text)
+        except InvalidIndexCursor:
+            pass
+""")
+    assert out == ""
+
+
 def test_the_entities_of_a_page_cost_a_round_trip_per_node(site_everywhere: Site) -> None:
     out = site_everywhere.run("""
 for n in range(30):

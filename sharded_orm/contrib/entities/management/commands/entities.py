@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
+from django.db import close_old_connections
 
 from sharded_orm.contrib.entities import cleaner, index_build, status
 from sharded_orm.contrib.entities.cleaner import CleanReport, ContinuousCleaner
@@ -78,6 +79,9 @@ class CleanEntities(Action):
                 found = {*report.problems, *report.damaged}
                 for problem in sorted(found - told):
                     command.stderr.write(problem)
+                if report.problems:
+                    # Django does not leave a broken connection by itself, such as after a restart of a server.
+                    close_old_connections()
                 told = found
                 stopping.wait(options["interval"] - (time.monotonic() - began))
             clean.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
+from django.db import close_old_connections
 
 from sharded_orm.contrib.mirrors import build, comparison, declaration, relay
 from sharded_orm.contrib.mirrors.backlog import backlog
@@ -61,6 +62,9 @@ class RelayMirrors(Action):
                     self._show(command, report, options)
                     for problem in report.problems:
                         command.stderr.write(problem)
+                if report.problems:
+                    # Django does not leave a broken connection by itself, such as after a restart of a server.
+                    close_old_connections()
                 stopping.wait(options["interval"])
 
     def _show(
