@@ -160,8 +160,8 @@ class ActionsMixin(ShardedBase):
     ) -> ActionSelection:
         scope = self.focus(request)
         if scope.everywhere:
-            # Do not pass partial=True, so that the query fails if a shard does not answer.
-            # Otherwise the action would treat the rows of the other shards as all rows.
+            # Do not pass partial=True. With it, the query would not fail if a shard does not answer,
+            # and the action would take the rows of the shards that did answer for all rows.
             queryset = queryset.scatter()
         if object_ids is not None:
             return select(self.shard_options, queryset, object_ids, scope.home)

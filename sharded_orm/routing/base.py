@@ -146,7 +146,10 @@ class Strategy(ABC):
         return None
 
     def has_moved_keys(self) -> bool:
-        """Whether a key may have moved to another shard at any time. Sends nothing in an event loop."""
+        """Whether any key may ever have moved to another shard.
+
+        In an event loop, this method sends no query, and answers from what the process remembers.
+        """
         return False
 
     def version(self, key: Any) -> int:

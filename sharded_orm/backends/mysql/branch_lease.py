@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class BranchLease:
-    """Base class of the virtual connection: begins, prepares and leaves an XA branch."""
+    """Base class of :class:`~sharded_orm.backends.mysql.connection.VirtualConnection`.
+
+    Its methods begin an XA branch, prepare it, and leave it on the server, prepared, while the session
+    is closed.
+    """
 
     __slots__ = ()
 

@@ -51,9 +51,9 @@ class NodePool(SessionPool[NodeSession]):
         self._server_data: dict[str, Any] | None = None
         #: SQL expression for the identity of the server; None until it is known.
         self.identity_sql: bytes | None = None
-        #: What the server last answered when it was asked which sessions exist: the server's
-        #: identity, the account's identity, and whether the account sees the sessions of all
-        #: accounts. None before the first answer.
+        #: What the last query for the existing sessions told besides the sessions: the identity of
+        #: the server, the identity of this pool's account, and whether this account sees the
+        #: sessions of all accounts. None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
 
     def server_data(self) -> dict[str, Any]:

@@ -401,5 +401,6 @@ class DatabaseWrapper(ServerConnectionMixin[PostgreSQLPool], stock.DatabaseWrapp
             # The session is lost, so nobody can tell the outcome: COMMIT may or may not have been
             # sent, and may still be running on the server.
             return CommitOutcome.UNKNOWN
-        # If the server refuses COMMIT, it rolls the transaction back.
+        # A server that refuses COMMIT rolls the transaction back itself. Then no transaction is open,
+        # and the outcome is OVER.
         return CommitOutcome.OPEN if connection.is_open else CommitOutcome.OVER

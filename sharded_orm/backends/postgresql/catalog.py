@@ -369,10 +369,12 @@ _IGNORED = frozenset({"pg_extension", "pg_default_acl", "pg_publication_namespac
 
 
 def read(cursor: CatalogCursor, schema: str) -> list[CatalogRow]:
-    """Return what ``schema`` contains, in pieces. Two queries, or one if the schema is empty.
+    """Return the definitions of the objects in ``schema``, as rows with one piece of a definition each.
 
-    :param cursor: a cursor whose search path begins with ``schema``. The server leaves the schema out of
-        the names that it finds by the search path.
+    Costs two queries, or one if the schema is empty.
+
+    :param cursor: a cursor whose search path begins with ``schema``. Then the server writes the names
+        of the schema's objects without the schema.
     :raises django.db.Error: the schema does not exist (SQLSTATE 3F000).
     """
     cursor.execute(_LIST, {"schema": schema})

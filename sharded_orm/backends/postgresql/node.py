@@ -72,9 +72,9 @@ class PostgreSQLPool(SessionPool[PostgreSQLNodeSession]):
         self.max_prepared: int | None = None
         #: The session that was opened last, to quote values for SQL.
         self.last_session: PostgreSQLNodeSession | None = None
-        #: What the server last answered when it was asked which sessions exist: the server's
-        #: identity, the account's identity, and whether the account sees the sessions of all
-        #: accounts. None before the first answer.
+        #: What the last query for the existing sessions told besides the sessions: the identity of
+        #: the server, the identity of this pool's account, and whether this account sees the
+        #: sessions of all accounts. None before the first answer.
         self.last_answer: tuple[str, str, bool] | None = None
         #: For each type of an extension that ``django.contrib.postgres`` has asked for: its numbers.
         self.type_oids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}

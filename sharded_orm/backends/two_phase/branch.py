@@ -65,9 +65,11 @@ class Completion(Enum):
 
 
 def new_transaction(decider: str) -> str:
-    """Return a name for a new transaction.
+    """Return a new, random name for a transaction that is committed in two phases.
 
-    :param decider: alias of the shard that will have the decision.
+    The name ends with the alias of the decider.
+
+    :param decider: alias of the shard on which the decision to commit will be stored.
     """
     return f"{secrets.token_hex(_RANDOM_BYTES)}{_SEPARATOR}{decider}"
 

@@ -1,8 +1,8 @@
 """Hooks in the SQL compilers, so that this package notices every statement of the ORM.
 
-For each statement, Django gets a compiler from ``connection.ops.compiler()``: in ``save()``,
-``bulk_create()``, ``update()``, ``delete()`` with all its cascades, related managers, the admin,
-fixtures and migrations.
+Django gets the compiler of every statement from ``connection.ops.compiler()``. This includes the
+statements of ``save()``, ``bulk_create()``, ``update()``, and ``delete()`` with all its cascades, and
+those of related managers, the admin, fixtures and migrations.
 """
 
 from __future__ import annotations

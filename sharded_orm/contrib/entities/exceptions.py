@@ -66,7 +66,11 @@ class InvalidIndexCursor(EntityError, ValueError):
 
 
 class UniqueValueTaken(EntityError, IntegrityError):
-    """Another entity has the values of a unique index, or may get them. Nothing was written."""
+    """Another entity has the values of a unique index, or may still keep or get them.
+
+    For example, it gives them up in a transaction that is not committed yet. The new entity was not
+    written.
+    """
 
 
 class ReservationRefused(EntityError, RuntimeError):

@@ -44,9 +44,10 @@ def state_of(index: Index) -> str:
 
 
 def read_state(index: Index) -> str:
-    """Return the state of ``index`` as it is now. One query of the global database.
+    """Return the state of ``index`` as it is now. Costs one query to the global database.
 
-    The snapshot of a transaction of the caller may have an older state, so the query is not part of it.
+    If the caller is in a transaction, that transaction may see an older state. So the query runs
+    outside of it.
     """
     asked_at = time.monotonic()
     connection, is_current = _connections.get(DEFAULT_DB_ALIAS)

@@ -33,7 +33,10 @@ class Companion(Protocol):
         """Return the label of the model with this label or class name; None if there is none."""
 
     def relay(self, stopping: Callable[[], bool]) -> CompanionReport:
-        """Deliver what writers have left."""
+        """Bring the copies up to date: deliver the changes that writers have not delivered themselves.
+
+        :param stopping: returns True if the work is to stop early.
+        """
 
     def check(self, label: str, *, repair: bool) -> CompanionReport:
         """Compare the copies of a model with its rows."""

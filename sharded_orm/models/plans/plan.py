@@ -169,7 +169,8 @@ def compile_plan(
         query.clear_ordering(force=True)
     constants = 0
     if kind == COUNT:
-        # As in Query.get_aggregation(), if the query has neither a limit nor an aggregate.
+        # These lines do what Query.get_aggregation() does with a query that has neither a limit nor
+        # an aggregate.
         query.add_annotation(Count("*"), "__count")
         query.set_annotation_mask(["__count"])
         query.default_cols = False

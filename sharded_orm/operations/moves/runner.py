@@ -190,7 +190,10 @@ class _Run:
         refuse_conflicts(run)
 
     def begin(self, run: journal.JournalRun) -> None:
-        """End the moves that an earlier process has left."""
+        """Begin to work under ``run``, and first clear up the unfinished moves of an earlier process.
+
+        :raises OperationHeld: an operation is under way beside which no keys may be moved.
+        """
         self.hold(run)
         self.recover(record.moves_in_flight(self._group))
 
@@ -208,7 +211,7 @@ class _Run:
         return aborted
 
     def recover(self, moves: Sequence[MoveRecord]) -> None:
-        """End moves that an earlier process has left.
+        """End moves that an earlier process has left unfinished.
 
         A move that was switched is completed. All others are undone.
         """

@@ -29,7 +29,7 @@ logger = logging.getLogger("sharded_orm.operations")
 
 #: Seconds after which to look for free units again, while other processes work on all units.
 INTERVAL: Final = 0.3
-#: After this many failed units, a process takes no more.
+#: A process takes no more units after this many of its own units have failed.
 MAX_FAILURES: Final = 20
 
 #: A unit's name, a description of it for people, and its content as JSON values.
