@@ -59,19 +59,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 #: files in them that run there each time.
 MOSTLY_LONG_ON_POSTGRESQL = (
     "balancing",
+    "entities",
     "imports",
     "migrate",
     "moves",
+    "references",
     "shard_moves",
     "shards",
     "storm",
     "testing_support",
 )
 ALWAYS_ON_POSTGRESQL = {
+    "entities/test_pages.py",
     "migrate/test_command.py",
     "moves/test_fences_on_postgresql.py",
     "moves/test_move_keys.py",
     "moves/test_row_copy.py",
+    "references/test_queries.py",
     "shard_moves/test_stopped_movers.py",
     "shards/test_create_sql_and_run.py",
     "testing_support/test_clones_postgresql.py",

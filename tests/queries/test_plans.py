@@ -34,7 +34,7 @@ from tests.relatives.sharded.models import Agent, Item, Label
 
 pytestmark = [pytest.mark.django_db(databases=DATABASES), pytest.mark.every_backend]
 
-PROGRAMS = 400
+PROGRAMS = 200
 
 
 class Number(IntEnum):
@@ -184,7 +184,7 @@ def test_the_third_read_of_a_shape_compiles_nothing(
 
 
 @pytest.mark.parametrize(
-    "part", [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 9)]]
+    "part", [0, *[pytest.param(n, marks=pytest.mark.long) for n in range(1, 18)]]
 )
 def test_random_chains(part: int, items: World) -> None:
     """Each chain runs four times, so that its plan is made and used."""

@@ -53,6 +53,7 @@ def follow(rows: Iterable[tuple[Index, IndexRow]]) -> None:
                 row.entity_id,
                 index.label,
                 exc,
+                exc_info=True,
             )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.migrations import CreateModel, Migration
 from django.utils import timezone
 
@@ -54,7 +54,8 @@ def read_state(index: Index) -> str:
     states = IndexState.objects.filter(index=index.label).values_list("state", "declaration")
     rows = list(states.query.get_compiler(connection=connection).results_iter())
     state, declaration = rows[0] if rows else (WRITTEN, "")
-    if state == SERVED and declaration != index.declaration:
+    # The state of an index that was built before there were declarations has none.
+    if state == SERVED and declaration not in ("", index.declaration):
         state = WRITTEN  # Its rows may be on other shards, or be missing.
     if is_current:
         _remembered[index.label] = (state, asked_at)
@@ -92,7 +93,7 @@ def set_state(index: Index, state: str) -> None:
     _remembered[index.label] = (state, time.monotonic())
 
 
-def before_migrate(*, plan: Iterable[tuple[Migration, bool]], **kwargs: Any) -> None:
+def before_migrate(*, using: str, plan: Iterable[tuple[Migration, bool]], **kwargs: Any) -> None:
     """Withdraw indexes that get a new and empty table: they were served, and their former table was deleted.
 
     A receiver of ``pre_migrate``.
@@ -109,7 +110,10 @@ def before_migrate(*, plan: Iterable[tuple[Migration, bool]], **kwargs: Any) -> 
         # On a new shard, the table of entities is new, too.
         if store.model._meta.label_lower not in created:
             for index in store.indexes:
-                if index.model._meta.label_lower in created:
+                # The plan of another database names the migration, too, but creates no table there.
+                if index.model._meta.label_lower in created and router.allow_migrate_model(
+                    using, index.model
+                ):
                     withdraw(index)
 
 

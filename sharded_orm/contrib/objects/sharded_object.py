@@ -146,12 +146,16 @@ class ShardedObject(ShardedModel, metaclass=ObjectBase):
         if not self._state.adding and "ts" in self.__dict__:
             # The UPDATE sets another one in memory, also if it fails.
             self.__dict__.setdefault("_stored_ts", self.ts)
+        # A receiver of pre_save may save the object, too. _do_update() of the outer save() then needs
+        # the time that the inner one has stored.
+        is_inner = "_prepared" in self.__dict__
         self.__dict__["_prepared"] = True
         try:
             super().save(**kwargs)
         finally:
             self.__dict__.pop("_prepared", None)
-        self.__dict__.pop("_stored_ts", None)
+        if not is_inner:
+            self.__dict__.pop("_stored_ts", None)
         values_were_saved(self)
 
     save.alters_data = True  # type: ignore[attr-defined]  # as Django marks it

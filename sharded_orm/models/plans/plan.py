@@ -163,8 +163,8 @@ def compile_plan(
     :param conditions: the conditions of the query.
     :param values: the prepared values of the conditions in this query. No two are equal.
     """
-    if not all(map(_is_plain, query.where.children)) or query.get_meta().parents:
-        return None  # A model with parents has columns in several tables.
+    if not all(map(_is_plain, query.where.children)) or any(query.get_meta().parents.values()):
+        return None  # The model has columns in the tables of its parents.
     if kind in (GET, COUNT):
         query.clear_ordering(force=True)
     constants = 0

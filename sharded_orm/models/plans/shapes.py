@@ -248,6 +248,12 @@ def _foreign_key(model: Any, name: str) -> Any:
 _shapes = 0
 
 
+def forget() -> None:
+    """Begin to count the shapes anew, because all of them were dropped."""
+    global _shapes
+    _shapes = 0
+
+
 def _has_room() -> bool:
     """Count a shape that is about to be made; return False if there are too many already."""
     global _shapes

@@ -24,6 +24,7 @@ from sharded_orm.models.cached.cached_model import declares_cache
 from sharded_orm.models.moves.confirmation import confirmed
 from sharded_orm.models.plans.plan import COUNT, EXISTS, GET, ROWS, Plan, compile_plan
 from sharded_orm.models.plans.shapes import Recording, Shape, logger
+from sharded_orm.models.plans.shapes import forget as forget_shapes
 from sharded_orm.models.querysets.bound import BoundKeyQuerySet
 from sharded_orm.models.querysets.route import PLAIN_KEYS, plain_key
 from sharded_orm.models.sharding.bound_key import is_any_bound
@@ -334,8 +335,15 @@ _SKIPPED = (
     "_filter_or_exclude_inplace", "db", "filter", "query",
 )  # fmt: skip
 _new_recordings: dict[tuple[Any, Any], Recording | None] = {}
-# The routing strategies say which ids name a shard.
-runtime.on_reset(_new_recordings.clear)
+
+
+def _forget() -> None:
+    # The routing strategies say which ids name a shard, and the settings have changed.
+    _new_recordings.clear()
+    forget_shapes()
+
+
+runtime.on_reset(_forget)
 
 
 def _new_recording(queryset_class: Any, model: Any) -> Recording | None:

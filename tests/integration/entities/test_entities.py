@@ -158,8 +158,12 @@ def claim(n):
     try:
         feed.put(entry(n, slug="wanted", title=n))
         return 1
-    except (UniqueValueTaken, OperationalError):
-        return 0  # The latter is MariaDB's deadlock of two that look whether an owner has died.
+    except UniqueValueTaken:
+        return 0
+    except OperationalError as exc:
+        if exc.args[0] != 1213:
+            raise
+        return 0  # MariaDB's deadlock of two that look whether an owner has died.
     finally:
         connections.close_all()
 with ThreadPoolExecutor(4) as threads:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
-from django.db import close_old_connections
+from django.db import connections
 
 from sharded_orm.contrib.entities import cleaner, index_build, status
 from sharded_orm.contrib.entities.cleaner import CleanReport, ContinuousCleaner
@@ -79,9 +79,10 @@ class CleanEntities(Action):
                 found = {*report.problems, *report.damaged}
                 for problem in sorted(found - told):
                     command.stderr.write(problem)
-                if report.problems:
+                for connection in connections.all(initialized_only=True):
                     # Django does not leave a broken connection by itself, such as after a restart of a server.
-                    close_old_connections()
+                    if connection.errors_occurred:
+                        connection.close_if_unusable_or_obsolete()
                 told = found
                 stopping.wait(options["interval"] - (time.monotonic() - began))
             clean.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management import BaseCommand, CommandError
 from django.core.management.base import CommandParser
-from django.db import close_old_connections
+from django.db import connections
 
 from sharded_orm.contrib.mirrors import build, comparison, declaration, relay
 from sharded_orm.contrib.mirrors.backlog import backlog
@@ -62,9 +62,10 @@ class RelayMirrors(Action):
                     self._show(command, report, options)
                     for problem in report.problems:
                         command.stderr.write(problem)
-                if report.problems:
+                for connection in connections.all(initialized_only=True):
                     # Django does not leave a broken connection by itself, such as after a restart of a server.
-                    close_old_connections()
+                    if connection.errors_occurred:
+                        connection.close_if_unusable_or_obsolete()
                 stopping.wait(options["interval"])
 
     def _show(
