@@ -62,6 +62,7 @@ MOSTLY_LONG_ON_POSTGRESQL = (
     "entities",
     "imports",
     "migrate",
+    "mirrors",
     "moves",
     "references",
     "shard_moves",
@@ -71,6 +72,7 @@ MOSTLY_LONG_ON_POSTGRESQL = (
 )
 ALWAYS_ON_POSTGRESQL = {
     "entities/test_pages.py",
+    "mirrors/test_writes.py",
     "migrate/test_command.py",
     "moves/test_fences_on_postgresql.py",
     "moves/test_move_keys.py",
@@ -103,7 +105,7 @@ def is_long(item: pytest.Item) -> bool:
     return (
         folder in MOSTLY_LONG_ON_POSTGRESQL
         and file not in ALWAYS_ON_POSTGRESQL
-        and "[postgresql" in item.name
+        and ("[postgresql" in item.name or "-postgresql" in item.name)
     )
 
 
