@@ -128,13 +128,14 @@ class Site:
     def _make_global(self) -> None:
         from sharded_orm import runtime
         from sharded_orm.contrib.lookups.models import LookupEntry, LookupState
+        from sharded_orm.models.tables.key_move import KeyMove
         from sharded_orm.models.tables.placement import Placement
         from sharded_orm.operations.tickets import begin, declared_sequences
 
         with self._server() as cursor:
             self._create(cursor, f"{self.prefix}_global")
         with connections["default"].schema_editor() as editor:
-            for model in (Placement, LookupEntry, LookupState):
+            for model in (Placement, KeyMove, LookupEntry, LookupState):
                 editor.create_model(model)
         for server in runtime.tickets().servers:
             begin(server, declared_sequences())
