@@ -64,11 +64,13 @@ MOSTLY_LONG_ON_POSTGRESQL = (
     "migrate",
     "mirrors",
     "moves",
+    "objects",
     "references",
     "shard_moves",
     "shards",
     "storm",
     "testing_support",
+    "two_phase",
 )
 ALWAYS_ON_POSTGRESQL = {
     "entities/test_pages.py",
@@ -77,10 +79,15 @@ ALWAYS_ON_POSTGRESQL = {
     "moves/test_fences_on_postgresql.py",
     "moves/test_move_keys.py",
     "moves/test_row_copy.py",
+    "objects/test_objects.py",
     "references/test_queries.py",
     "shard_moves/test_stopped_movers.py",
     "shards/test_create_sql_and_run.py",
     "testing_support/test_clones_postgresql.py",
+    "two_phase/test_block.py",
+    "two_phase/test_commit.py",
+    "two_phase/test_kills.py",
+    "two_phase/test_recovery.py",
 }
 
 
