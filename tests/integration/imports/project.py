@@ -15,23 +15,26 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.site_settings import NO_SITE, import_commands, set_up_django
 
 
-def configure(content: dict[str, Any]) -> None:
+def set_up(content: dict[str, Any], *apps: str, silenced: Sequence[str] = (), **more: Any) -> None:
+    """Set Django up with the settings of a site.
+
+    :param content: the settings of the file.
+    :param apps: the apps beside ``sharded_orm``.
+    :param silenced: ids of system checks beside W030.
+    :param more: further settings.
+    """
     from sharded_orm.topology.aliases import sharded_databases
 
     set_up_django(
         DATABASES=sharded_databases(content["databases"]),
-        INSTALLED_APPS=[
-            "sharded_orm",
-            "django.contrib.contenttypes",
-            "tests.integration.imports.library",
-            *content.get("apps", ()),
-        ],
+        INSTALLED_APPS=["sharded_orm", *apps],
         DATABASE_ROUTERS=["sharded_orm.routers.ShardRouter"],
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         SHARDED_ORM=content["sharded_orm"],
@@ -40,7 +43,18 @@ def configure(content: dict[str, Any]) -> None:
         LOGGING_CONFIG=None,
         USE_TZ=True,
         TIME_ZONE="UTC",
-        SILENCED_SYSTEM_CHECKS=["sharded_orm.W005", "sharded_orm.W011", "sharded_orm.W030"],
+        SILENCED_SYSTEM_CHECKS=[*silenced, "sharded_orm.W030"],
+        **more,
+    )
+
+
+def configure(content: dict[str, Any]) -> None:
+    set_up(
+        content,
+        "django.contrib.contenttypes",
+        "tests.integration.imports.library",
+        *content.get("apps", ()),
+        silenced=["sharded_orm.W005", "sharded_orm.W011"],
     )
 
 
@@ -84,7 +98,8 @@ def die_at(where: str) -> None:
     setattr(owner, name, dying)
 
 
-def main() -> None:
+def run_command(configure: Callable[[dict[str, Any]], None]) -> None:
+    """Do what the command line says, in a project that ``configure`` sets up."""
     file, command, *arguments = sys.argv[1:]
     sys.argv = [command, *arguments]  # The library looks at the command while Django is set up.
     configure(json.loads(Path(file).read_text()))
@@ -99,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(configure)
