@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
@@ -13,6 +15,7 @@ import pytest
 from django.conf import settings
 
 from tests.flush import same_rows_after_each_flush
+from tests.garbage import keep_all
 from tests.model_states import rendered_once
 from tests.services import ServiceMissing, required
 from tests.services import mariadb as mariadb_service
@@ -42,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    keep_all()
     if config.getoption("--long"):
         # Generated cases, before the modules of the tests are read.
         os.environ.setdefault("SCATTER_EXAMPLES", "50")
@@ -52,42 +56,141 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     # The helpdesk is a project of its own, which other settings do not have installed.
     if collection_path == HELPDESK and "helpdesk" not in settings.SETTINGS_MODULE:
         return True
+    # Most files have no test with a mark of a server, and the collection of them takes longer than some lanes.
+    if collection_path.name.startswith("test_") and (marks := chosen_marks(config)):
+        return not re.search(rf"mark\.({'|'.join(marks)})\b", collection_path.read_text()) or None
     return None
 
 
-#: Folders whose tests run on PostgreSQL in the long runs only, because they start many processes, and the
-#: files in them that run there each time.
-MOSTLY_LONG_ON_POSTGRESQL = (
-    "balancing",
-    "entities",
-    "imports",
-    "migrate",
-    "mirrors",
-    "moves",
-    "objects",
-    "references",
-    "shard_moves",
-    "shards",
-    "storm",
-    "testing_support",
-    "two_phase",
-)
-ALWAYS_ON_POSTGRESQL = {
-    "entities/test_pages.py",
-    "mirrors/test_writes.py",
-    "migrate/test_command.py",
-    "moves/test_fences_on_postgresql.py",
-    "moves/test_move_keys.py",
-    "moves/test_row_copy.py",
-    "objects/test_objects.py",
-    "references/test_queries.py",
-    "shard_moves/test_stopped_movers.py",
-    "shards/test_create_sql_and_run.py",
-    "testing_support/test_clones_postgresql.py",
-    "two_phase/test_block.py",
-    "two_phase/test_commit.py",
-    "two_phase/test_kills.py",
-    "two_phase/test_recovery.py",
+def chosen_marks(config: pytest.Config) -> list[str]:
+    """The marks of which a test must have one, if the command line says just that: ``-m "a or b"``."""
+    marks: list[str] = config.option.markexpr.split(" or ")
+    return marks if all(map(str.isidentifier, marks)) else []
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What runs on a backend with ``--long`` only, while another backend has all of it each time.
+
+    :param long: names of folders, and files with their folders.
+    :param always: files in these folders that run on the backend each time.
+    """
+
+    long: Set[str]
+    always: Set[str] = frozenset()
+
+    def leaves_out(self, path: Path) -> bool:
+        file = f"{path.parent.name}/{path.name}"
+        return (path.parent.name in self.long or file in self.long) and file not in self.always
+
+
+SELECTIONS = {
+    # These folders start many processes.
+    "postgresql": Selection(
+        long={
+            "balancing",
+            "entities",
+            "imports",
+            "migrate",
+            "mirrors",
+            "moves",
+            "objects",
+            "references",
+            "shard_moves",
+            "shards",
+            "storm",
+            "testing_support",
+            "two_phase",
+        },
+        always={
+            "entities/test_pages.py",
+            "mirrors/test_writes.py",
+            "migrate/test_command.py",
+            "moves/test_fences_on_postgresql.py",
+            "moves/test_move_keys.py",
+            "moves/test_row_copy.py",
+            "objects/test_objects.py",
+            "references/test_queries.py",
+            "shard_moves/test_stopped_movers.py",
+            "shards/test_create_sql_and_run.py",
+            "testing_support/test_clones_postgresql.py",
+            "two_phase/test_block.py",
+            "two_phase/test_commit.py",
+            "two_phase/test_kills.py",
+            "two_phase/test_recovery.py",
+        },
+    ),
+    # Kills, pauses and interleavings: MariaDB has all of them, with the same steps of our code, and more
+    # moments, because statements that change a schema commit there, and sessions outlive their processes.
+    "sqlite": Selection(
+        long={
+            "imports/test_follow.py",
+            "imports/test_interleavings.py",
+            "imports/test_kills.py",
+            "moves/test_ablations.py",
+            "moves/test_announcements.py",
+            "moves/test_catching_up.py",
+            "moves/test_clean_up.py",
+            "moves/test_faults.py",
+            "moves/test_kills.py",
+            "moves/test_lost_lease.py",
+            "moves/test_paused_movers.py",
+            "moves/test_published_rows.py",
+            "moves/test_way_back.py",
+            "shard_moves/test_interleavings.py",
+            "shard_moves/test_kills.py",
+            "shard_moves/test_publication.py",
+            "shard_moves/test_stopped_movers.py",
+            "shard_moves/test_way_back.py",
+            "storm",
+        }
+    ),
+    # Arguments, reports and refusals of commands: SQLite has all of them, and no statement of theirs differs.
+    "mariadb": Selection(
+        long={
+            "balancing",
+            "imports/test_refusals.py",
+            "moves/test_abort.py",
+            "moves/test_commands.py",
+            "moves/test_refusals.py",
+            "moves/test_reports.py",
+        }
+    ),
+    # The same settings of all tests, on MariaDB. Which key and shard a query or a form is about is decided
+    # before there is any SQL, and pages are made of rows that were read. SQLite has all of it.
+    "mysql": Selection(
+        long={
+            "admin/test_adding.py",
+            "admin/test_addresses.py",
+            "admin/test_bound_key.py",
+            "admin/test_costs.py",
+            "admin/test_generic_inlines.py",
+            "admin/test_history.py",
+            "admin/test_inlines.py",
+            "admin/test_options.py",
+            "admin/test_own_classes.py",
+            "admin/test_permissions.py",
+            "admin/test_pickers.py",
+            "queries/test_bound_key_base_manager.py",
+            "queries/test_bound_key_frameworks.py",
+            "queries/test_bound_key_in_forms.py",
+            "queries/test_bound_key_leaks.py",
+            "queries/test_bound_key_prefetching.py",
+            "queries/test_bound_key_random.py",
+            "queries/test_cached_level1.py",
+            "queries/test_cached_routes.py",
+            "queries/test_key_in_forms.py",
+            "queries/test_key_lookups.py",
+            "queries/test_library_tables.py",
+            "queries/test_prefetching.py",
+            "queries/test_refusals_in_frameworks.py",
+            "queries/test_relations_in_forms.py",
+            "queries/test_same_key.py",
+            "queries/test_scatter_look_ups.py",
+            "queries/test_serializers.py",
+            "queries/test_shortcuts.py",
+        }
+    ),
 }
 
 
@@ -108,26 +211,37 @@ def is_long(item: pytest.Item) -> bool:
         backend for mark in item.iter_markers("long_on") for backend in mark.args
     ):
         return True
-    folder, file = item.path.parent.name, f"{item.path.parent.name}/{item.path.name}"
+    return any(
+        selection.leaves_out(item.path) and runs_on(item, backend)
+        for backend, selection in SELECTIONS.items()
+    )
+
+
+def runs_on(item: pytest.Item, backend: str) -> bool:
+    """Whether the test is about ``backend``: its parameter says so, or the settings of the run do."""
     return (
-        folder in MOSTLY_LONG_ON_POSTGRESQL
-        and file not in ALWAYS_ON_POSTGRESQL
-        and ("[postgresql" in item.name or "-postgresql" in item.name)
+        f"[{backend}" in item.name or f"-{backend}" in item.name or backend == DATABASE == "mysql"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     elsewhere = [name for name in ("mysql", "postgresql") if name != DATABASE]
-    dropped = [
-        item
-        for item in items
-        if (is_long(item) and not config.getoption("--long"))
-        or any(item.get_closest_marker(f"{name}_settings") for name in elsewhere)
-        or (DATABASE == "postgresql" and item.get_closest_marker("update_form"))
-    ]
+    chosen: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        is_dropped = (
+            (is_long(item) and not config.getoption("--long"))
+            or any(item.get_closest_marker(f"{name}_settings") for name in elsewhere)
+            or (DATABASE == "postgresql" and item.get_closest_marker("update_form"))
+        )
+        (dropped if is_dropped else chosen).append(item)
     if dropped:
-        items[:] = [item for item in items if item not in dropped]
+        items[:] = chosen
         config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish() -> None:
+    keep_all()
 
 
 @pytest.fixture(scope="session", autouse=True)

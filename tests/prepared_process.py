@@ -9,7 +9,6 @@ Not for tests of what a process does when it starts, nor for programs that use :
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import pickle
 import select
@@ -22,6 +21,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import NoReturn
 
+from tests.garbage import keep_all
 from tests.python_process import CONTEXT, Program
 
 # Of a program: its code, arguments and environment.
@@ -105,9 +105,7 @@ class _Server:
     def __call__(self) -> None:
         self._prepare()
         assert threading.active_count() == 1, threading.enumerate()
-        # What the forks share should stay shared: a collection would write to all objects.
-        gc.collect()
-        gc.freeze()
+        keep_all()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         child_ended, wake = os.pipe()

@@ -493,21 +493,24 @@ def _cases(*, with_ablations: bool) -> list[Any]:
     cases = []
     for scenario, those in SCENARIOS.items():
         # SQLite has no sessions to ask for.
-        marks = [pytest.mark.mysql_settings] * (scenario is stopped_for_long_before_commit)
+        of_servers = [pytest.mark.mysql_settings] * (scenario is stopped_for_long_before_commit)
         for store in STORES:
             if store == "local" and scenario in FORKING:
                 continue  # each process has a memory of its own
             name = f"{store}-{scenario.__name__}"
+            # SQLite has all of them. What a server of the database adds are its sessions and snapshots, and
+            # these are the same for each kind of store.
+            is_elsewhere = scenario is not stopped_for_long_before_commit and store in (
+                ("local", "aliases", "redis", "separate")
+                if with_ablations
+                else ("local", "aliases")
+            )
+            marks = [*of_servers, *[pytest.mark.long_on("mysql", "postgresql")] * is_elsewhere]
             if not with_ablations:
                 cases.append(pytest.param(store, scenario, marks=marks, id=name))
                 continue
-            # Of the servers, one of each kind and both together show that a measure is needed.
-            others = [pytest.mark.long_on("mysql", "postgresql")] * (store in ("local", "aliases"))
             for one in those:
-                case = pytest.param(
-                    store, scenario, one, marks=[*marks, *others], id=f"{name}-{one}"
-                )
-                cases.append(case)
+                cases.append(pytest.param(store, scenario, one, marks=marks, id=f"{name}-{one}"))
     return cases
 
 

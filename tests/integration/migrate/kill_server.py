@@ -27,6 +27,9 @@ from django.core.management import ManagementUtility, load_command_class
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
+from django.db.migrations.loader import MigrationLoader
+
+from tests.garbage import keep_all
 
 _READS = ("SELECT", "SHOW", "PRAGMA", "EXPLAIN", "SET", "SAVEPOINT", "RELEASE")
 _SIGNS = "sharded_orm run"  # the thread that gives signs of life, at any time
@@ -371,6 +374,8 @@ def main() -> None:
     django.setup()
     # Modules that each command would load again.
     load_command_class("sharded_orm", "migrate_shards")
+    MigrationLoader(None, ignore_no_migrations=True)
+    keep_all()
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:

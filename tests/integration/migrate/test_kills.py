@@ -173,7 +173,13 @@ def test_kills_at_random_with_several_workers(
 BETWEEN_ROWS = Moment(0, parts=["shop_00000 INSERT", "shop_log", "%s, %s"], nth=4)
 
 
-@pytest.mark.parametrize("complete", [True, False], ids=["done", "undone"])
+@pytest.mark.parametrize(
+    "complete",
+    [
+        pytest.param(True, id="done", marks=pytest.mark.long_on("sqlite")),
+        pytest.param(False, id="undone"),
+    ],
+)
 def test_an_operation_without_a_transaction_is_asked_for(
     complete: bool, undisturbed: Undisturbed, killing: Killing
 ) -> None:
@@ -374,8 +380,8 @@ AFTER_ROWS = Moment(2, parts=["shop_00000", "'sql c'"])  # and after their commi
     [
         pytest.param("no position", AFTER_A_CHANGE, marks=on_servers),
         pytest.param("position too late", AFTER_A_CHANGE, marks=on_servers),
-        ("whole stretches", IN_A_STRETCH),
-        ("from the beginning", AFTER_ROWS),
+        pytest.param("whole stretches", IN_A_STRETCH, marks=on_servers),
+        pytest.param("from the beginning", AFTER_ROWS, marks=on_servers),
         ("no marker", AFTER_ROWS),
         pytest.param("marker alone", BEFORE_ROWS, marks=on_servers),
         pytest.param("never unclear", BETWEEN_ROWS, marks=on_servers),

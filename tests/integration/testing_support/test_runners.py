@@ -32,7 +32,10 @@ def test_serially(project: Project) -> None:
     assert project.schemas() == set()
 
 
-@pytest.mark.parametrize("order", ["--reverse", pytest.param("--shuffle=17", marks=on_sqlite)])
+@on_sqlite
+@pytest.mark.parametrize(
+    "order", ["--reverse", pytest.param("--shuffle=17", marks=pytest.mark.long)]
+)
 def test_in_other_orders(project: Project, order: str) -> None:
     run = project.test(order)
     assert (run.code, run.count) == (0, CASES), run.output
@@ -60,7 +63,10 @@ def names_on(server: MemcachedServer) -> set[str]:
 
 
 @on_sqlite
-@pytest.mark.parametrize("arguments", [(), ("--parallel", "2")])
+# What one process does, each of two does.
+@pytest.mark.parametrize(
+    "arguments", [pytest.param((), marks=pytest.mark.long), ("--parallel", "2")]
+)
 def test_each_process_of_each_run_has_its_own_names_in_the_cache(
     project: Project, own_memcached: MemcachedServer, arguments: tuple[str, ...]
 ) -> None:
@@ -141,6 +147,7 @@ def test_pytest_django_with_reused_databases(project: Project) -> None:
         assert (run.code, run.count) == (0, 7), run.output
 
 
+@on_sqlite
 def test_without_migrations(project: Project) -> None:
     run = project.pytest("--nomigrations", PROJECT_WITHOUT_MIGRATIONS="1")
     assert (run.code, run.count) == (0, 7), run.output

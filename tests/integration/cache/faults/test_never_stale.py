@@ -22,8 +22,8 @@ _LONG = 200_000
 #: The short form leaves out combinations that prove little more.
 _SHORT = {
     "memcached": set(MODES),
-    "redis": {"stopped cache", "restarts"},
-    "both": {"normal", "kills"},
+    "redis": {"restarts"},
+    "both": {"normal"},
 }
 
 

@@ -16,7 +16,8 @@ from sharded_orm.operations.runs.journal import JournalStep
 from tests.integration.migrate.engine.failing import Broken
 from tests.integration.migrate.engine.fleets import Fleet
 
-pytestmark = pytest.mark.every_backend
+# On SQLite a transaction holds each migration, so few interruptions differ; ``test_kills`` has some of them.
+pytestmark = [pytest.mark.every_backend, pytest.mark.long_on("sqlite")]
 
 
 class Breaking:
