@@ -34,6 +34,7 @@ def test_the_demo_works_and_keeps_what_is_there(shown: tuple[Project, str]) -> N
     assert ", 0 differ." in project.manage("mirrors", "check")
 
 
+@pytest.mark.long_on("mariadb")  # The same code on each backend.
 def test_the_demo_with_its_debug_panel(shown: tuple[Project, str]) -> None:
     project, first = shown
     debugged = Project(project.backend, project.folder, dict(project.variables))

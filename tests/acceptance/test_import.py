@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.movielens_data import Data, excerpt, find_or_make
+from tests.acceptance.movielens_data import Data
 from tests.acceptance.project import BACKENDS, ROOT, Project, project_on
 from tests.acceptance.test_movielens import prepare
 from tests.patience import PATIENCE
 from tests.python_process import PythonProcess
 
-#: One user in so many, of the real data.
-PART = 5
 MODELS = ["movielens.Rating", "movielens.Tag"]
 _LOAD = """
 import csv, datetime, pathlib
@@ -70,15 +68,6 @@ print(len(every := list(ratings())), sum(shards), len([n for n in shards if n]))
 """
 
 
-@pytest.fixture(scope="module")
-def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Data:
-    made = tmp_path_factory.mktemp("movielens")
-    data = find_or_make(made)
-    if request.config.getoption("--long") or data.folder == made:
-        return data
-    return excerpt(data, tmp_path_factory.mktemp("excerpt"), PART)
-
-
 @pytest.fixture(params=BACKENDS)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
     with project_on(request.param, request, tmp_path) as project:
@@ -90,6 +79,8 @@ def shell(project: Project, data: Data, code: str) -> list[str]:
     return ["shell", "--no-imports", "-c", _LOAD.format(folder=str(data.folder)) + code]
 
 
+# On SQLite, the processes only wait for each other.
+@pytest.mark.long_on("sqlite")
 def test_ratings_come_into_sixteen_shards_while_the_site_writes(
     site: Project, data: Data, say: Callable[[str], None]
 ) -> None:

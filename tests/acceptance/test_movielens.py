@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from testproject.databases import ALIASES, TICKETS
-from tests.acceptance.movielens_data import Data, excerpt, find_or_make, make
+from tests.acceptance.movielens_data import Data, make
 from tests.acceptance.project import BACKENDS, Project, project_on
 
 SMALL = 0.01
-#: One user in so many, of the real data.
-PART = 5
 
 
 def prepare(project: Project) -> None:
@@ -37,16 +35,6 @@ from django.db import connections
 for alias in {ALIASES!r}:
     connections[alias].create_shard_database()
 """
-
-
-@pytest.fixture(scope="session")
-def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Data:
-    made = tmp_path_factory.mktemp("movielens")
-    data = find_or_make(made)
-    # All of the real data with the long tests; generated data are small already.
-    if request.config.getoption("--long") or data.folder == made:
-        return data
-    return excerpt(data, tmp_path_factory.mktemp("excerpt"), PART)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
