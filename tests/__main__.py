@@ -144,24 +144,21 @@ LONG_ON_POSTGRESQL = (
 
 # The longest first, so that the last ones to run are short.
 LANES = (
-    Lane("moves", ("tests/integration/moves",)),
-    Lane("moves of shards", ("tests/integration/shard_moves", "tests/integration/balancing")),
-    Lane("imports", ("tests/integration/imports",)),
-    Lane("migrate", ("tests/integration/migrate",)),
-    Lane("integration on MariaDB", ("tests/integration", "tests/contract"), MARIADB),
-    Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
-    Lane("cache", ("tests/integration/cache",)),
-    Lane("storm", ("tests/integration/storm",)),
-    Lane("acceptance", ("tests/acceptance",)),
-    Lane("test runners", ("tests/integration/testing_support",)),
-    Lane("shards and topology", ("tests/integration/shards", "tests/integration/topology")),
     Lane("all other tests"),
-    Lane("tickets", ("tests/integration/tickets",)),
-    Lane("admin", ("tests/admin",)),
-    Lane("admin on MariaDB", ("tests/admin", "tests/unit"), MARIADB),
-    Lane("queries on MariaDB", ("tests/queries",), MARIADB),
+    Lane("integration on MariaDB", ("tests/integration", "tests/contract"), MARIADB),
+    Lane("queries and admin", ("tests/queries", "tests/admin")),
+    Lane("acceptance", ("tests/acceptance",)),
+    Lane("moves", ("tests/integration/moves",)),
+    Lane("queries and admin on MariaDB", ("tests/queries", "tests/admin", "tests/unit"), MARIADB),
+    Lane("migrate", ("tests/integration/migrate",)),
+    Lane("shards and topology", ("tests/integration/shards", "tests/integration/topology")),
+    Lane("cache", ("tests/integration/cache",)),
     Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
-    Lane("queries", ("tests/queries",)),
+    Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
+    Lane("moves of shards", ("tests/integration/shard_moves", "tests/integration/balancing")),
+    Lane("tickets", ("tests/integration/tickets",)),
+    Lane("imports", ("tests/integration/imports",)),
+    Lane("test runners", ("tests/integration/testing_support", "tests/integration/storm")),
     Lane("queries on PostgreSQL", ON_POSTGRESQL, POSTGRESQL),
     Lane("helpdesk on MariaDB", ("tests/helpdesk",), MARIADB, "tests.helpdesk.settings"),
     Lane("helpdesk", ("tests/helpdesk",), settings="tests.helpdesk.settings"),
@@ -197,7 +194,8 @@ def version_lanes(*, is_long: bool) -> Iterator[Lane]:
         name, python = versions.name, str(executable)
         chosen = versions.long if is_long else versions.routine
         yield Lane(name, chosen.on_sqlite, python=python)
-        yield Lane(f"{name} on MariaDB", chosen.on_mariadb, MARIADB, python=python)
+        if chosen.on_mariadb:
+            yield Lane(f"{name} on MariaDB", chosen.on_mariadb, MARIADB, python=python)
         if chosen.on_postgresql:
             yield Lane(f"{name} on PostgreSQL", chosen.on_postgresql, POSTGRESQL, python=python)
 

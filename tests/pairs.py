@@ -146,6 +146,17 @@ BETWEEN = Chosen(
         "tests/integration/scatter/test_behaviour.py",
     ),
 )
+#: For versions each of which has more tests with another one: what differs is how these two meet.
+OF_A_MEETING = Chosen(
+    on_sqlite=(
+        "tests/docs/test_django_internals.py",
+        "tests/unit/backends/group",
+        "tests/queries/test_cached_reads.py",
+        "tests/queries/test_several_shards.py",
+        "tests/integration/migrate/engine/test_features.py",
+    ),
+    on_mariadb=(),
+)
 #: Of drivers and of clients.
 OF_CLIENTS = Chosen(
     on_sqlite=(
@@ -186,7 +197,7 @@ def _pair(python: str, django: str, routine: Chosen = BETWEEN) -> Versions:
 #: Few that cover most: each newer Django, and the newest Python with the oldest Django. The whole
 #: tests run with the interpreter that was chosen, usually Debian's Python 3.11 with Django 5.2.
 NEWEST = _pair("3.13", "6.1", OF_FRAMEWORK)
-PAIRS = (_pair("3.12", "6.0"), NEWEST, _pair("3.13", "5.2"))
+PAIRS = (_pair("3.12", "6.0"), NEWEST, _pair("3.13", "5.2", OF_A_MEETING))
 
 #: Extras of those who work on the project or look at its example, not of sites.
 NOT_OF_SITES = frozenset({"demo", "test", "lanes", "docs"})
