@@ -142,20 +142,20 @@ LONG_ON_POSTGRESQL = (
     "tests/integration/test_directory.py",
 )
 
-# The longest first, so that the last ones to run are short.
+# The longest first, so that the last ones to run are short. Lanes that mostly wait are between others.
 LANES = (
     Lane("all other tests"),
     Lane("integration on MariaDB", ("tests/integration", "tests/contract"), MARIADB),
+    Lane("moves", ("tests/integration/moves",)),
     Lane("queries and admin", ("tests/queries", "tests/admin")),
     Lane("acceptance", ("tests/acceptance",)),
-    Lane("moves", ("tests/integration/moves",)),
     Lane("queries and admin on MariaDB", ("tests/queries", "tests/admin", "tests/unit"), MARIADB),
     Lane("migrate", ("tests/integration/migrate",)),
     Lane("shards and topology", ("tests/integration/shards", "tests/integration/topology")),
+    Lane("moves of shards", ("tests/integration/shard_moves", "tests/integration/balancing")),
     Lane("cache", ("tests/integration/cache",)),
     Lane("unit tests and documentation", ("tests/unit", "tests/docs", "tests/contract")),
     Lane("promotion and growth", ("tests/integration/promotion", "tests/integration/growth")),
-    Lane("moves of shards", ("tests/integration/shard_moves", "tests/integration/balancing")),
     Lane("tickets", ("tests/integration/tickets",)),
     Lane("imports", ("tests/integration/imports",)),
     Lane("test runners", ("tests/integration/testing_support", "tests/integration/storm")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,11 +38,23 @@ for alias in {ALIASES!r}:
 """
 
 
+@pytest.fixture(scope="module")
+def prepared_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a prepared site on SQLite, to be copied."""
+    project = Project("sqlite", tmp_path_factory.mktemp("prepared"))
+    prepare(project)
+    return project.folder
+
+
 @pytest.fixture(scope="module", params=BACKENDS)
 def empty(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("site")
     with project_on(request.param, request, folder) as project:
-        prepare(project)
+        if request.param == "sqlite":
+            files = request.getfixturevalue("prepared_files")
+            shutil.copytree(files, folder, dirs_exist_ok=True)
+        else:
+            prepare(project)
         yield project
 
 
@@ -71,10 +84,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    project = Project("sqlite", tmp_path_factory.mktemp("site"))
-    prepare(project)
-    return project
+def on_sqlite(prepared_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder = tmp_path_factory.mktemp("site") / "copied"
+    return Project("sqlite", Path(shutil.copytree(prepared_files, folder)))
 
 
 def totals(project: Project) -> str:
