@@ -107,8 +107,7 @@ class Promotion:
         except (LeaseLost, PromotionFailed):
             raise
         except Exception as exc:
-            # The journal does not answer, so it is unknown whether the new map was published.
-            # Nothing was undone.
+            # The undo failed, for example because the journal does not answer.
             if record.phase == "switching":
                 why = f"{text}; {journal.one_line(exc)}"
                 raise publication.unsettled_error(plan, why, forced=forced) from cause

@@ -1,9 +1,9 @@
 """The lease of a run: it lets only one process at a time work on the run.
 
 A run is one execution of an operation. The process that holds the lease gives signs of life. Each
-lease has a token, which is in the run's row. Invariant: each statement that writes for a run also
-checks the token. A process may be silent for too long (stopped, swapped out, cut off). If another
-process has then taken the run over, the silent process can no longer write for the run.
+lease has a token, which is in the run's row. Each statement that writes for a run also checks the
+token. A process may be silent for too long because it was stopped, swapped out or cut off. If
+another process has then taken over the run, the silent process can no longer write for the run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sharded_orm.models.tables.journal import OperationRun
 
 logger = logging.getLogger("sharded_orm.operations")
 
-#: INTERVAL: seconds between two signs of life. EXPIRES: seconds without a sign of life after which
-#: another process may take the run over.
+#: INTERVAL is the number of seconds between two signs of life. If a process has given no sign of
+#: life for EXPIRES seconds, another process may take over the run.
 INTERVAL, EXPIRES = 5.0, 30.0
 
 
