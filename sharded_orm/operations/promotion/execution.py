@@ -127,7 +127,7 @@ class Promotion:
                 settled=False,
             ) from cause
         if is_published:
-            # The new map is published, so the promotion cannot be undone any more. The caller
+            # The new map turned out to be published, so the promotion cannot be undone. The caller
             # finishes it.
             return
         if not isinstance(cause, Exception):

@@ -12,7 +12,9 @@ from sharded_orm.operations.promotion.record import PromotionRecord
 
 
 class PromotionUndo:
-    """Undoes one promotion. This is possible until the new map (topology document) is published."""
+    """Undoes one promotion. This is possible only before the new map (topology document) is
+    published.
+    """
 
     def __init__(self, record: PromotionRecord) -> None:
         self._record = record
