@@ -177,8 +177,8 @@ def require_cache() -> CacheClient:
 def status() -> CacheStatus:
     """Return the state of all cached models and cache servers.
 
-    Asks the servers one after the other. The time limit for a call to a server is the ``TIMEOUT`` in
-    the ``CACHE`` setting.
+    The servers are queried one after the other. The time limit for a call to a server is the
+    ``TIMEOUT`` in the ``CACHE`` setting.
     """
     cache = require_cache()
     cache.statistics.flush()

@@ -111,7 +111,7 @@ class FixtureTransaction:
 
     def check_keys(self) -> None:
         """Check that the noted rows are related to rows of their own shard key only, and that their
-        shard keys refer to rows of the global database.
+        shard keys refer to existing rows of the global database.
 
         All shard keys of the noted rows are checked, even those whose shard is already recorded.
         This is because a rollback does not remove the recorded shard of a key, so an earlier failed
@@ -123,7 +123,8 @@ class FixtureTransaction:
         :raises CrossKeyRelation: a row is related to a row of another shard key.
         :raises DanglingShardKey: the row to which a shard key refers does not exist.
         """
-        # Without this, the queries would leave out rows of other keys than the bound one.
+        # The block includes rows of all keys. Inside unbound(), the bound key does not restrict
+        # queries.
         with unbound():
             for (alias, model), pks in self._pks.items():
                 refuse_other_keys(model, alias, pks)

@@ -171,7 +171,8 @@ def _count_abandoned(kind: str, name: str) -> int:
     Threads that have ended are removed from the record.
     """
     threads = _abandoned.get((kind, name), set())
-    for thread in tuple(threads):  # tuple() makes an atomic copy: other threads add to the set.
+    # tuple() makes an atomic copy, because other threads may add to the set meanwhile.
+    for thread in tuple(threads):
         if not thread.is_alive():
             threads.discard(thread)
     return len(threads)

@@ -265,7 +265,7 @@ def generic_references(model: type[Model]) -> Iterator[GenericReference]:
     """Yield the generic foreign keys whose columns are in the table of ``model``."""
     options = shard_options(model)
     for field in model._meta.private_fields if options is not None and options.key else ():
-        # A child inherits the field from its parent, and the columns are in the table of the parent.
+        # Skip a field that the child inherits, because its columns are in the table of the parent.
         is_own = not getattr(field, "mti_inherited", False)
         if is_own and hasattr(field, "ct_field") and hasattr(field, "fk_field"):
             yield GenericReference(model, field)

@@ -112,8 +112,7 @@ def split(
 
 
 def _end_broken_moves(groups: Iterable[str], tell: Tell) -> Iterator[shard_moves.ShardMoveReport]:
-    """End the unfinished moves of earlier processes, because the checks would refuse what they have
-    left.
+    """End the unfinished moves of earlier processes, whose leftovers the checks would refuse.
 
     Yield the report on each group in which a move was completed.
     """

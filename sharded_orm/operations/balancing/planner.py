@@ -62,10 +62,11 @@ def plan_balance(problem: BalanceProblem) -> BalancePlan:
 
 
 def _best_pool(bins: Sequence[Bin], items: Sequence[Item], problem: BalanceProblem) -> _Pool:
-    """Return the bins after balancing. No item can move between them and the bins outside.
+    """Balance ``bins``, and return the pool of bins with its moves.
 
-    If there are few and large items, the first moves decide whether later moves can reach the goal.
-    So, if there are few items, plans with other orders of moves are tried, too.
+    Items cannot move between these bins and other bins. If there are few and large items, the first
+    moves decide whether later moves can reach the goal. So, if there are few items, plans with
+    other orders of moves are tried, too.
     """
     first = _Pool(bins, items, problem)
     first.balance()
@@ -147,7 +148,7 @@ class _BinState:
         return self.load / self.capacity
 
     def limit(self, excess: float) -> float:
-        """Return the size by which the bin exceeds its share by ``excess``, a fraction of ``part``."""
+        """Return the load at which the bin exceeds its share by ``excess``, a fraction of ``part``."""
         return self.share + excess * self.part
 
     @property

@@ -66,8 +66,8 @@ class BalanceMove:
 
     After the move, the fuller of the two bins is less full than the source was before.
 
-    :param source_before: the load of the source before the move, as a multiple of its share. 1.0
-        means that the source has exactly its share.
+    :param source_before: how full the source is before the move. 1.0 is the mean of all bins, in
+        proportion to their capacities.
     """
 
     item: str

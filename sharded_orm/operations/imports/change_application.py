@@ -112,9 +112,9 @@ class ChangeApplication:
         keys = self._keys(table, {anchor for anchors in gone.values() for anchor in anchors})
         for pk, anchors in gone.items():
             for anchor in anchors:
-                # Do nothing if the anchor leads to no shard key. Either the shard has no such row,
-                # or the parent row with the key is gone too, and this row is deleted together with
-                # its parent.
+                # Skip a row whose shard key is not found. Either the shards have no such row, or
+                # its parent row with the key is gone, too, and this row is deleted together with
+                # the parent.
                 shard = (
                     runtime.locate(table.options.group, keys[anchor]) if anchor in keys else None
                 )
@@ -131,10 +131,10 @@ class ChangeApplication:
         return [*dependents, *(far for near in dependents for far in self._tables_behind(near))]
 
     def _keys(self, table: SourceTable, anchors: set[Any]) -> dict[Any, Any]:
-        """Return a dict from each of ``anchors`` to its shard key; see
-        :attr:`SourceTable.anchor_field`.
+        """Return a dict from each of ``anchors`` to its shard key.
 
-        Anchors for which the source has no key are left out.
+        The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key
+        to the parent row with the key. Anchors for which the source has no key are left out.
         """
         anchors = anchors - {None}
         link = table.key_link
@@ -164,8 +164,8 @@ def _gone(
 ) -> dict[Any, set[Any]]:
     """Return the anchors that rows no longer have, by primary key.
 
-    An anchor is the value by which the owner of a row is known; see
-    :attr:`SourceTable.anchor_field`.
+    The anchor of a row (:attr:`SourceTable.anchor_field`) is its shard key, or the foreign key to
+    the parent row with the key.
 
     :param changed: by primary key, the anchors that a row had before.
     :param rows: by primary key, the rows as they are now.

@@ -10,9 +10,9 @@ from sharded_orm.operations.runs.farm import FarmReport, PlannedUnit
 
 
 def report_of(report: FarmReport) -> ImportReport:
-    """Turn ``report``, the report on work that several processes shared, into one on an import.
+    """Convert the report on the shared work of several processes to a report on an import.
 
-    A comparison of rows has the same form of report as an import.
+    A comparison of rows has the same kind of report.
     """
     summary = report.summary
     problems = [*report.failures, *summary.get("problems", ())]

@@ -245,7 +245,7 @@ def _equals(field: Any, before: Any, after: Any) -> bool:
             return _plain_json(before) == _plain_json(after)
         except ValueError:
             return False
-    # A NaN differs even from itself, so two NaN count as equal.
+    # NaN differs even from itself in Python, but here two NaN values count as equal.
     return bool(before != before and after != after)
 
 

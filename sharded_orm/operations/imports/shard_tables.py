@@ -68,7 +68,8 @@ class ShardTable:
         self._connection: Any = connections[alias]
 
     def store(self, rows: Sequence[SourceRow], stored: Stored) -> None:
-        """Insert those of ``rows`` that the shard does not have, and compare the others.
+        """Insert the ``rows`` that the shard does not have, and compare the other rows with the
+        shard's.
 
         :raises ImportConflict: the shard has another row with the same primary key.
         :raises IntegrityError: a constraint of the table refuses a row.
@@ -92,7 +93,9 @@ class ShardTable:
             stored.copied += len(missing)
 
     def _compare(self, rows: Sequence[SourceRow], stored: Stored) -> list[SourceRow]:
-        """Compare ``rows`` with the rows of the shard. Return those that the shard does not have."""
+        """Compare ``rows`` with the rows of the shard. Return the rows that the shard does not
+        have.
+        """
         there = self._table.stored(self._alias, [row.pk for row in rows])
         missing, differing = [], []
         for row in rows:
@@ -168,9 +171,9 @@ class ShardTable:
 
         All deletes are in one transaction.
 
-        :param anchors: by primary key, the anchors that the row had, which are the values by which
-            its owner is known (:attr:`SourceTable.anchor_field`). A row with another anchor belongs
-            to another owner, and is not deleted.
+        :param anchors: by primary key, the anchors that the row had. An anchor
+            (:attr:`SourceTable.anchor_field`) is the shard key of a row, or its foreign key to the
+            parent row with the key. A row that has another anchor now is not deleted.
         :param dependents: tables that may get their shard key from this table, directly or through
             other tables.
         :returns: the number of deleted rows, including those of ``dependents``.

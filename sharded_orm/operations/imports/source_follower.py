@@ -33,8 +33,7 @@ KIND: Final = "import follow"
 BATCH: Final = 1000
 #: Seconds between two looks at an empty journal.
 INTERVAL: Final = 0.3
-#: Default number of seconds to wait for transactions that are open when the source is closed, so
-#: that it refuses writes.
+#: The source is closed, so that it refuses writes, once the journal has at most this many changes.
 FEW_CHANGES: Final = 100
 #: Default number of seconds to wait for transactions that are open when the source is closed.
 PATIENCE: Final = 10.0

@@ -40,9 +40,10 @@ _RECORDABLE = (models.IntegerField, models.CharField, models.TextField, models.U
 
 
 class SourceJournal:
-    """The journal and the fence for the tables of an import. Used by one thread.
+    """The journal of changes and the fence, which refuses writes, for the tables of an import.
 
-    All tables of a group have one fence. A context manager, which closes the session at the end.
+    All tables of a group have one fence. Used by one thread, as a context manager, which closes the
+    session at the end.
 
     :raises ImportRefused: the library cannot create triggers with the backend of the source.
     """
@@ -93,7 +94,8 @@ class SourceJournal:
             )
 
     def install(self) -> None:
-        """Create the journal, the fence and the triggers. Can be repeated.
+        """Create the journal of changes, its triggers, and the fence that can refuse writes. Can be
+        repeated.
 
         Each change of the tables that is committed after this call is in the journal.
 
@@ -106,14 +108,14 @@ class SourceJournal:
             self._capture.install(list(self._captured()), TRIGGER_PATIENCE)
 
     def is_installed(self) -> bool:
-        """Return whether the journal, the fence and all triggers exist."""
+        """Return whether the journal of changes, the fence and all triggers exist."""
         if not self._capture.is_prepared() or self._number not in self._capture.fences():
             return False
         names = {trigger_name(table, event) for table in self._tables for event in EVENTS}
         return names <= self._capture.triggers()
 
     def remove(self) -> bool:
-        """Remove the fence of the group.
+        """Remove the fence, which refuses writes to the imported tables of the group.
 
         The triggers and the journal are removed, too, unless another group needs them.
 
@@ -154,8 +156,8 @@ class SourceJournal:
     def row_of(self, table: SourceTable, change: Change) -> tuple[Any, Any]:
         """Return the primary key of the row that ``change`` reports, and the row's former anchor.
 
-        The anchor is the value by which the owner of a row is known; see
-        :attr:`SourceTable.anchor_field`.
+        The anchor (:attr:`SourceTable.anchor_field`) is the row's shard key, or its foreign key to
+        the parent row with the key.
         """
         size = len(table.pk_fields)
         values: list[Any] = [

@@ -125,7 +125,7 @@ class StoredColumn:
                 return _plain_json(one) == _plain_json(other)
             except ValueError:
                 return False
-        return bool(one != one and other != other)  # Two NaN are the same.
+        return bool(one != one and other != other)  # Two NaN values are the same.
 
 
 def _plain_json(text: str) -> str:

@@ -166,7 +166,7 @@ def _finish_broken_off(group: str) -> None:
     if last is None or last.state != "broken off":
         return
     if not set(last.by_state()) <= {journal.DONE, journal.CARRIED}:
-        return  # The run has unfinished shards, which are not selected now.
+        return  # Do not finish the run, because it has unfinished shards that are not selected now.
     with suppress(OperationHeld), journal.hold_run(KIND, group, last.arguments) as run:
         run.finish()
 

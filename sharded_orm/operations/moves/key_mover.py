@@ -54,7 +54,8 @@ class _TooLong(Exception):
 class KeyMover:
     """Moves single keys of a group. Used by one thread.
 
-    :param tables: all tables of the group, in the order of their relations.
+    :param tables: all tables of the group, in the order of
+        :func:`~sharded_orm.operations.moves.tables.tables_of_group`.
     :param check: called before each step. It raises an error if this process must not continue.
     """
 
@@ -81,7 +82,7 @@ class KeyMover:
     # ##### Before the switch #####
 
     def prepare(self, move: MoveRecord) -> None:
-        """Copy the key's rows to the target, and copy those again that the site changes meanwhile.
+        """Copy the key's rows to the target, and copy rows again that the site changes meanwhile.
 
         :raises OperationStopped: the work was asked to stop.
         :raises MoveFailed: the target has rows of the key already, the source changes faster than
@@ -92,9 +93,9 @@ class KeyMover:
         # The target must refuse writes of the key until the target owns the key.
         self._watch(target, move, closed=True)
         self._watch(source, move, closed=False)
-        # On MariaDB, a prepared branch (the part of a two-phase transaction on one shard) does not
-        # delay the creation of a trigger if its session has ended. Its writes came before the
-        # trigger, so the journal would miss its rows.
+        # Refuse the move if a transaction in two phases is prepared on one of the shards. On
+        # MariaDB, such a transaction does not delay the creation of a trigger if its session has
+        # ended. It wrote before the trigger existed, so the journal would miss its rows.
         shards = [runtime.shard(move.group, number) for number in (move.source, move.target)]
         refuse_prepared(runtime.group(move.group), shards)
         self._sessions.copy(move.source).prepare(self._tables)
@@ -222,7 +223,7 @@ class KeyMover:
         for attempt in range(ATTEMPTS):
             # The target may refuse rows that have exchanged unique values, until all rows are read
             # at the same moment, while writes wait. Other writers of the target may cause a
-            # deadlock. In both cases, go on: the attempt below reads the rows again.
+            # deadlock. In both cases, continue, because the attempt below reads the rows again.
             try:
                 self.catch_up(move, published)
                 self._follow(move, published)

@@ -147,7 +147,7 @@ def _clean(row: KeyMove, needs_fence: bool, sessions: ShardSessions, report: Cle
 
 
 def _needed_fences(rows: Sequence[KeyMove], sessions: ShardSessions) -> set[int]:
-    """Return the numbers of the moves whose fences must stay.
+    """Return the numbers of the moves whose fences, which refuse writes of a moved key, must stay.
 
     A fence must stay while a session from before the switch may still write to the old shard.
 

@@ -24,7 +24,7 @@ _LOOK_UPS = 500
 
 @dataclass
 class MovePlan:
-    """The keys that move, and notes that an operator should read before.
+    """The keys that move, and notes that an operator should read before the move.
 
     :param already: the texts of keys that are on their target now.
     :param notes: sentences, such as those about tables without a model.

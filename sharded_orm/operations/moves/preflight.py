@@ -152,7 +152,7 @@ def _tables_without_model(
 
 
 def _tables_of_shards() -> set[str]:
-    """Return the names of tables whose rows on a shard are not of shard keys.
+    """Return the names of tables on shards whose rows do not belong to a shard key.
 
     These are the tables of apps with ``tables_on_shards``, and copies of global rows.
     """

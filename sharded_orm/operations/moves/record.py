@@ -1,4 +1,4 @@
-"""The record of a key's move: a row of the table of key moves, whose phase only goes forward.
+"""The record of a key's move: a row of the table of key moves. Its phase never goes back.
 
 A process changes the phase only if the row still has the phase that the process knows. So if a
 process is paused, and another process ends its move meanwhile, the paused process cannot continue.
@@ -31,7 +31,7 @@ ABORTED: Final = "aborted"
 QUEUE: Final = "queue"
 # The key in a move's ``position`` whose value is the number of seconds for which old rows are kept.
 _KEPT_FOR: Final = "kept_for"
-#: The phases in which the source still owns the key.
+#: The phases of a move in which the source still owns the key.
 BEFORE_SWITCH: Final = (ANNOUNCED, COPYING, SWITCHING)
 
 

@@ -290,8 +290,8 @@ class _Run:
             return
         announced_at = now()
         copied = self._in_threads(moves, self._prepare)
-        # By now, most processes know that the keys are moving. Wait until the lease of all others
-        # has ended.
+        # Other processes may remember the old shards of the keys until their leases end. Wait for
+        # the end of the last lease.
         lease = runtime.config().placement_lease
         assert lease is not None
         while (left := announced_at + lease + MARGIN - now()) > 0 and not self._stopping():

@@ -26,7 +26,9 @@ class ShardSessions:
         self._copies: dict[int, RowCopy] = {}
 
     def capture(self, shard: int) -> ChangeCapture:
-        """Return the session for the fence, the journal of changes and their triggers on a shard."""
+        """Return the session for the journal of changes on a shard, its triggers, and the fence,
+        which refuses writes.
+        """
         if shard not in self._captures:
             wrapper, account = self._open(shard)
             self._captures[shard] = wrapper.change_capture(account)

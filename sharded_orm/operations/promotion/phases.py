@@ -1,29 +1,33 @@
 """The forward phases of a promotion, from the fence to the published map.
 
 To *fence* a server is to make it refuse writes: by ``read_only`` on MariaDB, by closing its
-databases on PostgreSQL. The *map* is the topology document, which says which node is the primary of
-each range of shards. The *source* is the place where the document is stored.
+databases
+on PostgreSQL. The *map* is the topology document, which says which node is the primary of each
+range
+of shards. The *source* is the place where the document is stored.
 
 The journal records each phase before it begins. All phases can be repeated, so a resumed promotion
 begins with the fence again, no matter which phase it had reached. There is one exception: if the
-map may have been published already, the source is queried first. Until the map is published,
-everything can be undone (``undo``).
+map
+may have been published already, the source is queried first. Until the map is published, everything
+can be undone (``undo``).
 
 If the source does not answer, the old primary must not stay fenced for long. So the source is
-queried before the fence, and again before the phase ``switching``, which begins only after an
-answer.
+queried
+before the fence, and again before the phase ``switching``, which begins only after an answer.
 
 ============ ==================================================================================
-fencing      The old primary is fenced, after what is under way has ended. waiting      The replica
-executes everything that is in the old primary's log. stopping     The replication on the new
-primary stops. (MariaDB only) unfencing    The new primary accepts writes, but nobody sends any yet.
-(MariaDB only) switching    The map is being published. After a kill, only the source knows whether
-it was. promoting    The map is published, and the replica becomes a primary. (PostgreSQL only)
+fencing      The old primary is fenced, after its open statements and transactions have ended.
+waiting      The replica executes everything that is in the old primary's log.
+stopping     The replication on the new primary stops. (MariaDB only)
+unfencing    The new primary accepts writes, but nobody sends any yet. (MariaDB only)
+switching    The map is being published. After a kill, only the source knows whether it was.
+promoting    The map is published, and the replica becomes a primary. (PostgreSQL only)
 switched     The new primary takes writes. The cache is invalidated, and the run is finished.
-undoing      Both servers get their former roles back. ============
-==================================================================================
+undoing      Both servers get their former roles back.
+============ ==================================================================================
 
-A server of PostgreSQL that was promoted cannot become a replica again without a copy. So it is
+A PostgreSQL server that was promoted can become a replica again only by copying all data. So it is
 promoted after the publication: until then, an undo leaves it as it was.
 """
 
@@ -192,7 +196,7 @@ class ForwardPhases:
     def _require_position(self, position: str) -> None:
         """Wait until the new primary has executed everything up to ``position``.
 
-        :raises PromotionFailed: the new primary does not get there in time.
+        :raises PromotionFailed: the new primary does not reach the position in time.
         """
         new = self._new
         if not self._record.options.force:

@@ -57,7 +57,7 @@ class PromotionPlan:
 
     @property
     def server_class(self) -> type[ReplicationServer]:
-        """The class for both servers."""
+        """The subclass of :class:`ReplicationServer` that represents both servers."""
         return server_class({"ENGINE": self.engine})
 
     @property

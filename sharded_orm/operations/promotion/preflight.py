@@ -126,7 +126,7 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            # These checks need the results of the checks above, so they come after them.
+            # These checks come last, because they need the results of the checks above.
             return findings
         if old is None:
             _check_lost_link(topology, plan, new, findings)
@@ -430,7 +430,8 @@ def _aliases_on(old: ReplicationServer, identity: str) -> Iterator[str]:
                     f"Whether {alias!r} of DATABASES is on the same server is not known, and"
                     f" {old.texts.name} would fence it for good: it gives no session ({exc})"
                 )
-            continue  # The old primary has answered, so the entry is on another server.
+            # A server that does not answer is another server, because the old primary has answered.
+            continue
         yield (
             f"{alias!r} of DATABASES is on the same server: {old.texts.name} would fence it for good."
             " Move it to another server first"

@@ -62,7 +62,7 @@ class PromotionRecord:
 
         :param line: a description of the phase for people.
         :param details: further values to store in the run's arguments.
-        :raises LeaseLost: another process may have taken the run over, so this process must stop.
+        :raises LeaseLost: another process may have taken over the run, so this process must stop.
         """
         self.run.check()
         self.run.note(phase=phase, **details)
@@ -72,7 +72,7 @@ class PromotionRecord:
         """Whether the promotion's change of the topology is published.
 
         :raises PromotionFailed: the source of the topology does not answer.
-        :raises LeaseLost: another process may have taken the run over.
+        :raises LeaseLost: another process may have taken over the run.
         """
         return publication.was_switched(
             self.plan, forced=self.options.force, check=self.run.check, tell=self.tell
@@ -85,7 +85,7 @@ class PromotionRecord:
         ruled out, False if it is published already.
 
         :raises PromotionFailed: the source of the topology does not answer.
-        :raises LeaseLost: another process may have taken the run over.
+        :raises LeaseLost: another process may have taken over the run.
         """
         if self.is_published():
             return False

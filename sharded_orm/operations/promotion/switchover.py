@@ -45,9 +45,7 @@ def switch(
 ) -> Document:
     """Publish the topology document in which the replica is the primary.
 
-
-
-    The old primary becomes the replica of its ranges; with ``forced``, these ranges get no replica.
+    The old primary becomes the replica of its ranges. With ``forced``, these ranges get no replica.
     Return the document, which this process uses from now on.
 
     :param forced: whether the promotion does without the old primary.

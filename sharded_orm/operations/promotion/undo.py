@@ -72,7 +72,7 @@ class PromotionUndo:
             )
 
     def _restore_old(self, *, lenient: bool) -> bool:
-        """Remove the fence of the old primary, unless it was fenced before the promotion.
+        """Let the old primary accept writes again, unless it was fenced before the promotion.
 
         Do nothing after a forced promotion, which has not fenced the old primary.
 

@@ -304,11 +304,12 @@ class JournalRun:
 def hold_run(
     kind: str, subject: str, arguments: dict[str, Any], *, resume: bool = True
 ) -> Iterator[JournalRun]:
-    """Begin or resume the run of ``kind`` on ``subject``, and hold it inside the block.
+    """A context manager that begins or resumes the run of ``kind`` on ``subject``, and holds the
+    run.
 
-    While this process holds the run, no other process can hold a run of that kind and subject. If the
-    block ends and :meth:`JournalRun.finish` was not called, the next call resumes the run, even if
-    ``arguments`` differ. A background thread gives a sign of life every five seconds.
+    While this process holds the run, no other process can hold a run of that kind and subject. If
+    the block ends before :meth:`JournalRun.finish` was called, the next call resumes the run, even
+    if ``arguments`` differ. A background thread gives a sign of life every five seconds.
 
     :param kind: the kind of operation, such as ``"migrate"``; up to 32 characters.
     :param subject: what the operation works on, such as the name of a group; up to 128 characters.

@@ -38,8 +38,8 @@ class ShardMoveRecord:
         self._run = run
         self.move = move
         #: A random number that identifies the move on both nodes. A paused process may continue
-        #: after others have ended its move. It does no harm to a later move, because that move has
-        #: another number.
+        #: after others have ended its move. That process does no harm to a later move, because the
+        #: later move has another number.
         self.number = number
         #: The time at which this process has hidden (renamed) the tables, by ``time.monotonic()``.
         #: None if the tables are not hidden by this process.

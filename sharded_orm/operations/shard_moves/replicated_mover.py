@@ -62,8 +62,8 @@ class ReplicatedShardMover(ShardMover):
         return began
 
     def _copy_the_rest(self) -> None:
-        # Statements of the site wait for this number of seconds for hidden tables, and then fail.
-        # So the mover does not wait longer.
+        # Statements of the site wait ``move_wait`` seconds for hidden tables, and then fail. So the
+        # mover waits no longer than that for the replica.
         self._wait(runtime.config().move_wait)
         self._comparison.compare_open()
         self._raise_if_different("at the switch")
@@ -80,8 +80,9 @@ class ReplicatedShardMover(ShardMover):
 
     def undo(self) -> str:
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
-            # Take the lock and release it. A paused mover that held this lock has released it by
-            # now. A mover that takes the lock later notices that it has lost the run, and stops.
+            # Take the lock and release it. A mover that held this lock while it was paused has
+            # released it by now. A mover that takes the lock later notices that it has lost the
+            # run, and stops.
             pass
         self._source.schema.show(TRIGGER_PATIENCE)  # The target repeats it.
         return ""

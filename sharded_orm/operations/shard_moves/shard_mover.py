@@ -378,8 +378,9 @@ class ShardMover:
         :return: why the copy could not be removed; "" if it was removed. A remaining copy does no
             harm.
         """
-        # Take the lock and release it. A paused mover that held this lock has released it after
-        # this block. A mover that takes the lock later notices that it has lost the run, and stops.
+        # Take the lock and release it. If a mover was paused while it held this lock, it has
+        # released it by the time this process gets it. A mover that takes the lock later notices
+        # that it has lost the run, and stops.
         with self._source.capture.exclusively(TRIGGER_PATIENCE):
             pass
         self._source.schema.show(TRIGGER_PATIENCE)

@@ -270,7 +270,7 @@ class RelationScan:
 class _BrokenGenericReferences:
     """The broken references of one generic foreign key.
 
-    The keys of both dicts are the alias of the shard and the label of the other model.
+    The keys of both dicts are pairs: the alias of the shard, and the label of the other model.
     """
 
     def __init__(self, reference: GenericReference, errors: dict[str, str]) -> None:

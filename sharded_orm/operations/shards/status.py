@@ -428,7 +428,7 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Return one sentence for each error. It names all shards with that error.
+    """Yield one sentence for each error. The sentence names all shards with that error.
 
     Two errors are the same if they differ only in the name of the shard.
     """
@@ -450,7 +450,10 @@ def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Return one sentence for each node on which unexpected schemas belong, and one for the others."""
+    """Yield a sentence about the unexpected schemas of each node on which such schemas belong.
+
+    One more sentence is about the schemas that belong on no node.
+    """
     group = runtime.topology().groups.get(on_node.group)
     by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}
     for schema in on_node.unexpected:

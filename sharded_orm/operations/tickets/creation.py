@@ -183,7 +183,7 @@ def _last_used(
     check: bool,
     present: Sequence[SequencePosition],
 ) -> int:
-    """Return the number above which the first id of the new sequence ``name`` must be.
+    """Return the number above which the ids of the new sequence ``name`` must begin.
 
     :param fields: the model fields that draw ids from the sequence.
     :param present: the positions of the sequence on the servers that have it already.

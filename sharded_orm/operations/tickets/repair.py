@@ -46,8 +46,8 @@ class Verified:
     #: The last id that the server has handed out; None if the server does not answer.
     position: int | None
     #: The high-water mark: the highest id that the server is known to have handed out. The next
-    #: server keeps it. None if the next server does not answer or has no mark, or if there is only
-    #: one server.
+    #: server keeps it. None if the next server does not answer or lacks the sequence, or if there
+    #: is only one server.
     mark: int | None
     #: The largest id in the tables, if it is above ``position``; None if no id is above
     #: ``position``.
@@ -120,8 +120,8 @@ def advance(
     id by its own count), its high-water mark (which the next server keeps), and the existing ids
     above its position. A server is not moved if it does not answer, or if its mark or an existing
     id is above both its position and ``to``. While ``check`` is True, a server is also not moved if
-    its mark is not known, because the next server does not answer. Such a server gets a result with
-    a ``problem``, and the others are moved.
+    its mark is not known, because the next server does not answer or lacks the sequence. Such a
+    server gets a result with a ``problem``, and the others are moved.
 
     :param names: names of sequences; by default all sequences that a model uses or a server has.
     :param margin: number of ids to skip, because a server may have handed out ids that are above

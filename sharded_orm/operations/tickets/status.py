@@ -33,8 +33,8 @@ class SequenceStatus:
     #: The last id that the server has handed out; 0 or less if it has handed out no id.
     position: int
     #: The high-water mark: the highest id that the server is known to have handed out. The next
-    #: server, called its partner, keeps the mark. None if the partner does not answer or has no
-    #: mark, or if there is only one server.
+    #: server, called its partner, keeps the mark. None if the partner does not answer or lacks the
+    #: sequence, or if there is only one server.
     mark: int | None
     #: The share of all possible ids (the positive 64-bit numbers) that is used up, from 0 to 1.
     used: float
