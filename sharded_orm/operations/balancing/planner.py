@@ -286,11 +286,10 @@ class _Pool:
         return len(self._batches) > count
 
     def _reach_goal(self, source: _BinState) -> bool:
-        """Move items away from ``source`` until it is at the goal.
+        """Move items away from ``source`` until it is at the goal. Return whether an item was
+        moved.
 
-        The other bins stay below the goal.
-
-        Moves as little as possible. Returns whether an item was moved.
+        As little as possible is moved, and the other bins stay below the goal.
         """
         rooms = {
             targets: max(

@@ -145,8 +145,9 @@ def _table_problems(table: SourceTable, names: set[str]) -> Iterator[str]:
         if column.plain_field is None:
             yield f"values of {table.label}.{column.field.name} cannot be copied: its type is unknown"
     for field in table.pk_fields:
-        # Rows are copied with the stored form of the primary key, but looked up by the form that
-        # the field gives to Python. With ``from_db_value()``, the two may differ.
+        # Refuse such a field. Rows are copied with the stored form of the primary key, but looked
+        # up by the form that the field returns to Python, and ``from_db_value()`` may make the two
+        # differ.
         if hasattr(target_field(field), "from_db_value"):
             yield (
                 f"the primary key {field.name!r} of {table.label} cannot be copied: its field class"

@@ -121,11 +121,13 @@ class ShardTable:
     def _refuse_other_row(
         self, row: SourceRow, values: Sequence[Any], names: Sequence[str]
     ) -> None:
-        """Raise an error if ``row`` and the row on the shard share only the primary key."""
+        """Raise an error if ``row`` and the shard's row with the same primary key are different
+        rows.
+        """
         table = self._table
-        # They are different rows if their shard keys differ. A row of an automatic many-to-many
-        # table has no shard key of its own. Two such rows are different if they connect different
-        # rows.
+        # The two rows are different if their shard keys differ. A row of an automatic many-to-many
+        # table has no shard key of its own, so two such rows are different if they connect
+        # different rows.
         own = [table.key_field.attname] if table.owner is None else names
         for name, before, there in zip(
             [column.name for column in table.columns], row.values, values, strict=True

@@ -1,20 +1,17 @@
 """The forward phases of a promotion, from the fence to the published map.
 
 To *fence* a server is to make it refuse writes: by ``read_only`` on MariaDB, by closing its
-databases
-on PostgreSQL. The *map* is the topology document, which says which node is the primary of each
-range
-of shards. The *source* is the place where the document is stored.
+databases on PostgreSQL. The *map* is the topology document, which says which node is the primary of
+each range of shards. The *source* is the place where the document is stored.
 
 The journal records each phase before it begins. All phases can be repeated, so a resumed promotion
 begins with the fence again, no matter which phase it had reached. There is one exception: if the
-map
-may have been published already, the source is queried first. Until the map is published, everything
-can be undone (``undo``).
+map may have been published already, the source is queried first. Until the map is published,
+everything can be undone (``undo``).
 
 If the source does not answer, the old primary must not stay fenced for long. So the source is
-queried
-before the fence, and again before the phase ``switching``, which begins only after an answer.
+queried before the fence, and again before the phase ``switching``, which begins only after an
+answer.
 
 ============ ==================================================================================
 fencing      The old primary is fenced, after its open statements and transactions have ended.
@@ -27,8 +24,8 @@ switched     The new primary takes writes. The cache is invalidated, and the run
 undoing      Both servers get their former roles back.
 ============ ==================================================================================
 
-A PostgreSQL server that was promoted can become a replica again only by copying all data. So it is
-promoted after the publication: until then, an undo leaves it as it was.
+A PostgreSQL server that was promoted can become a replica again only as a new copy of the primary.
+So it is promoted after the publication: until then, an undo leaves it as it was.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def examine(plan: PromotionPlan, *, force: bool, timeout: float) -> Findings:
         else:
             _check_old(old, findings)
         if findings.problems:
-            # These checks come last, because they need the results of the checks above.
+            # Stop here, because the next checks need the results of the checks above.
             return findings
         if old is None:
             _check_lost_link(topology, plan, new, findings)

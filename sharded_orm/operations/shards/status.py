@@ -450,9 +450,10 @@ def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _schema_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Yield a sentence about the unexpected schemas of each node on which such schemas belong.
+    """Yield sentences about unexpected schemas on the node ``node``.
 
-    One more sentence is about the schemas that belong on no node.
+    All schemas whose shards are on the same other node share one sentence. So do all schemas of
+    shards that do not exist.
     """
     group = runtime.topology().groups.get(on_node.group)
     by_home: dict[str | None, list[tuple[str, Shard | None]]] = {}
