@@ -114,8 +114,8 @@ class ScriptExecutor:
                 statements = enumerate(script.statements)
                 self._run_statements(script, key, self._session.step.run.id, statements, before)
                 if script.units:
-                    # The tables of the migration existed, so the script only recorded the migration
-                    # (--fake-initial).
+                    # The tables existed (--fake-initial), so the script only recorded the
+                    # migration.
                     return
                 self._compare(script, key, self._session.step.run.id, unit, before)
                 self._schema = script.promise
@@ -319,8 +319,7 @@ class ScriptExecutor:
             done = self._recovery_check().statements(checkpoint, script)
             return self._continue_script(script, checkpoint, checkpoint.index + done)
         if checkpoint.raised or checkpoint.settled or not script.statements[end - 1].records:
-            # Another command, such as "migrate --fake", has recorded the migration. The plan, made
-            # after that, begins with the next one.
+            # Another command, such as "migrate --fake", has recorded the migration.
             return 0, 0
         return self._continue_script(script, checkpoint, end)
 
@@ -331,10 +330,7 @@ class ScriptExecutor:
         return first is not None and (first.key, first.backwards) == interrupted
 
     def _is_untouched(self, checkpoint: Checkpoint) -> bool:
-        """Whether no part of the checkpoint's migration took effect.
-
-        Such a migration need not be finished.
-        """
+        """Whether no part of the checkpoint's migration took effect, so it need not be finished."""
         assert checkpoint.migration is not None
         if checkpoint.what is What.PER_SHARD:
             is_rolled_back = (

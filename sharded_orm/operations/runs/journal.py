@@ -285,10 +285,7 @@ class JournalRun:
         return count_by_state(self._steps())
 
     def failures(self) -> Iterator[JournalStep]:
-        """Yield the steps in the state failed or unclear, ordered by alias.
-
-        Sends one query per 500 steps.
-        """
+        """Yield the failed and unclear steps, ordered by alias. One query per 500 steps."""
         rows = self._steps().filter(state__in=[FAILED, UNCLEAR])
         return (JournalStep(self, row) for row in in_batches(rows))
 

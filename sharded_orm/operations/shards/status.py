@@ -77,9 +77,8 @@ class GroupOnNode:
 
     @property
     def rows(self) -> int | None:
-        """An estimate of the total number of rows.
-
-        None if sizes were not read, or if the database keeps no estimates.
+        """The estimated number of rows; None if sizes were not read or the database has no
+        estimates.
         """
         rows = [entry.size.rows for entry in self.shards if entry.size is not None]
         return sum(filter(None, rows)) if self._has_sizes and None not in rows else None
@@ -107,10 +106,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """The states of all nodes that were queried.
-
-    ``problems`` are sentences for an operator, each with its remedy.
-    """
+    """The states of the queried nodes. ``problems`` are sentences, each with its remedy."""
 
     nodes: tuple[NodeStatus, ...]
 
@@ -278,10 +274,7 @@ def _shard_status(
 
 
 class _MissingMigrations:
-    """Computes which migrations a shard lacks, once for all shards with the same applied migrations.
-
-    Thread-safe.
-    """
+    """Computes which migrations a shard lacks, once per set of applied migrations. Thread-safe."""
 
     def __init__(self) -> None:
         self._planner = Planner(MigrateOptions())
@@ -365,9 +358,7 @@ class _Unexpected:
 
 
 def _is_moved(wrapper: ShardConnectionMixin, node: str, group: ShardGroup, number: int) -> bool:
-    """Return whether a schema on ``node`` has only hidden tables, which a move of a shard has
-    renamed.
-    """
+    """Return whether a schema on ``node`` has only hidden tables, renamed by a move of a shard."""
     if number not in group:
         return False
     place = database_settings.settings_as_planned(replace(group.shard(number), node=node))
