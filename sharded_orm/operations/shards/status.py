@@ -419,10 +419,7 @@ def _group_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
 
 
 def _error_problems(node: str, on_node: GroupOnNode) -> Iterator[str]:
-    """Yield one sentence for each error. The sentence names all shards with that error.
-
-    Two errors are the same if they differ only in the name of the shard.
-    """
+    """Yield one sentence for all shards whose errors differ only in the name of the shard."""
     by_error: dict[str, list[ShardStatus]] = {}
     for entry in on_node.shards:
         if entry.error is not None:
