@@ -321,7 +321,8 @@ def promote_published(record: PromotionRecord) -> None:
                 raise PromotionFailed(f"it did not get to {position}")
             if not new.promote(record.options.timeout):
                 raise PromotionFailed("it does not become a primary")
-            # Another process, which has taken over the run, may have fenced the server since.
+            # Check the lease, because another process may have taken over the run and fenced the
+            # server since.
             record.run.check()
             new.unfence()
             if new.status().read_only:

@@ -167,7 +167,7 @@ class _Work:
             for sessions in both:
                 try:
                     ended = sessions.capture.end_sessions(record.number)
-                # The shard cannot be reached, for example because its schema was not created yet.
+                # The schema may not exist yet.
                 except Error as exc:
                     self._tell(
                         f"no session on {sessions.shard.node} was ended: {journal.one_line(exc)}"
