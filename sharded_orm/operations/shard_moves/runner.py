@@ -167,8 +167,8 @@ class _Work:
             for sessions in both:
                 try:
                     ended = sessions.capture.end_sessions(record.number)
-                # The schema may not exist yet.
                 except Error as exc:
+                    # The cause may be harmless: the schema of the target may not exist yet.
                     self._tell(
                         f"no session on {sessions.shard.node} was ended: {journal.one_line(exc)}"
                     )
