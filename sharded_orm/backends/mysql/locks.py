@@ -1,4 +1,4 @@
-"""Locks on schemas with ``GET_LOCK``. A lock ends when it is released, or when its session ends."""
+"""Locks on schemas, taken with ``GET_LOCK``. A lock ends when it is released, or when its session ends."""
 
 from __future__ import annotations
 

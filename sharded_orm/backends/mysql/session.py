@@ -17,7 +17,7 @@ from sharded_orm.mysql_flavor import FLAVORS
 _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
-_BUSY = 0.001  # seconds
+_BUSY = 0.001  # seconds between two attempts to close a session
 #: This statement is sent before a query of LAST_INSERT_ID() if the querying alias has inserted
 #: nothing. Otherwise the query could return the id of a row that another alias has inserted on the
 #: session.
@@ -113,8 +113,8 @@ class NodeSession:
                 return done
             self.query(b"; ".join([*prefix, statement]))
             for _ in prefix:
-                # A prefix statement has no rows to fetch. If next_result() raises an error, the
-                # error was caused by the statement after this one.
+                # A prefix statement has no rows to fetch. An error that next_result() raises comes from
+                # the statement after this one.
                 done += 1
                 if self.next_result() != 0:
                     raise InternalError(0, "the server answered less than it was asked")
