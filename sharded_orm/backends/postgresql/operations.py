@@ -39,7 +39,8 @@ class DatabaseOperations(OperationsMixin, operations.DatabaseOperations):
             name = '"{}"'.format(table.replace('"', '""'))
             cursor.execute(_COUNTERS, [name, name, name])
             for (sequence,) in cursor.fetchall():
-                # After setval(…, true), a snapshot of the schema shows the counter's next value.
+                # Call setval(…, true). A snapshot of the schema can show the sequence's next value only
+                # then.
                 cursor.execute(
                     f"SELECT pg_catalog.setval(%s, %s, %s) FROM {sequence}"
                     " WHERE CASE WHEN is_called THEN last_value + 1 ELSE last_value END < %s",
