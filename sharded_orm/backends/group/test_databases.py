@@ -1,4 +1,5 @@
-"""The ``creation`` of a group's alias, whose methods Django's test runners call.
+"""The ``creation`` of a group's alias: its methods, which Django's test runners call, create test
+databases.
 
 ``sharded_orm.testing`` does the work, and must be imported only when tests run. So this module does not
 import it. Instead, the app passes a function to :func:`provide_test_databases`.
