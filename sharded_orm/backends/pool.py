@@ -234,9 +234,9 @@ class SessionPool(Generic[S]):
     def leave(self, occasion: int) -> None:
         """Record that a connection object has moved from the node of this pool to another node.
 
-        The first call for a move closes the pool's sessions, as :meth:`dispose` does, and forgets that
-        the node has failed. Connection objects that still use this pool then open new sessions. If no
-        object uses it any more, no session to the old node stays open.
+        The first call for a move closes the pool's sessions, as :meth:`dispose` does. Connection objects
+        that still use this pool then open new sessions. If no object uses it any more, no session to the
+        old node stays open. Each call also forgets that the node has failed.
 
         :param occasion: number of the move, the same for all connection objects that move together.
         """

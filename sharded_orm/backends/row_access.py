@@ -321,7 +321,7 @@ class RowAccess(OwnSession, ABC):
         return ", ".join(self._quote(column.name) for column in columns)
 
     def _kept_columns(self, table: CapturedTable) -> tuple[CopiedColumn, ...]:
-        """Return the columns whose values are the same on every shard: without a new primary key."""
+        """Return all columns, except the primary key if a move gives the rows new primary keys."""
         columns = self.columns(table)
         if not table.fresh_ids:
             return columns

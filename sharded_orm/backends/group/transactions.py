@@ -145,8 +145,8 @@ class GroupTransactions(BaseDatabaseWrapper):
 
     # ##### Levels #####
 
-    # Overrides nothing: Django's set_autocommit calls a method of this name, if there is one, to begin
-    # a transaction, and then logs no BEGIN.
+    # Django's set_autocommit calls a method of this name, if there is one, to begin a transaction, and
+    # then logs no BEGIN.
     def _start_transaction_under_autocommit(self) -> None:
         self._begin()
 
