@@ -218,6 +218,7 @@ class ChangeCapture(OwnSession, ABC):
         """Remove a fence and the journal entries of its key. Does nothing if the fence does not exist."""
         if not self.is_prepared():
             return  # Another operation has removed the tables with the last fence.
+
         # Delete the fence last. As long as it exists, no other process drops the tables.
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", number)
         self._rows(f"DELETE FROM {self._quote(FENCES)} WHERE id = %s", number)

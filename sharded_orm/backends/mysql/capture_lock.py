@@ -16,6 +16,7 @@ TABLES: Final = "tables"
 # the length of lock names.
 _NAME: Final = "MD5(CONCAT('sharded_orm_capture:', DATABASE(), ':', %s))"
 _NO_SUCH_SESSION: Final = 1094  # ER_NO_SUCH_THREAD
+
 # Seconds to wait until the server has rolled back the transaction of a session that was ended.
 _ROLLED_BACK_WITHIN: Final = 60
 

@@ -47,6 +47,7 @@ _PATIENCE = 30
 _UNKNOWN_TABLE = 1146  # ER_NO_SUCH_TABLE
 _BAD_TABLE = 1051  # ER_BAD_TABLE_ERROR, of DROP TABLE
 _NO_SUPER = 1419  # ER_BINLOG_CREATE_ROUTINE_NEED_SUPER
+
 # Error codes for a missing privilege: the error above, and those for a privilege on a schema, on a
 # table and on the server.
 _DENIED = frozenset({_NO_SUPER, 1044, 1142, 1227})

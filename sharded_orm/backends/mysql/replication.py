@@ -38,6 +38,7 @@ _NEEDED: Final[Mapping[Task, Sequence[str]]] = {
 }
 
 _CONNECT_TIMEOUT = 5  # seconds
+
 # Seconds to wait for an answer of the server. No statement of this module should take longer.
 _READ_TIMEOUT = 60
 _FILTERS = (
@@ -45,6 +46,7 @@ _FILTERS = (
     "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table", "Replicate_Ignore_Server_Ids",
     "Replicate_Do_Domain_Ids", "Replicate_Ignore_Domain_Ids", "Replicate_Rewrite_DB",
 )  # fmt: skip
+
 # Error codes of the client library for a failed connection, a timeout, or a lost connection.
 _NO_ANSWER = frozenset({2001, 2002, 2003, 2004, 2005, 2006, 2011, 2012, 2013, 2055})
 # Error codes with which a server refuses an account: because of its name, password, host or
@@ -54,6 +56,7 @@ _REFUSED = frozenset(
 )  # fmt: skip
 _LOCK_WAIT = 1205  # ER_LOCK_WAIT_TIMEOUT
 _DENIED = 1227  # ER_SPECIFIC_ACCESS_DENIED_ERROR
+
 # The query for how many replication connections run. Every account may send it.
 _RUNNING = (
     "SELECT variable_value FROM information_schema.global_status"

@@ -32,6 +32,7 @@ _BYTES: Final = frozenset(
      "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "geometry", "point", "linestring",
      "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection"}
 )  # fmt: skip
+
 # Column types whose values are short texts without a comma. They go into the digest of a row as they
 # are; values of other types are digested one by one first.
 _SHORT: Final = frozenset(

@@ -32,6 +32,7 @@ _RECORDABLE: Final = frozenset(
      "text", "mediumtext", "longtext", "uuid", "inet4", "inet6", "date", "datetime", "time",
      "year"}
 )  # fmt: skip
+
 # ER_ERROR_ON_RENAME, and the part of its message that shows that a deadlock stopped the statement.
 _RENAME_FAILED: Final = 1025
 _LOCK_DEADLOCK: Final = "errno: 149 "

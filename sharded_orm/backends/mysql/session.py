@@ -18,6 +18,7 @@ _POLL_FOR = getattr(select, "POLLIN", 0) | getattr(select, "POLLPRI", 0)
 _SYNTAX_ERROR = 1064
 _CLOSE_ATTEMPTS = 1000
 _BUSY = 0.001  # seconds between two attempts to close a session
+
 #: This statement is sent before a query of LAST_INSERT_ID() if the querying alias has inserted
 #: nothing. Otherwise the query could return the id of a row that another alias has inserted on the
 #: session.

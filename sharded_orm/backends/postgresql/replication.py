@@ -35,6 +35,7 @@ from sharded_orm.topology.aliases import complete
 MAINTENANCE: Final = "postgres"
 
 _CONNECT_TIMEOUT = 5  # seconds
+
 # Seconds between two queries while sessions end or a replica catches up.
 _INTERVAL = 0.005
 _QUERY_CANCELED = "57014"

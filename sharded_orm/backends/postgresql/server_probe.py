@@ -15,6 +15,7 @@ from typing import Any, Final
 from django.db import OperationalError
 
 _PATIENCE: Final = 5.0  # seconds for each address
+
 # The request to use TLS. A server answers it with one byte before it checks the account, even while the
 # server starts or shuts down.
 _SSL_REQUEST: Final = struct.pack("!II", 8, 80877103)

@@ -70,6 +70,7 @@ _WRITES = frozenset([
     "IMPORT", "INSERT", "MERGE", "MOVE", "NOTIFY", "REASSIGN", "REFRESH", "REVOKE", "SECURITY",
     "TRUNCATE", "UPDATE", "WITH",
 ])  # fmt: skip
+
 # Words of _WRITES whose statements may take a number of a sequence. Triggers are not considered.
 _INSERTS = frozenset(["COPY", "INSERT", "MERGE", "WITH"])
 _CONTROL = frozenset(
