@@ -123,7 +123,10 @@ class ChangeCapture(OwnSession, ABC):
     # ##### Fences #####
 
     def prepare(self) -> None:
-        """Create the tables of fences and of the journal. Does nothing if they exist."""
+        """Create the table of fences, which refuse changes, and the journal, which records them.
+
+        Does nothing if the tables exist.
+        """
         for statement in self._table_statements():
             self._rows(statement)
 
@@ -167,7 +170,9 @@ class ChangeCapture(OwnSession, ABC):
         self._rows(f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s", former)
 
     def fences(self) -> dict[int, str]:
-        """Return the state of each fence, "open" or "closed", by the fence's number."""
+        """Return the state of each fence as number -> "open" or "closed". A closed fence refuses
+        changes.
+        """
         rows = self._rows(f"SELECT id, state FROM {self._quote(FENCES)}")
         return {int(number): str(state) for number, state in rows}
 
@@ -201,14 +206,16 @@ class ChangeCapture(OwnSession, ABC):
         )
 
     def reopen(self, number: int) -> None:
-        """Open a fence again, so that changes of its key pass and are recorded.
+        """Open a fence again. Changes of its key are then no longer refused, but recorded.
 
+        :param number: the number of the fence.
         :raises MoveFailed: the fence does not exist.
         """
         self._set_state(number, "open")
 
     def admit(self, number: int) -> None:
-        """Remove a fence that was closed from the beginning, so that writes of its key pass.
+        """Remove a fence that was closed from the beginning, so that it no longer refuses writes of its
+        key.
 
         Does nothing if the fence does not exist. Sends only one statement, because writers are waiting.
         """
@@ -274,7 +281,7 @@ class ChangeCapture(OwnSession, ABC):
         return int(self._rows(count, number)[0][0])
 
     def forget(self, changes: Iterable[Change]) -> None:
-        """Delete entries from the journal, after their rows were handled."""
+        """Delete entries from the journal of changes, after the changed rows were copied."""
         numbers: dict[int, list[int]] = {}
         for change in changes:
             numbers.setdefault(change.fence, []).append(change.number)
@@ -282,9 +289,9 @@ class ChangeCapture(OwnSession, ABC):
             for start in range(0, len(entries), 500):
                 batch = entries[start : start + 500]
                 marks = ", ".join(["%s"] * len(batch))
-                # Compare the fence as well. If the journal is dropped and created again, the numbers of
-                # its entries start again. So a process that was paused meanwhile might otherwise delete
-                # entries of another fence.
+                # Compare the fence as well as the number of the entry. If the journal is dropped and
+                # created again, the numbers start again. So a process that was paused meanwhile might
+                # otherwise delete entries of another fence.
                 self._rows(
                     f"DELETE FROM {self._quote(JOURNAL)} WHERE fence = %s AND id IN ({marks})",
                     fence,
@@ -332,7 +339,7 @@ class ChangeCapture(OwnSession, ABC):
 
     @abstractmethod
     def _stored_key(self, value: Any) -> Any:
-        """Return a shard key in the form in which the table of fences stores it."""
+        """Return a shard key in the form in which it is stored in the table of fences."""
 
     def _parse_pk(self, text: str) -> tuple[Any, ...]:
         return tuple(

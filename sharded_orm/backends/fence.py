@@ -21,8 +21,8 @@ CLOSED_TABLE = (
 SQLSTATE = "45000"
 #: ER_SIGNAL_EXCEPTION, the error number of a SIGNAL with SQLSTATE 45000.
 SIGNAL_ERROR = 1644
-#: ER_LOCK_DEADLOCK. It also occurs when writers of a key and the process that closes the key's fence
-#: wait for each other.
+#: ER_LOCK_DEADLOCK. It also occurs when writers of a key wait for the process that closes the key's
+#: fence, and this process waits for them.
 _DEADLOCK = 1213
 
 

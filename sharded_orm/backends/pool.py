@@ -317,8 +317,8 @@ class BoundedPool(SessionPool[S]):
         # is lost if a signal handler raises an error in a thread that has just leased a session.
         self._permits: weakref.WeakSet[_Permit] = weakref.WeakSet()
         # Guards the set against additions by several threads. Waiting threads are notified when a
-        # session is released. They are not notified when a permit leaves the set by itself: they see
-        # that at their timeout.
+        # session is released. If a permit leaves the set by itself, they notice it only at their
+        # timeout.
         self._permit_freed = threading.Condition()
 
     def lease(self) -> S:

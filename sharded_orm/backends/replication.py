@@ -34,7 +34,7 @@ class FenceTexts:
     the names of the old and the new primary.
     """
 
-    #: What the fence is called, and a description of a fenced server.
+    #: The name of the fence, which makes a server refuse writes, and a description of a fenced server.
     name: str
     is_fenced: str
     #: What a promotion does in its phase ``fencing``, and in ``unfencing`` or ``promoting``.
@@ -47,9 +47,9 @@ class FenceTexts:
     fenced_before: str
     opened: str
     stays_fenced: str
-    #: What may delay the fence for too long.
+    #: What may keep the fence waiting for too long.
     kept_off: str
-    #: Which accounts or processes write in spite of the fence.
+    #: Which accounts or processes write although the server is fenced.
     intruder: str
     #: Privileges that an account needs to see the replication.
     to_see: str

@@ -99,7 +99,7 @@ class RowAccess(OwnSession, ABC):
     # ##### Rows of whole tables #####
 
     def store(self, table: CapturedTable, rows: Sequence[Row], gone: Iterable[Row] = ()) -> None:
-        """Write rows into ``table`` itself, not into its side table, in one transaction.
+        """Write rows into ``table`` itself, not into its side table for copies, in one transaction.
 
         :param rows: rows that another shard's :meth:`read` has returned.
         :param gone: primary keys of rows to delete first.
@@ -292,7 +292,7 @@ class RowAccess(OwnSession, ABC):
     def _of_key(self, table: CapturedTable, key: Any) -> tuple[str, list[Any]]:
         """Return an SQL condition for the rows of a shard key, and its parameters."""
         if table.fence is not None:
-            return "1 = 1", []  # All rows belong to one fence, whatever their keys are.
+            return "1 = 1", []  # All rows are captured, whatever their keys are.
         condition = self._key_condition(self._quote(table.key))
         for link in reversed(table.links):
             condition = (

@@ -21,9 +21,9 @@ from sharded_orm.backends.row_access import Row, RowAccess, RowDigests, batches
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The column of a side table with the number of the copy.
+#: The column with the number of the copy, in each side table for copied rows.
 COPY: Final = "sharded_orm_copy"
-#: The beginning of the names of side tables.
+#: The beginning of the names of side tables, in which copied rows are kept.
 SIDE_PREFIX: Final = f"{OWN_PREFIX}rows_"
 #: How many rows of an old copy one statement deletes at most.
 DELETED: Final = 1000
@@ -64,7 +64,7 @@ class RowCopy(RowAccess):
                 self._rows(statement)
 
     def put(self, table: CapturedTable, number: int, rows: Sequence[Row]) -> None:
-        """Write rows of a copy into the side table. They replace its rows with the same primary keys.
+        """Write copied rows into the side table. They replace its rows with the same primary keys.
 
         :param number: the number of the copy.
         :param rows: rows that another shard's :meth:`read` has returned.
@@ -84,7 +84,10 @@ class RowCopy(RowAccess):
             )
 
     def remove(self, table: CapturedTable, number: int, pks: Iterable[Row]) -> None:
-        """Delete the rows with the primary keys ``pks`` from a copy, if it has them."""
+        """Delete the rows with the primary keys ``pks`` from a copy, if they are there.
+
+        :param number: the number of the copy.
+        """
         for batch in batches(pks):
             among, values = self._among(table, table.pks, batch)
             self._rows(
@@ -94,18 +97,26 @@ class RowCopy(RowAccess):
             )
 
     def discard(self, tables: Iterable[CapturedTable], number: int) -> None:
-        """Delete all rows of a copy from the side tables of ``tables``."""
+        """Delete all rows of a copy from the side tables of ``tables``, where copied rows are kept.
+
+        :param number: the number of the copy.
+        """
         for table in tables:
             self._rows(f"DELETE FROM {self._side(table)} WHERE {self._quote(COPY)} = %s", number)
 
     def discard_everywhere(self, number: int) -> None:
-        """Delete a copy from all side tables in small batches, even if its table was migrated since."""
+        """Delete a copy from all side tables in small batches, even if its table was migrated since.
+
+        :param number: the number of the copy.
+        """
         for name in self._side_tables():
             while self._delete_batch(self._quote(name), number):
                 pass
 
     def copies(self) -> set[int]:
-        """Return the numbers of all copies on the shard. One statement per side table."""
+        """Return the numbers of all copies whose rows are on the shard. One statement for each side
+        table.
+        """
         column = self._quote(COPY)
         return {
             int(number)
@@ -201,7 +212,8 @@ class RowCopy(RowAccess):
         stays.
 
         :param tables: a table with links must come after the tables to which its links lead.
-        :raises MoveFailed: the fence is not closed. Nothing was deleted.
+        :raises MoveFailed: the fence is not closed. Nothing was deleted. The fence makes the triggers
+            refuse other writes of the key.
         """
         with self._passing(number):
             self._delete_rows(tables, key)
@@ -302,7 +314,7 @@ class RowCopy(RowAccess):
 
     @abstractmethod
     def _side_tables(self) -> list[str]:
-        """Return the names of all side tables on the shard."""
+        """Return the names of all tables on the shard in which copied rows are kept."""
 
     @abstractmethod
     def _delete_batch(self, side: str, number: int) -> int:

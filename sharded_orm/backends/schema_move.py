@@ -21,11 +21,11 @@ from sharded_orm.backends.row_copy import SIDE_PREFIX
 from sharded_orm.backends.snapshot import OWN_PREFIX
 from sharded_orm.exceptions import MoveFailed
 
-#: The table with the names of hidden tables. If a schema has this table, its shard is moving, or has
-#: moved to another node.
+#: The table with the real names of hidden (renamed) tables. If a schema has this table, its shard is
+#: moving, or has moved to another node.
 NAMES: Final = f"{OWN_PREFIX}names"
 _HIDDEN_PREFIX: Final = f"{OWN_PREFIX}hidden_"
-#: The value of the one fence to which all tables of a moving schema belong.
+#: The value of the one fence to which all tables of a moving schema belong. Closed, it refuses changes.
 FENCE: Final = "shard_move"
 
 
@@ -64,7 +64,7 @@ class SchemaMove(OwnSession, ABC):
     def tables(self) -> list[CapturedTable]:
         """Return all tables with their primary keys, except those of this library's own operations.
 
-        All rows of each table belong to one fence (:attr:`CapturedTable.fence`). Views are not
+        All rows of the tables belong to one fence (:attr:`CapturedTable.fence`). Views are not
         included.
         """
         return [
@@ -100,7 +100,7 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def definition(self) -> SchemaDefinition:
-        """Return the definition of the schema, with the real names of hidden tables."""
+        """Return the definition of the schema. Tables that are hidden have their real names in it."""
 
     @abstractmethod
     def layout(self) -> Mapping[str, tuple[str, ...]]:
@@ -151,7 +151,9 @@ class SchemaMove(OwnSession, ABC):
         """
 
     def warm_up(self) -> None:
-        """Prepare hidden tables with many rows for queries. Must be called before they are shown."""
+        """Prepare hidden (renamed) tables with many rows for queries. Must be called before they are
+        shown.
+        """
         return
 
     def finish(self) -> None:
@@ -165,7 +167,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop the hidden tables with their rows, and the schema if it is empty then. Can be repeated.
+        """Drop the hidden (renamed) tables with their rows, and the schema if it is empty then. Can be
+        repeated.
 
         The kept old rows of moved keys are dropped, too. On SQLite, the file stays with the table of
         names, because a process may have it open.
@@ -178,7 +181,7 @@ class SchemaMove(OwnSession, ABC):
         return [name for name in self._table_names() if name.startswith(SIDE_PREFIX)]
 
     def hidden(self) -> dict[str, str]:
-        """Return the names of the hidden tables, as real name -> hidden name."""
+        """Return the tables that are hidden under other names, as real name -> hidden name."""
         present = set(self._table_names())
         if NAMES not in present:
             return {}
@@ -203,7 +206,8 @@ class SchemaMove(OwnSession, ABC):
 
     @abstractmethod
     def set_counters(self, counters: Mapping[str, int]) -> None:
-        """Set the counters of hidden tables, so that they generate the ids that another schema would.
+        """Set the counters of hidden (renamed) tables, so that they generate the ids that another
+        schema would.
 
         :param counters: the result of the other schema's :meth:`counters`.
         """
@@ -220,5 +224,5 @@ def hidden_name(table: str, tag: str) -> str:
 
 
 def as_hidden(table: CapturedTable, tag: str) -> CapturedTable:
-    """Return a copy of ``table`` with its hidden name."""
+    """Return a copy of ``table`` with the name under which the table is hidden."""
     return replace(table, name=hidden_name(table.name, tag))

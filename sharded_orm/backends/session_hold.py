@@ -89,11 +89,15 @@ class SessionHold(Generic[S]):
         raise NotImplementedError
 
     def prepare_branch(self) -> None:
-        """Prepare the branch, so that it survives the end of its session. One round trip."""
+        """Prepare the transaction for a two-phase commit, so that it survives the end of its session.
+        One round trip.
+        """
         raise NotImplementedError
 
     def leave_branch(self) -> None:
-        """Close the session. If the branch is prepared, it stays on the server."""
+        """Close the session. If its transaction is prepared for a two-phase commit, it stays on the
+        server.
+        """
         raise NotImplementedError
 
     @property

@@ -146,7 +146,7 @@ class ShardConnectionMixin(ShardDatabaseMixin, TwoPhaseMixin):
 
     def prepare_database(self) -> None:
         # Overrides the method that "migrate" calls before it looks for tables. While the shard moves,
-        # its tables are hidden, and "migrate" would create them again.
+        # its tables have other names, and "migrate" would create them again.
         super().prepare_database()
         if self.shard is not None:
             refuse_hidden_tables(self)

@@ -142,8 +142,8 @@ class PlaceWait:
             settings = self._current()
             has_moved = settings is not None and not relocation.same_place(place, settings)
             if not has_moved and not has_hidden_tables(self._wrapper, place):
-                # The shard has not moved, and its tables are not hidden now. But they may have got
-                # their real names only after the statement failed. So the statement may run once more.
+                # The shard has not moved, and its tables have their real names now. But they may have
+                # got these names only after the statement failed. So the statement may run once more.
                 # If it fails again, the table does not exist.
                 if not may_repeat:
                     if rows_move(self._wrapper.shard.group):
@@ -205,7 +205,7 @@ def has_hidden_tables(wrapper: Any, place: Mapping[str, Any]) -> bool:
 def refuse_hidden_tables(wrapper: Any) -> None:
     """Check that tables may be created on a shard. One query.
 
-    :raises ShardMoved: the shard is moving, so its tables are hidden and it seems to be empty.
+    :raises ShardMoved: the shard is moving. Its tables have other names meanwhile, so it seems empty.
     """
     if NAMES in wrapper.introspection.table_names():
         raise ShardMoved(

@@ -54,7 +54,8 @@ class BranchLease:
         self.transaction.branch, self.transaction.plain_only = branch, True
 
     def prepare_branch(self) -> None:
-        """Prepare the XA branch for its commit. One round trip.
+        """Prepare the XA branch, the part of a two-phase transaction on this shard, for its commit. One
+        round trip.
 
         :raises MySQLdb.Error: the branch is not prepared. If the session is lost, the branch may be
             prepared all the same.
@@ -70,7 +71,7 @@ class BranchLease:
         transaction.is_prepared = True
 
     def leave_branch(self) -> None:
-        """Close the session that has prepared the branch. The prepared branch stays on the server."""
+        """Close the session that has prepared the XA branch. The prepared branch stays on the server."""
         if self.mode < SessionMode.LOST and self.session is not None:
             self._lose(OperationalError("the branch is left to a recovery"))
         if self.mode is SessionMode.LOST:

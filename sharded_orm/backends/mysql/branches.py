@@ -19,9 +19,9 @@ from sharded_orm.backends.two_phase.branch import TABLE, BranchName, Completion,
 if TYPE_CHECKING:
     from sharded_orm.backends.mysql.node import NodePool
 
-#: The format id in the names of this library's branches. Other programs use other format ids.
+#: The format id in the names of this library's XA branches. Other programs use other format ids.
 _FORMAT: Final = 0x53484F52
-#: XAER_NOTA: the branch does not exist, or the session that prepared it is still connected.
+#: XAER_NOTA: the XA branch does not exist, or the session that prepared it is still connected.
 _UNKNOWN_BRANCH: Final = 1397
 #: XA_RBROLLBACK: the branch has changed no row, so the server rolled it back when its session ended.
 #: MariaDB lists such a branch as prepared until a statement ends it, which fails with this error.
@@ -37,7 +37,7 @@ def name_of(branch: BranchName) -> bytes:
 
 
 def prepared(pool: NodePool) -> list[BranchName]:
-    """Return the prepared branches of this library on the server of ``pool``. One query.
+    """Return the prepared XA branches of this library on the server of ``pool``. One query.
 
     On MySQL, the account needs the privilege XA_RECOVER_ADMIN.
     """
@@ -52,7 +52,7 @@ def prepared(pool: NodePool) -> list[BranchName]:
 
 
 def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
-    """Return the names of this library's branches in the rows of ``XA RECOVER``."""
+    """Return the names of this library's XA branches in the rows of ``XA RECOVER``."""
     branches = []
     for number, length, _, data in rows:
         name = data if isinstance(data, bytes) else str(data).encode()
@@ -63,7 +63,7 @@ def branches_in(rows: Iterable[Sequence[Any]]) -> list[BranchName]:
 
 
 def end(pool: NodePool, branch: BranchName, *, commit: bool) -> Completion:
-    """Commit or roll back a prepared branch, and return how that went."""
+    """Commit or roll back a prepared XA branch, and return how that went."""
     session = pool.lease()
     try:
         session.run(b"XA %s %s" % (b"COMMIT" if commit else b"ROLLBACK", name_of(branch)))

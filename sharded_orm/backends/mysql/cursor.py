@@ -414,8 +414,7 @@ class LeaseMixin(BaseCursor):
             raise
 
     def _query(self, statement: bytes) -> Any:
-        # This method overrides the method by which the driver sends a statement. Only callproc()
-        # calls it.
+        # Overrides the method by which the driver sends a statement. Only callproc() calls it.
         connection = self.connection
         assert connection is not None
         session, prefix = connection.begin_statement()

@@ -232,8 +232,8 @@ class MySQLReplicationServer(ReplicationServer):
     def idle_seconds(self) -> float | None:
         """Return for how many seconds the replica has had no event left to execute.
 
-        Return None if it still executes events or replication is stopped. Also return None if the
-        account lacks the privilege ``PROCESS``: the server then hides its replication threads.
+        Return None if the replica still executes events, or if replication is stopped. Also return None
+        if the account lacks the privilege ``PROCESS``: the server then hides its replication threads.
         """
         rows = self._rows(
             "SELECT TIME_MS milliseconds FROM information_schema.PROCESSLIST"

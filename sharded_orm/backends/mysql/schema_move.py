@@ -26,7 +26,8 @@ from sharded_orm.mysql_flavor import MySQLFlavor
 _BETWEEN: Final = 0.002
 # Seconds to wait for another session that changes the tables of the schema.
 _PATIENCE: Final = 30.0
-# Types of primary keys that a trigger can write to the journal, the table of changed rows, unchanged.
+# Types of primary keys that a trigger can write to the journal, the table of changed rows, without a
+# conversion.
 _RECORDABLE: Final = frozenset(
     {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "char", "varchar", "tinytext",
      "text", "mediumtext", "longtext", "uuid", "inet4", "inet6", "date", "datetime", "time",
@@ -152,8 +153,8 @@ class MySQLSchemaMove(SchemaMove):
             self._rows(f"ALTER DATABASE {definition.defaults}")
             self._note_names(definition.statements, tag)
             for name, (statement,) in definition.statements.items():
-                # A foreign key may refer to a table that still has its hidden name. The server does not
-                # check this now, and finds the table when it is shown again.
+                # A foreign key may refer to a table that is still hidden under another name. The server
+                # does not check this now, and finds the table when it has its real name again.
                 head = f"CREATE TABLE {self._quote(name)} ("
                 if not statement.startswith(head):
                     raise MoveFailed(

@@ -94,10 +94,11 @@ def read(session: NodeSession, schema: str) -> SchemaSnapshot:
 def glance(
     session: NodeSession, schema: str, known: SchemaSnapshot, tables: Sequence[str]
 ) -> SchemaSnapshot:
-    """Return a copy of the snapshot ``known`` with current definitions of ``tables``. One packet.
+    """Return a copy of ``known``, the definitions of a schema, with current definitions of ``tables``.
+    One packet.
 
-    A new table or view that is not in ``tables`` is added with "" as its definition. Dropped tables
-    and views are left out. Everything else is copied from ``known``.
+    A new table or view that is not in ``tables`` is added with "" as its definition. Dropped tables and
+    views are left out. Everything else is copied from ``known``.
     """
     listed, *results = session.rows_in(
         schema, _TABLES, *(_show_create("TABLE", name) for name in tables)

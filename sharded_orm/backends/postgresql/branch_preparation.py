@@ -20,9 +20,10 @@ class BranchPreparation(SessionLease):
     session. So any session of the node can commit or roll it back, even behind a connection pooler.
     """
 
-    #: The name of the branch that the transaction is; "" if it is none.
+    #: The name of the transaction as a branch, a part of a two-phase commit; "" if it is no branch.
     branch = ""
-    #: Whether the branch is prepared. Only its commit or rollback can follow then.
+    #: Whether the branch (this shard's part of the two-phase commit) is prepared. Only its commit or
+    #: rollback can follow then.
     is_prepared = False
 
     #: Whether the transaction is part of a two-phase commit.
@@ -88,7 +89,9 @@ class BranchPreparation(SessionLease):
         self.is_prepared = True
 
     def leave_branch(self) -> None:
-        """Close the session. If the branch is prepared, it stays on the server."""
+        """Close the session. If its transaction is prepared for a two-phase commit, it stays on the
+        server.
+        """
         if self.mode < SessionMode.LOST and self.branch and not self.autocommitted:
             self.is_prepared = False
             self._lose(psycopg.OperationalError("the branch is left to a recovery"))

@@ -20,7 +20,7 @@ _PREFIX: Final = "sharded_orm:"
 
 
 def name_of(branch: BranchName) -> str:
-    """Return the name of ``branch`` on the server."""
+    """Return the name that the server stores for the prepared transaction ``branch``."""
     return f"{_PREFIX}{branch.transaction}:{branch.schema}"
 
 

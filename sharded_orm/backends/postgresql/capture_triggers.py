@@ -26,7 +26,8 @@ from sharded_orm.backends.sqlstate import SERIALIZATION_FAILURE
 #: The name of a setting. If a transaction sets it to "1", the triggers let all its changes pass, and
 #: record none.
 PASSES: Final = "sharded_orm.passes"
-#: The sequence whose number is the id of the last transaction that has added a fence.
+#: The sequence whose number is the id of the last transaction that has added a fence, a row that makes
+#: the triggers refuse writes of a key.
 EPOCH: Final = f"{OWN_PREFIX}epoch"
 #: The event of the trigger that refuses TRUNCATE.
 TRUNCATE: Final = "TRUNCATE"

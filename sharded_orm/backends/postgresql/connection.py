@@ -284,7 +284,10 @@ class PostgreSQLConnection(BranchPreparation, SessionLease):
         return session, [*prefix, *self.pending]
 
     def record_prefix(self, prefix: list[bytes], done: int) -> None:
-        """Record that the server has executed the first ``done`` statements of ``prefix``."""
+        """Record that the server has executed the first ``done`` statements of ``prefix``.
+
+        :param prefix: the statements that :meth:`begin_statement` returned.
+        """
         pending = self.pending
         for statement in prefix[:done]:
             if statement == self.set_path:

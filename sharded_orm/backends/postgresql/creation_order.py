@@ -46,7 +46,8 @@ def statements(
 ) -> Iterator[str]:
     """Yield the SQL statements that create the objects ``missing``.
 
-    :param definitions: the definitions of all objects of the schema, keyed as in a snapshot.
+    :param definitions: the definitions of all objects of the schema, keyed as in
+        :class:`SchemaSnapshot`.
     :param missing: the keys of the objects to create.
     :param schema: the name of the schema in which the statements will run.
     """

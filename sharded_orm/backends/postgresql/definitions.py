@@ -85,7 +85,7 @@ def compose(rows: Iterable[CatalogRow]) -> SchemaSnapshot:
 
 
 def _object(section: str, name: str, text: str, detail: str) -> tuple[str, str]:
-    """Return the key of an object in a snapshot, and its definition."""
+    """Return the key of an object in the snapshot of its schema, and the object's definition."""
     if section in ("function", "statistics"):
         text = _without_schema(text, name, detail)
         return f"{kind_of(text)} {name}", text

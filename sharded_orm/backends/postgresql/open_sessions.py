@@ -68,7 +68,8 @@ def _is_left(statement: int | None, transaction: int | None, now: list[Any] | No
     last_statement, last_transaction, state = now
     if transaction is not None and last_transaction == transaction:
         return True
-    # A statement that is still running may have been prepared before the marker was made.
+    # A statement that is still running may have been prepared before the marker, the list of sessions,
+    # was made.
     has_ended_one = str(state).startswith("idle") and last_statement != statement
     return not has_ended_one
 

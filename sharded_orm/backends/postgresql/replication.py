@@ -31,7 +31,8 @@ from sharded_orm.backends.sqlstate import LOCK_NOT_AVAILABLE, sqlstate_of
 from sharded_orm.backends.two_phase.branch import BranchName
 from sharded_orm.topology.aliases import complete
 
-#: The database in which an operator's session works. A fence leaves it open.
+#: The database in which an operator's session works. A fence closes the shards' databases, but not this
+#: one.
 MAINTENANCE: Final = "postgres"
 
 _CONNECT_TIMEOUT = 5  # seconds

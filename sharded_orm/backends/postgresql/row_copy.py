@@ -65,8 +65,8 @@ class PostgreSQLRowCopy(RowCopy):
         with alone, self._transaction():
             if not self._rows(fence, number):
                 raise self._not_closed(number)
-            # This setting lets the changes of this transaction pass the fence. Writers of the key do
-            # not wait for it: the fence refuses them at once.
+            # This setting makes the triggers let this transaction's changes pass. Writers of the key do
+            # not wait for the transaction: the closed fence refuses them at once.
             self._rows("SELECT pg_catalog.set_config(%s, '1', true)", PASSES)
             yield
 

@@ -239,7 +239,7 @@ class PostgreSQLSchemaMove(SchemaMove):
             yield
 
     def _visible_relations(self) -> list[tuple[str, str]]:
-        """Return pairs of name and kind of all tables and sequences that are not hidden.
+        """Return pairs of name and kind of all tables and sequences that have their real names.
 
         The kind is a letter of ``pg_class.relkind``.
         """
@@ -251,7 +251,8 @@ class PostgreSQLSchemaMove(SchemaMove):
         ]
 
     def _hidden_relations(self) -> list[tuple[str, str, str]]:
-        """Return real name, hidden name and kind of each hidden table and sequence.
+        """Return real name, hidden name and kind of each table and sequence that is hidden under
+        another name.
 
         The kind is a letter of ``pg_class.relkind``.
         """

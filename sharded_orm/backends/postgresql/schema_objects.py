@@ -82,8 +82,8 @@ def with_default_vacuum(run: Run, schema: str) -> list[str]:
 
 
 def additions(run: Run, schema: str) -> Iterator[tuple[str, str]]:
-    """Yield what a snapshot leaves out, as pairs: the snapshot's key of an object, and an SQL
-    statement.
+    """Yield what the snapshot of a schema leaves out, as pairs: the snapshot's key of an object, and an
+    SQL statement.
 
     The statements grant privileges on tables and sequences to other roles. They also create the
     functions that generate ids, which contain the number of the shard.

@@ -235,7 +235,7 @@ class SessionLease(SessionHold["PostgreSQLNodeSession"]):
         assert self.schema is not None
         path = f"SET search_path TO {search_path_of(self.schema)}; SELECT ".encode()
         try:
-            # If the schema does not exist, its guard fails, and the server undoes both statements.
+            # The second statement fails if the schema does not exist, and the server then undoes both.
             session.run(path + guard_of(self.schema).encode())
         except psycopg.Error as exc:
             raise self.prefix_error(exc) from exc

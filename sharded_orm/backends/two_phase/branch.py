@@ -45,7 +45,7 @@ class BranchName:
 
 
 class Fate(Enum):
-    """Whether a transaction whose branches are prepared has committed."""
+    """Whether a two-phase transaction has committed, as far as that can be known."""
 
     COMMITTED = auto()
     """The decision to commit is stored, for good."""
@@ -56,7 +56,7 @@ class Fate(Enum):
 
 
 class Completion(Enum):
-    """The result of an attempt to commit or roll back a prepared branch."""
+    """The result of an attempt to end a prepared branch, one shard's part of a transaction."""
 
     DONE = auto()
     """This call has ended the branch."""
@@ -69,7 +69,7 @@ class Completion(Enum):
 def new_transaction(decider: str) -> str:
     """Return a new, random name for a transaction that is committed in two phases.
 
-    The name ends with the alias of the decider.
+    The name ends with the alias of the decider, the shard whose commit decides for all shards.
 
     :param decider: alias of the shard on which the decision to commit will be stored.
     """

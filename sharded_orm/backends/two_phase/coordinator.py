@@ -145,7 +145,8 @@ class Coordinator:
             for member in branches:
                 member.prepare_branch()
         except BaseException:
-            # If a session was lost, its branch may be prepared all the same. So report a possible rest.
+            # If a session was lost, its branch may be prepared all the same. So report that a branch
+            # may be left to a recovery.
             self._report(_shards([decider, *branches]), True)
             raise
         self._decide(decider, branches)
@@ -203,7 +204,7 @@ class Coordinator:
 
 
 def _has_refused(decider: Participant, exc: BaseException) -> bool:
-    """Whether the COMMIT of ``decider`` has certainly not committed.
+    """Whether it is certain that the failed COMMIT of ``decider`` has not committed.
 
     :param exc: the error that the COMMIT has raised.
     """

@@ -28,10 +28,10 @@ class TwoPhaseMixin(CommitHookMixin):
     two_phase_refusal: ClassVar[str] = "its backend has no statements for a commit in two phases"
     #: The outcome of this object's last failed COMMIT; None before the first failure.
     failed_commit: CommitOutcome | None = None
-    #: Whether the decider was told to commit, after the branch of this object was prepared. From then
-    #: on only a recovery may roll the branch back.
+    #: Whether this shard's part of the transaction is prepared, and the deciding shard was told to
+    #: commit. From then on, only a recovery may roll the part back.
     is_bound = False
-    #: Whether the branch of the last transaction was left prepared, for a recovery.
+    #: Whether the last transaction was left prepared on the server, for a recovery to end it.
     left_branch = False
     # Whether the server has confirmed the COMMIT that is in progress.
     _is_confirmed = False
@@ -39,9 +39,9 @@ class TwoPhaseMixin(CommitHookMixin):
     # ##### Methods for backends to override #####
 
     def two_phase_obstacle(self) -> str:
-        """Return why the server cannot prepare a branch, with the remedy; "" if it can.
+        """Return why the server cannot prepare transactions for a two-phase commit; "" if it can.
 
-        At most one query per process and node.
+        The text contains the remedy. At most one query per process and node.
         """
         return self.two_phase_refusal
 
@@ -72,9 +72,9 @@ class TwoPhaseMixin(CommitHookMixin):
         raise NotImplementedError
 
     def leave_branch(self) -> None:
-        """Close the session, and leave a prepared branch as it is. Sends nothing.
+        """Close the session, and leave a prepared transaction as it is. Sends nothing.
 
-        If the branch is not prepared, the server rolls it back.
+        If the transaction is not prepared, the server rolls it back.
         """
         raise NotImplementedError
 
@@ -175,7 +175,7 @@ class TwoPhaseMixin(CommitHookMixin):
         super()._rollback()
 
     def leave_bound_branch(self) -> None:
-        """Leave the prepared branch to a recovery, and close its session. Sends nothing."""
+        """Leave the prepared transaction to a recovery, and close its session. Sends nothing."""
         self.is_bound, self.left_branch = False, True
         # The writes may take effect later. So their markers in the cache must stay.
         self._leave_writes()

@@ -83,8 +83,9 @@ def provide_followers(follower_of: FollowerOf, *, everywhere: bool = False) -> N
 
 
 def followers_of(model: Any, *, on_shard: bool) -> list[WriteFollower]:
-    """Return the followers of ``model``, which may be a historical model of a migration.
+    """Return the followers of ``model``: the objects to call for each write to the model.
 
+    :param model: the model, perhaps a historical one of a migration.
     :param on_shard: whether the database of the write is a shard.
     """
     finders = [*_finders, *_finders_everywhere] if on_shard else _finders_everywhere

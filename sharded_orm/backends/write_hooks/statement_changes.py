@@ -10,9 +10,9 @@ from typing import Any, Generic, Self, TypeVar
 
 
 class StatementChange:
-    """The change of one statement. Followers derive a class with the details."""
+    """The change that one statement has made. Subclasses add the details."""
 
-    #: Whether the follower has completed its own work for each row that the statement has changed.
+    #: Whether the object that follows the model's writes has completed its work for each changed row.
     is_complete = False
     #: Whether the statement was undone, because a savepoint before it was rolled back.
     is_undone = False
@@ -49,9 +49,7 @@ class StatementWatcher(Generic[C]):
         return own
 
     def incomplete(self) -> list[C]:
-        """Return the changes that would be committed although their followers have not completed their
-        work.
-        """
+        """Return the changes that would be committed, but for which a follower's work is not complete."""
         return [
             change for change in self._changes if not change.is_complete and not change.is_undone
         ]
