@@ -122,7 +122,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
         This is the alias of the row's shard. If the shard of a new row is not known yet, it is the
         alias of the whole shard group.
 
-        :param known: whether the page shows a stored row, whose shard is always known. False on the
+        :param known: True if the page shows a stored row, whose shard is always known; False on the
             page for a new row.
         """
         scope = self.focus(request)
@@ -202,7 +202,7 @@ class AddViewMixin(PickersMixin, ShardedBase):
             "field": form[KEY_VAR],
             "key": key.verbose_name if key is not None else "",
             "problem": problem,
-            # Hand the other URL parameters on to the add form, which is the next page.
+            # Pass the other URL parameters on to the add form, which is the next page.
             "hidden_inputs": [
                 (name, value)
                 for name, values in request.GET.lists()

@@ -30,7 +30,8 @@ class NamedRow:
         return object_id(self.row)
 
     def __getattr__(self, name: str) -> Any:
-        if "row" not in self.__dict__:  # The new object of copy.copy() has no attributes yet.
+        # copy.copy() calls this method on the new object before that object has the attribute ``row``.
+        if "row" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.row, name)
 

@@ -77,8 +77,8 @@ class KeepsKey(_ModelForm):
 
     @property
     def _fixed_key(self) -> Any:
-        """The shard key that the row must keep; None if the user types the key in, or if the row
-        has no key yet.
+        """The shard key that the form must not change; None if the user types the key in, or if the
+        row has no key yet.
         """
         if self.instance._state.adding and self.new_key is None and self._key.name in self.fields:
             return None
@@ -94,8 +94,8 @@ class KeepsKey(_ModelForm):
         if key is None:
             return
         if name in self.fields:
-            # The project's model admin lists the shard key among its fields, so the form has a
-            # field for the key.
+            # The form has a field for the shard key, because the project's model admin lists the
+            # key among its fields.
             value = self.cleaned_data.get(name, key)
             # The form fields of foreign keys and of hidden ids return rows, not keys. Read the
             # shard key from such a row.
@@ -187,7 +187,7 @@ def with_base(formset: type[Any], base: type[Any]) -> type[Any]:
 
 
 class OnShardFormSet(_ModelFormSet):
-    """A formset whose queries go only to the shard of its rows."""
+    """A formset that sends its queries only to the shard of its rows."""
 
     def add_fields(self, form: Any, index: int | None) -> None:
         # Overrides BaseModelFormSet.add_fields. If the row of a form was deleted or never existed,
@@ -323,7 +323,9 @@ class InlineFormSetOnShard(ChildFormSet, _InlineFormSet):
 
 
 def is_open(options: ShardOptions, number: int) -> bool:
-    """Whether shard ``number`` is open: whether it takes new rows that any shard may store."""
+    """Whether shard ``number`` is open: new rows that may be stored on any shard are stored only on
+    open shards.
+    """
     shard_range = runtime.group(options.group).range_of(number)
     return shard_range.open and shard_range.weight > 0
 

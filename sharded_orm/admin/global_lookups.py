@@ -111,8 +111,9 @@ def global_lookup(
     database: ``owner``, ``owner__id`` and ``owner__isnull`` need only the foreign key's value,
     which is on the shard.
 
-    :param joins_copies: whether a column counts as one of the shard if the shard has copies of the
-        global rows. Otherwise it is looked up in the global database, which also has all choices.
+    :param joins_copies: True if the shard can join its own copy of the global table, if it has such
+        a copy; the result is then None. False if the column is looked up in the global database
+        even then, which a filter needs to offer all choices.
     """
     if shard_options(model) is None:
         return None

@@ -69,7 +69,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
     """
 
     formset: Any = InlineFormSetOnShard
-    #: The base class that is added to a formset class of the project.
+    #: The base class that is mixed into a formset class of the project if that class lacks it.
     formset_on_shard: ClassVar[type[Any]] = InlineFormSetOnShard
     checks_class = ShardedInlineChecks
 
@@ -97,7 +97,7 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         return [field for field in super().get_fields(request, obj) if field not in filled_in]
 
     def _fields_filled_in(self, request: HttpRequest) -> list[str]:
-        """Return the names of the fields that the user does not fill in.
+        """Return the names of the fields of a new row that the package fills in, not the user.
 
         These are a generated primary key, and the shard key. The shard key is not returned if it is
         the foreign key to the parent.
@@ -107,8 +107,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         if options.key is not None and options.key is not self.foreign_key():
             names.append(options.key.name)
         if pk.formfield() is None and pk.name not in names:
-            # Show no field for the primary key. The admin's template puts the primary key into a
-            # hidden field, so the form still gets its value.
+            # Show no field for the primary key. The template of Django's admin writes the primary
+            # key into a hidden input, so the form still receives the value.
             names.append(pk.name)
         return names
 
@@ -119,8 +119,8 @@ class ShardedInlineMixin(PickersMixin, _Inline):
         kwargs["formset"] = with_base(formset_class, self.formset_on_shard)
         home = self._home(request, obj)
         if home is not None and not self.has_shard_permission(request, home):
-            # Only code of a project gets here: Django's views leave out an inline for which the
-            # user has no permission.
+            # Only code of a project reaches this line: Django's views leave out an inline for which
+            # the user has no permission.
             raise PermissionDenied
         if home is None or shard_options(self.parent_model) is not None:
             return super().get_formset(request, obj, **kwargs)

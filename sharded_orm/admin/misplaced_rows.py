@@ -1,8 +1,8 @@
 """Find misplaced rows, which are on another shard than their shard key leads to.
 
 ``save()`` refuses to write a misplaced row. But ``QuerySet.update()`` on a shard does not read the
-shard keys of the rows that it writes, so it would write misplaced rows. So admin actions leave
-misplaced rows out of their querysets.
+shard keys of the rows that it writes, so it would write misplaced rows. For this reason, admin
+actions leave misplaced rows out of their querysets.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from sharded_orm.cache.markers import unfinished
 from sharded_orm.cache.stores.base import CacheServer, FoundEntry, ServerDown
 
-#: A query to the cache: the server to ask, and the three arguments of :meth:`CacheServer.read`.
+#: A query to the cache: the server, and the three arguments of :meth:`CacheServer.read`.
 CacheQuery = tuple[CacheServer, Sequence[str], Sequence[str], Sequence[str]]
 #: The result of :meth:`CacheServer.read`.
 Reply = tuple[list[bytes | None], list[FoundEntry], list[bytes | None]]
@@ -73,7 +73,8 @@ def drive(steps: Sequence[Steps], exchange: Callable[..., Reply]) -> None:
             try:
                 waiting += packet.exchange(server, exchange)
             except ServerDown:
-                continue  # The reads that need this server bypass the cache.
+                # The reads that need this server end here, and their requests bypass the cache.
+                continue
 
 
 class _Packet:

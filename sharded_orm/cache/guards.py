@@ -1,7 +1,8 @@
 """Guards: cache entries that say whether other entries are still valid.
 
-A *scope* is the set of rows of a table on a shard, of a shard key, or of an isolate key. Each scope
-has one guard, an entry that changes with every write to the rows of the scope. Guards are a further
+A *scope* is a set of rows of one table on a shard: all rows, the rows of one shard key, or those of
+one isolate key (a value of the field that divides the rows of a shard key). Each scope has one
+guard, an entry that changes with every write to the rows of the scope. Guards are a further
 development of Yupoo's revision (Y15). This module uses neither Django nor a driver.
 
 A guard is a log of text lines. Writers only append lines; a guard is rewritten only to compact
@@ -90,8 +91,9 @@ class Marker:
 
     :param token: identifies the marker.
     :param at: when the write was announced, by the writer's clock, in seconds since 1970.
-    :param wide: whether the write may concern all narrower scopes, for example every isolate key
-        of a shard key.
+    :param wide: True if the write may concern rows in any narrower scope. For example, a marker in
+        the guard of a shard key is wide if it is not known which isolate keys (values of the field
+        that divides the rows of a shard key) the written rows have.
     :param writer: the database session of the transaction.
     :param pks: tokens (:func:`~sharded_orm.cache.keys.token`) of the primary keys of the written
         rows; None for all rows of the scope. New rows are left out, because they cannot be in the
@@ -111,8 +113,8 @@ class Marker:
     def voids(self) -> bool:
         """Whether closing the marker must make all entries under the guard void.
 
-        True if the marker does not list which objects and narrower scopes the write concerns. The
-        line that closes the marker then gives the guard a new generation.
+        True if the marker does not list which objects and narrower scopes the write concerns. In
+        this case, the line that closes the marker gives the guard a new generation.
         """
         return self.pks is None or self.wide
 
@@ -151,7 +153,9 @@ class Guard:
 
     @property
     def has_wide(self) -> bool:
-        """Whether a write is under way that may concern rows of every isolate key in the scope."""
+        """Whether a write is under way that may concern every isolate key (value of the field that
+        divides the scope's rows).
+        """
         return any(marker.wide for marker in self.open)
 
 

@@ -83,7 +83,7 @@ class Reader:
             try:
                 reply = exchange(server, first.scope.guards, (first.name,), ())
             except ServerDown:
-                pass  # The request keeps its first outcome, BYPASS.
+                pass  # The outcome of the request stays BYPASS, which is its first value.
             else:
                 self._decide(first, server, reply)
         else:
@@ -259,7 +259,7 @@ class Reader:
             if missing:
                 server.add(missing, ttl)
         except ServerDown:
-            pass  # The next reader will create the guard.
+            pass  # A later reader will create the guard.
         return None
 
     def _repair(self, request: CacheRequest, server: CacheServer, state: GuardState) -> None:

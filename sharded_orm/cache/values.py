@@ -63,7 +63,7 @@ BROKEN: Final = Unusable.BROKEN
 
 
 class _NotExact(Exception):
-    """A value would change by being stored and read again."""
+    """Raised if a value would change by being stored and read again."""
 
 
 def _zone_is_exact(value: datetime | time) -> bool:
@@ -103,8 +103,9 @@ def _unpack_interval(number: Any) -> timedelta:
     return timedelta(microseconds=number)
 
 
-#: For each type that JSON lacks: the type's letter, and the function that turns a value into JSON.
-#: Instances of subclasses are not stored: they would be read as instances of the base class.
+#: For each type that JSON lacks: a letter that stands for the type, and the function that turns a
+#: value of the type into a JSON value. Values of subclasses are not stored: they would be read as
+#: values of the base class.
 _CARRIED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     bytes: ("b", _pack_bytes),
     Decimal: ("n", str),
@@ -187,7 +188,7 @@ def unpack_objects(
         if crc32(raw) == _WHOLE:
             positions.append(position)
             bodies.append(raw[len(prefix) : -4])
-        rows.append(BROKEN)  # Replaced below if the entry can be parsed.
+        rows.append(BROKEN)  # The code below replaces this value if the entry can be parsed.
     if bodies:
         for position, row in zip(positions, _rows(bodies), strict=True):
             if row is not None and len(row) == width:
@@ -235,7 +236,7 @@ def _why_unusable(raw: bytes, start: str) -> Unusable:
     :param start: the expected beginning of the entry, without the name.
     """
     if raw.startswith(start.encode()):
-        return BROKEN  # The entry is a copy: all is as expected, except the name in it.
+        return BROKEN  # All is as expected except the name: the entry was copied.
     return MISS if raw.startswith(start[:1].encode()) and _OURS.match(raw) else BROKEN
 
 

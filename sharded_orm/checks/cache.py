@@ -74,7 +74,7 @@ def check_cached_models(
             continue
         cached.append(model)
         if issubclass(model, ShardedModel) and not _is_declared(model):
-            continue  # The checks E001 to E003 report the wrong declaration.
+            continue  # The model's declaration is wrong; the checks E001 to E003 report that.
         messages += _unmanaged(model)
         messages += _changed_by_database(model)
         messages += _keys(model)
@@ -180,7 +180,9 @@ def _names(model: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _names_of_app(config: Any) -> frozenset[str]:
-    """Return the names that an installed app adds to those of ``ShardMeta``."""
+    """Return the names that the installed app ``config`` permits in ``ShardMeta``, in addition to
+    the usual ones.
+    """
     return getattr(config, "shard_meta_names", frozenset())
 
 

@@ -35,7 +35,7 @@ STATES: Final = (
     journal.PENDING, journal.RUNNING, journal.STOPPED, journal.DONE, journal.FAILED,
     journal.UNCLEAR, journal.CARRIED,
 )  # fmt: skip
-#: Runs whose work is not divided into steps.
+#: Kinds of runs whose work is not divided into steps.
 _WITHOUT_STEPS: Final = (moves.KIND, shard_moves.KIND)
 _ENDED = (journal.DONE, journal.FAILED, journal.UNCLEAR, journal.CARRIED)
 
@@ -208,7 +208,10 @@ def _busy(run: journal.RunStatus) -> list[str]:
 
 
 def _commands(run: journal.RunStatus, counts: dict[str, int]) -> list[tuple[str, str]]:
-    """Return what an operator can do next about a run, as pairs of a sentence and a command."""
+    """Return what an operator can do next about a run, as pairs of a sentence and a command.
+
+    The sentence says when to use the command, which is a line for a shell.
+    """
     commands = []
     if run.kind == migration_run.KIND:
         command = f"manage.py migrate_shards --group {run.subject}"

@@ -116,8 +116,8 @@ class RedisServer(RemoteServer):
     # ##### Connections #####
 
     def _connect(self, timeout: float) -> Connection:
-        # Raise the error here and not in _open(). Error reports show local variables, and those of
-        # _open() include the password.
+        # Raise the error here and not in _open(). Error reports show the local variables of each
+        # function on the stack, and those of _open() include the password.
         opened = self._open(timeout)
         if isinstance(opened, str):
             raise OSError(f"connecting: {opened}")
@@ -203,7 +203,7 @@ class RedisServer(RemoteServer):
     def _ask_plainly(
         self, connection: Any, commands: list[tuple[bytes, ...]], deadline: float
     ) -> list[Any]:
-        """Send commands on a connection that is not in use yet, and return their replies.
+        """Send commands on a connection that :meth:`_greet` prepares, and return their replies.
 
         :raises ProtocolError: a command was refused, or a reply has the wrong type. A reply must be
             bytes; the reply to GET may also be None.
@@ -231,8 +231,8 @@ class RedisServer(RemoteServer):
         value never comes back. If the value has changed, send the packet again on a new connection.
 
         :param owner_of: removes the value of :data:`_OWNER` from the replies, and returns it.
-        :raises ServerDown: there was no valid reply in time, or the server is not asked for a
-            while after a failure.
+        :raises ServerDown: there was no valid reply in time, or the server is not called because of
+            an earlier failure.
         """
         owner = b""
 
@@ -282,8 +282,8 @@ class RedisServer(RemoteServer):
         if isinstance(reply, Refusal):
             text = f"refused: {reply.code}"
             if reply.code in ("OOM", "WRONGTYPE"):
-                # Only this command has failed. So do not call _failed(), which would stop the use
-                # of the server for a while.
+                # Only this command has failed. So do not call _failed(), after which the server
+                # would not be used for some seconds.
                 raise ServerDown(f"{self.name} {text}")
             raise self._failed(text)
         raise self._failed("unexpected reply")
@@ -374,7 +374,7 @@ class RedisServer(RemoteServer):
         for created, size, prolonged in zip(
             replies[::3], replies[1::3], replies[2::3], strict=True
         ):
-            if created is not None:  # None means that the guard existed already.
+            if created is not None:  # The reply is None if the guard existed already.
                 self._checked(created, bytes)
             self._checked(prolonged, int)
             # If the guard vanished between SET and APPEND, APPEND has created an entry without the
