@@ -47,8 +47,8 @@ def binary_placeholder(connection: Any, value: bytes | None) -> str:
 def fetch(descriptor: Any, instance: Any) -> None:
     """Fetch the value of ``descriptor`` for ``instance``, as the fetch mode of ``instance`` says.
 
-    :param descriptor: has the methods ``fetch_one(instance)`` and ``fetch_many(instances)``; the
-        second is called only if there are fetch modes.
+    :param descriptor: has the methods ``fetch_one(instance)`` and ``fetch_many(instances)``. In
+        versions of Django without fetch modes, only ``fetch_one()`` is called.
     """
     if _HAS_FETCH_MODES:
         instance._state.fetch_mode.fetch(descriptor, instance)
@@ -57,18 +57,22 @@ def fetch(descriptor: Any, instance: Any) -> None:
 
 
 def copy_fetch_mode(queryset: Any, instance: Any) -> Any:
-    """Give ``queryset`` itself the fetch mode of ``instance``; return ``queryset``."""
+    """Set the fetch mode of ``queryset`` to that of ``instance``, and return ``queryset``.
+
+    ``queryset`` itself is changed; no copy is made.
+    """
     if _HAS_FETCH_MODES:
         queryset._fetch_mode = instance._state.fetch_mode
     return queryset
 
 
 def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> None:
-    """Give ``instances`` the fetch mode of ``queryset``, which has read them together.
+    """Set the fetch mode of ``instances`` to that of ``queryset``, which has read them together.
 
-    Like Django, make them peers of each other if the mode needs that.
+    Like Django, make the instances peers of each other if the mode needs that.
 
-    :param is_set: whether :func:`from_db` has made the instances, which sets their mode.
+    :param is_set: whether the instances have the mode already, because :func:`from_db` has made
+        them.
     """
     if not _HAS_FETCH_MODES:
         return
@@ -83,9 +87,10 @@ def set_fetch_mode(instances: Iterable[Any], queryset: Any, *, is_set: bool) -> 
 
 
 def from_db(model: Any, queryset: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return ``model.from_db()`` for the rows of ``queryset``.
+    """Return a function that makes an instance of ``model`` from a row that ``queryset`` has read.
 
-    The returned function takes an alias, the names of the fields, and their values.
+    The function is ``model.from_db()``, with the fetch mode of ``queryset``. It takes an alias, the
+    names of the fields, and their values.
     """
     if not _HAS_FETCH_MODES:
         return model.from_db  # type: ignore[no-any-return,unused-ignore]  # of any model
@@ -117,7 +122,7 @@ def changes_rows_unseen(on_delete: Any) -> bool:
 def set_base(
     manager: Any, objs: Iterable[Any], *, clear: bool, through_defaults: Any, raw: bool
 ) -> None:
-    """Call ``set_base()`` of ``manager``, the manager of a many-to-many field.
+    """Call ``manager.set_base()``, which sets the related rows of a many-to-many field.
 
     :param raw: whether the rows come from a fixture.
     """
@@ -158,7 +163,9 @@ def all_replaced_applied(loader: Any, key: Any, applied: Any) -> bool:
 
 
 # -- Admin ---------------------------------------------------------------------------
-# Since Django 6.1, an action is a dataclass. Before, it was a tuple, as a project may still return.
+#
+# Since Django 6.1, an action of the admin is a dataclass. In older versions it is a tuple, and a
+# project may still return tuples.
 
 
 def action_parts(action: Any) -> tuple[Any, str, Any]:
@@ -190,7 +197,10 @@ TIME_FUNCTIONS = (functions.Now, TransactionNow)
 
 
 def arguments_of(aggregate: Any) -> tuple[list[Any], Any]:
-    """Return the expressions from which ``aggregate`` is computed, and the condition of its filter."""
+    """Return the expressions from which ``aggregate`` is computed, and the condition of its ``filter``.
+
+    The condition is None if ``aggregate`` has no filter.
+    """
     condition = aggregate.filter
     if _WRAPS_FILTERS and condition is not None:
         condition = condition.condition
@@ -207,7 +217,10 @@ def quote_name(compiler: Any, name: str) -> str:
 
 
 class _FieldAsDescriptor:
-    """The descriptor of a generic foreign key, if Django has none: the field does the work."""
+    """Stands in for the descriptor of a generic foreign key in versions of Django that have none.
+
+    In these versions, the field itself does the work of a descriptor.
+    """
 
     def __init__(self, field: Any) -> None:
         self.field = field

@@ -1,8 +1,8 @@
-"""What differs between MariaDB and MySQL. No other module distinguishes the two.
+"""The differences between MariaDB and MySQL. No other module distinguishes the two.
 
-The tests run on MariaDB only. SQL that both understand is written once. The statements about
-replication, in ``backends.mysql.replication``, work on MariaDB only: a promotion refuses every
-other server.
+The tests run on MariaDB only. SQL that both servers understand is written once, elsewhere. The
+statements about replication, in ``backends.mysql.replication``, work on MariaDB only: a promotion
+refuses every other server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MySQLFlavor:
-    """One of the two kinds of servers that Django's MySQL backend works with."""
+    """The properties of MariaDB or of MySQL, the two kinds of servers that Django's MySQL backend
+    works with.
+    """
 
     #: Collation that compares every character of a text, including spaces at the end.
     exact_collation: str
@@ -31,13 +33,13 @@ class MySQLFlavor:
     can_be_promoted: bool
     #: Variable that limits every statement in seconds and fractions; "" if the server has none.
     statement_limit: str
-    #: The column of the server's list of sessions that has the number of a session's last statement.
-    #: One counter numbers the statements of all sessions. "0" if the server has no such column.
+    #: In the server's list of sessions, the column with the number of a session's last statement.
+    #: All sessions share one counter of statements. "0" if the server has no such column.
     statement_number: str
     #: The smallest value of ``lock_wait_timeout``, in seconds. If 0 is possible, a statement can
     #: fail at once instead of waiting.
     least_lock_wait: int
-    #: Table of information_schema that has the ids of InnoDB's tables.
+    #: Name of the table in information_schema that has the internal ids of InnoDB's tables.
     innodb_tables: str
 
     @classmethod
@@ -49,7 +51,8 @@ class MySQLFlavor:
         return MARIADB if connection.mysql_is_mariadb else MYSQL
 
     def lock_timeouts(self, seconds: float) -> dict[str, float]:
-        """Return the session variables with which a statement waits for locks for about ``seconds``.
+        """Return session variables, keyed by name, that limit a statement's wait for locks to about
+        ``seconds``.
 
         A server that counts whole seconds waits for one second at least.
         """
@@ -65,9 +68,10 @@ class MySQLFlavor:
 
     @classmethod
     def of_variables(cls, names: Set[str]) -> MySQLFlavor:
-        """Return the flavor of a server, given the names of its variables, in lower case.
+        """Return the flavor of a server, judged by the names of its variables.
 
-        :param names: those variables in the :attr:`identity` of any flavor that the server has.
+        :param names: all names in the :attr:`identity` of any flavor that are variables of the
+            server, in lower case.
         """
         return MYSQL if names >= set(MYSQL.identity) else MARIADB
 

@@ -118,8 +118,8 @@ def provide_directory(factory: Callable[[str], DirectoryStore]) -> None:
 def config() -> conf.Config:
     """Return the checked ``SHARDED_ORM`` setting, with the topology of its source.
 
-    The first call asks the topology source. After that, a background thread watches the source for
-    new topologies, unless the topology is static (in the settings).
+    The first call loads the topology from its source. After that, a background thread watches the
+    source for new topologies, unless the topology is static (in the settings).
 
     :raises InvalidConfiguration: the setting is wrong.
     :raises TopologyUnavailable: the source does not answer or has no valid topology, and there is no
@@ -213,7 +213,7 @@ def validate() -> None:
         )
     elif topology().groups:
         try:
-            # Makes DATABASES add the groups' aliases before threads are started.
+            # keys() makes DATABASES add the groups' aliases, before threads are started.
             settings.DATABASES.keys()
         except InvalidConfiguration as exc:
             problems += exc.problems
@@ -289,9 +289,9 @@ def placement_lease() -> PlacementLease | PermanentLease:
 
 
 def _node_failure(shard: Shard) -> Exception | None:
-    """Return the error if the last attempt to open a session of the shard's node has failed.
+    """Return the error of the last attempt to open a session on the node of ``shard``, if it has failed.
 
-    Return None if the attempt succeeded, or if this process has not tried.
+    Return None if the attempt succeeded, or if this process has made no attempt.
     """
     # While no node has failed, return early: the connection object of the shard is not needed.
     if pool.all_nodes_answer():
@@ -381,7 +381,9 @@ _forgetters: list[Callable[[], None]] = []
 
 
 def on_reset(forget: Callable[[], None]) -> None:
-    """Register a function that drops values derived from the settings; :func:`reset_cache` calls it."""
+    """Register the function ``forget``, which drops values derived from the settings.
+    :func:`reset_cache` calls it.
+    """
     _forgetters.append(forget)
 
 

@@ -29,8 +29,7 @@ else:
 
 
 class RawId(widgets.ForeignKeyRawIdWidget):
-    """An input for the id of a related row, with an icon that opens the list of the rows of one shard.
-    """
+    """An input for the id of a related row, with an icon that opens the list of the rows of one shard."""
 
     #: URL parameters for the links of the widget; they name the shard or the shard key.
     scope_query: dict[str, str] = {}

@@ -201,7 +201,9 @@ def _uniqueness(model: type[ShardedModel]) -> Iterator[checks.CheckMessage]:
         if isinstance(field, EmbeddedShardMixin):
             continue  # An id that contains the shard number is unique across shards.
         if isinstance(field, models.OneToOneField) and _is_on_one_shard(options, field):
-            continue  # All rows that could refer to the same row are on its shard.
+            # Rows that refer to the same row are all on that row's shard, so the shard enforces
+            # uniqueness.
+            continue
         if field.unique and not field.primary_key and field.name != key:
             yield _only_per_shard(f"The unique field {field.name!r}", field, hint)
     for names in model._meta.unique_together:

@@ -9,7 +9,10 @@ from django.core.management.base import CommandParser
 
 
 def positive(text: str) -> int:
-    """Return the positive whole number that ``text`` gives."""
+    """Return ``text`` as an int. It must be a positive whole number.
+
+    :raises ArgumentTypeError: ``text`` is anything else.
+    """
     if not text.isascii() or not text.isdigit() or not int(text):
         raise ArgumentTypeError(f"{text!r} is no positive number")
     return int(text)

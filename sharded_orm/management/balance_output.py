@@ -26,7 +26,7 @@ def add_balance_options(parser: CommandParser, measures: Sequence[str], example:
     """Add the options that say what is balanced, and how evenly.
 
     :param measures: the choices of ``--by``; the first is the default.
-    :param example: a name such as the file of loads may contain, for the help text.
+    :param example: a name that the file of loads may contain; shown in the help text.
     """
     parser.add_argument(
         "--by", choices=measures, default=measures[0], help="What to balance. Default: %(default)s"
@@ -114,7 +114,7 @@ def write_bins(command: BaseCommand, plan: BalancePlan, kind: str, by: str) -> N
 
 
 def write_obstacles(command: BaseCommand, plan: BalancePlan) -> None:
-    """Print what stands in the way of a better balance."""
+    """Print why the balance cannot be better."""
     if len(plan.parts) > 1:
         parts = " | ".join(", ".join(part) for part in plan.parts)
         command.stdout.write(

@@ -9,7 +9,7 @@ import secrets
 
 from sharded_orm import runtime
 
-# Aliases that have a test database in this process.
+# Aliases of shard groups and databases that have a test database in this process.
 _isolated: set[str] = set()
 
 

@@ -1,5 +1,6 @@
-"""The generator of ids from ticket servers. If there are two servers, one of them gives the odd ids
-and the other one the even ids (Flickr, F1-F5).
+"""The generator of ids from ticket servers.
+
+If there are two servers, one of them gives the odd ids and the other one the even ids (Flickr, F1-F5).
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class TicketGenerator(IdGenerator):
         """Yield pairs of a server and the method to call for ids, in the order in which to try them.
 
         The healthy servers come first. The servers that failed lately come last: if no other server
-        gives ids, asking them is better than giving up.
+        gives ids, calling a failed server is better than giving up.
         """
         started = time.monotonic()
         left_alone = []

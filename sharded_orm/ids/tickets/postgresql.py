@@ -198,7 +198,8 @@ class PostgreSQLSession(TicketSession):
         pgconn, last, failed = self._pgconn, None, None
         while pgconn.flush():
             self._wait(_WAITS_FOR_BOTH, deadline)
-            pgconn.consume_input()  # The server may not read on until we have read its output.
+            # Receive while sending: the server may stop reading until its own output is received.
+            pgconn.consume_input()
         while True:
             while pgconn.is_busy():
                 self._wait(_WAITS_FOR_INPUT, deadline)
@@ -279,7 +280,9 @@ class PostgreSQLSession(TicketSession):
         return row
 
     def _definition(self, name: str, deadline: float) -> tuple[Any, ...] | None:
-        """Return (INCREMENT, CACHE, CYCLE) of the ``SEQUENCE``; None if the ``SEQUENCE`` is missing."""
+        """Return a tuple of the options INCREMENT, CACHE and CYCLE of the ``SEQUENCE``; None if the
+        ``SEQUENCE`` is missing.
+        """
         rows = self.execute(
             "SELECT seqincrement, seqcache, seqcycle FROM pg_sequence"
             " WHERE seqrelid = to_regclass(%s)",
@@ -362,8 +365,8 @@ class PostgreSQLSession(TicketSession):
     def abandon(self) -> None:
         if self.connection is not None:
             # In a forked child, psycopg does not close the parent's connection by itself, but other
-            # code may call close() on it. Then the message to the server must go nowhere, so that
-            # the parent's connection stays open.
+            # code may call close() on it. So redirect the child's socket to nowhere: a message of
+            # close() to the server would end the parent's connection.
             send_nowhere(self._pgconn.socket)
 
     # ##### Names #####

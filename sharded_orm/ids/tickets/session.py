@@ -62,9 +62,9 @@ class SequenceRow:
     form: str
     step: int
     position: int
-    #: If this row is the sequence's counter: the last id that was handed out. If a separate table
-    #: or ``SEQUENCE`` is the counter: the number after which the sequence began, which never
-    #: changes.
+    #: If this row is the sequence's counter: the last id that was handed out. Otherwise, a separate
+    #: table or ``SEQUENCE`` is the counter, and this is the number after which the sequence began,
+    #: which never changes.
     value: int
     #: The highest id that the predecessor (the server before this one in the list) is known to have
     #: handed out.
@@ -246,7 +246,8 @@ class TicketSession(ABC):
         ops = self._wrapper.ops
         columns = ", ".join(map(ops.quote_name, _COLUMNS))
         placeholders = ", ".join(["%s"] * len(_COLUMNS))
-        ignore = OnConflict.IGNORE  # Another process may have inserted the row in the meantime.
+        # Ignore the conflict if another process has inserted the row in the meantime.
+        ignore = OnConflict.IGNORE
         self.execute(
             f"{ops.insert_statement(on_conflict=ignore)} {self.table} ({columns})"
             f" VALUES ({placeholders}) {ops.on_conflict_suffix_sql([], ignore, [], [])}",
@@ -311,7 +312,7 @@ class TicketSession(ABC):
         try:
             if connection is not None:
                 connection.close()
-        except Exception:  # Of any driver, and ignored: nobody uses this connection any more.
+        except Exception:  # Any driver error is ignored: the connection is not used any more.
             pass
 
 

@@ -132,7 +132,9 @@ def _is_busy(exc: Exception) -> bool:
 
 
 def _locks() -> Iterator[threading.Lock]:
-    """Yield the locks without which no thread of this process runs a statement or opens a file."""
+    """Yield the locks that a fork must hold, so that no thread runs a statement or opens a file
+    meanwhile.
+    """
     yield _opening
     yield from list(_turns.values())
 

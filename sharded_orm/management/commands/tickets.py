@@ -207,9 +207,10 @@ class Command(BaseCommand):
             self.stdout.write(self.style.WARNING(text))
 
     def _table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table.
+        """Print a table with one line for each of ``rows``.
 
-        If consecutive rows are about the same sequence, only the first row shows its name.
+        If consecutive rows are about the same sequence, only the first of these rows shows the
+        sequence's name.
         """
         lines, last = [], ""
         for name, *cells in rows:

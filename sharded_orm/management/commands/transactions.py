@@ -1,4 +1,6 @@
-"""``manage.py transactions``: the prepared branches of transactions in two phases."""
+"""``manage.py transactions``: end prepared branches, which are the parts on single shards of
+transactions in two phases.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,11 @@ class Command(CommandOfActions):
 
 
 def _groups(name: str | None) -> Iterator[ShardGroup]:
-    """Yield the groups whose branches are to be ended.
+    """Yield the shard groups whose prepared branches are to be ended: the group ``name``, or every
+    group that can commit in two phases if ``name`` is None.
 
-    :raises TwoPhaseUnavailable: no group can have any.
+    :raises TwoPhaseUnavailable: the site does not use commits in two phases, or group ``name``
+        cannot commit in this way.
     """
     if not is_enabled():
         raise TwoPhaseUnavailable(

@@ -1,4 +1,6 @@
-"""The actions ``status`` and ``verify`` of ``manage.py keys``."""
+"""The actions ``status`` and ``verify`` of ``manage.py keys``: show moves of keys, and check the
+directory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The action ``split`` of ``manage.py shards``: give a part of a server's shards to another server."""
+"""The action ``split`` of ``manage.py shards``: move a part of a server's shards to another server."""
 
 from __future__ import annotations
 
